@@ -1,0 +1,1 @@
+"""The ground floor: JetStream work queues, without Airflow and without Spark."""

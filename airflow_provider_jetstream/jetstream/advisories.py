@@ -1,0 +1,86 @@
+"""What the server and the workers tell about jobs, as models.
+
+Protocol: the ``io.nats.jetstream.advisory.v1`` and ``metric.v1`` schemas of the NATS project; the completion is this
+package's own.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+
+class _Advisory(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    id: str = ""
+    timestamp: datetime
+    stream: str
+    consumer: str
+    stream_seq: int
+    deliveries: int
+
+
+class MaxDeliveries(_Advisory):
+    """A job used up its deliveries; it is still in its stream."""
+
+    type: Literal["io.nats.jetstream.advisory.v1.max_deliver"] = "io.nats.jetstream.advisory.v1.max_deliver"
+
+
+class Terminated(_Advisory):
+    """A job was terminated; the server has removed it from a work queue.
+
+    :param reason: the worker's, or the server's own when the job was deleted in flight
+    """
+
+    type: Literal["io.nats.jetstream.advisory.v1.terminated"] = "io.nats.jetstream.advisory.v1.terminated"
+    reason: str = ""
+
+
+class Naked(_Advisory):
+    """A worker handed a job back."""
+
+    type: Literal["io.nats.jetstream.advisory.v1.nak"] = "io.nats.jetstream.advisory.v1.nak"
+
+
+class AckMetric(_Advisory):
+    """A job was acknowledged, as the server's sampling reports it.
+
+    :param ack_time: nanoseconds from the last delivery to the acknowledgement
+    """
+
+    type: Literal["io.nats.jetstream.metric.v1.consumer_ack"] = "io.nats.jetstream.metric.v1.consumer_ack"
+    ack_time: int = 0
+
+
+class Completion(_Advisory):
+    """A worker finished a job.
+
+    :param job_id: the job's own id
+    :param worker: which worker
+    :param result: what the handler returned, as JSON
+    """
+
+    type: Literal["io.airflow.jetstream.v1.completion"] = "io.airflow.jetstream.v1.completion"
+    job_id: str | None = None
+    worker: str | None = None
+    result: Any = None
+
+
+Advisory = Annotated[MaxDeliveries | Terminated | Naked | AckMetric | Completion, Field(discriminator="type")]
+
+_ADAPTER: TypeAdapter[MaxDeliveries | Terminated | Naked | AckMetric | Completion] = TypeAdapter(Advisory)
+
+
+def parse_advisory(data: bytes) -> MaxDeliveries | Terminated | Naked | AckMetric | Completion | None:
+    """Read an advisory.
+
+    :param data: a message's body
+    :return: the advisory; ``None`` for anything else, since a stream may capture more than advisories
+    """
+    try:
+        return _ADAPTER.validate_json(data)
+    except ValidationError:
+        return None

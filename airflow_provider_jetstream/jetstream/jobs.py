@@ -1,0 +1,160 @@
+"""A job, and the headers that tell where it came from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
+
+from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
+from airflow_provider_jetstream.jetstream.names import (
+    DAG_ID,
+    JOB_ADVISORY,
+    JOB_ID,
+    MAP_INDEX,
+    MSG_ID,
+    RUN_ID,
+    TASK_ID,
+)
+from airflow_provider_jetstream.jetstream.subjects import subject_problem
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """One message of a work queue.
+
+    :param body: bytes or text as they are, anything else as JSON; an object may carry ``id`` and ``advisory``
+    :param subject: where it is published; the publisher's default where absent
+    :param id: unique among the jobs of its publisher; makes publishing it twice store it once
+    :param advisory: a subject on which its worker reports the completion, besides the queue's own events
+    :param headers: further headers; names starting with ``Nats-`` belong to the server
+    """
+
+    body: Any
+    subject: str | None = None
+    id: str | None = None
+    advisory: str | None = None
+    headers: Mapping[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, item: object) -> Job:
+        """Take a job as people hand it over.
+
+        :param item: a :class:`Job`, or just its body
+        :return: the job, with ``id`` and ``advisory`` of a JSON object's body where it has them
+        """
+        if isinstance(item, Job):
+            return item
+        if isinstance(item, dict):
+            return cls(item, id=_text(item.get("id")), advisory=_text(item.get("advisory")))
+        return cls(item)
+
+    def payload(self) -> bytes:
+        """Encode the body.
+
+        :return: what is published
+        :raises JobNotSerializableError: if it is neither bytes nor text nor JSON
+        """
+        if isinstance(self.body, bytes):
+            return self.body
+        if isinstance(self.body, str):
+            return self.body.encode()
+        try:
+            return json.dumps(self.body, allow_nan=False, separators=(",", ":")).encode()
+        except (TypeError, ValueError) as error:
+            raise JobNotSerializableError(
+                f"expected a body of bytes, text or JSON values, found {type(self.body).__name__}: {error};"
+                " convert it before publishing"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """The Airflow task that publishes.
+
+    :param dag_id: its DAG
+    :param run_id: its DAG run
+    :param task_id: its task
+    :param map_index: its index in a mapped task, ``-1`` otherwise
+    """
+
+    dag_id: str
+    run_id: str
+    task_id: str
+    map_index: int = -1
+
+    def headers(self) -> dict[str, str]:
+        """Give the headers that name the origin.
+
+        :return: the four ``Airflow-*`` headers
+        """
+        return {
+            DAG_ID: self.dag_id,
+            RUN_ID: self.run_id,
+            TASK_ID: self.task_id,
+            MAP_INDEX: str(self.map_index),
+        }
+
+    def message_id(self, key: object) -> str:
+        """Build an id that stays the same when Airflow tries the task again.
+
+        :param key: the job's own id, or its index
+        :return: the value of ``Nats-Msg-Id``
+        """
+        parts = (self.dag_id, self.run_id, self.task_id, self.map_index, key)
+        return "/".join(quote(str(part), safe=":+") for part in parts)
+
+
+@dataclass(frozen=True, slots=True)
+class OutgoingJob:
+    """A job ready for the wire, except that its body may still turn out not to be serialisable.
+
+    :param job: the job
+    :param subject: where it goes
+    :param message_id: the value of ``Nats-Msg-Id``
+    :param headers: all its headers
+    """
+
+    job: Job
+    subject: str
+    message_id: str
+    headers: dict[str, str]
+
+
+def prepare(
+    items: Iterable[object], *, subject: str | None, origin: Origin | None, batch: str
+) -> Iterator[OutgoingJob]:
+    """Give every job its subject, id and headers.
+
+    :param items: jobs, or just bodies
+    :param subject: the subject of jobs that name none
+    :param origin: the publishing task, if there is one
+    :param batch: unique for this call; makes the ids of jobs without any where there is no origin
+    :return: the jobs in the same order
+    :raises JobError: if a job has no subject or one that can't be published to, or a header of the server's
+    """
+    for index, item in enumerate(items):
+        job = Job.of(item)
+        target = job.subject or subject
+        if target is None:
+            raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
+        if problem := subject_problem(target, wildcards=False):
+            raise JobError(f"job {index} can't be published to {target!r}: {problem}")
+        if reserved := [name for name in job.headers if name.lower().startswith("nats-")]:
+            raise JobError(f"job {index} sets {reserved[0]}: headers starting with Nats- belong to the server")
+        key = job.id if job.id is not None else index
+        message_id = origin.message_id(key) if origin else f"{batch}/{quote(str(key), safe='')}"
+        headers = {**job.headers, **(origin.headers() if origin else {})}
+        headers[MSG_ID] = message_id
+        headers[JOB_ID] = job.id or message_id
+        if job.advisory:
+            headers[JOB_ADVISORY] = job.advisory
+        yield OutgoingJob(job, target, message_id, headers)
+
+
+def _text(value: object) -> str | None:
+    return None if value is None else str(value)

@@ -1,0 +1,95 @@
+"""Durations and sizes as JetStream counts them: nanoseconds and bytes, also written as ``"30s"`` and ``"256MB"``."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator
+
+NANOSECONDS = 1_000_000_000
+
+_DURATION_UNITS = {
+    "ns": 1,
+    "us": 1_000,
+    "µs": 1_000,
+    "ms": 1_000_000,
+    "s": NANOSECONDS,
+    "m": 60 * NANOSECONDS,
+    "h": 3_600 * NANOSECONDS,
+    "d": 86_400 * NANOSECONDS,
+    "w": 7 * 86_400 * NANOSECONDS,
+}
+_DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
+
+_SIZE_POWERS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+_SHORTEST_PLAUSIBLE = 1_000_000
+
+
+def parse_duration(value: Any) -> int:
+    """Read a duration.
+
+    :param value: nanoseconds as an integer (JetStream's own unit), a :class:`~datetime.timedelta`, or text such as
+        ``"30s"``, ``"1h30m"``, ``"7d"``; ``-1`` and ``0`` mean "no limit" as they do for the server
+    :return: nanoseconds
+    :raises ValueError: if it is none of these
+    """
+    if isinstance(value, timedelta):
+        return round(value / timedelta(microseconds=1)) * 1_000
+    if isinstance(value, str):
+        text = value.strip()
+        if text in ("0", "-1"):
+            return int(text)
+        parts = _DURATION_PART.findall(text)
+        if not parts or "".join(number + unit for number, unit in parts) != text:
+            raise ValueError(f'expected a duration such as "30s", "1h30m" or "7d", found {value!r}')
+        return round(sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts))
+    if isinstance(value, int) and not isinstance(value, bool):
+        if 0 < value < _SHORTEST_PLAUSIBLE:
+            raise ValueError(
+                f"a bare number is nanoseconds, as in JetStream's own configuration, and {value} ns is shorter than"
+                f' any limit: write "{value}s" for seconds'
+            )
+        return value
+    raise ValueError(f'expected a duration such as "30s" or nanoseconds as an integer, found {value!r}')
+
+
+def parse_size(value: Any) -> int:
+    """Read a size.
+
+    :param value: bytes as an integer, or text such as ``"512"``, ``"256MB"``, ``"1MiB"``; every unit is a power of
+        1024, as in the ``nats`` command line; ``-1`` means "no limit"
+    :return: bytes
+    :raises ValueError: if it is neither
+    """
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    if isinstance(value, str):
+        text = value.strip()
+        if text == "-1":
+            return -1
+        if match := _SIZE.fullmatch(text):
+            number, unit = match.groups()
+            return int(number) * 1024 ** _SIZE_POWERS[unit.upper()]
+    raise ValueError(f'expected a size such as "256MB" or bytes as an integer, found {value!r}')
+
+
+def format_duration(nanoseconds: int) -> str:
+    """Write a duration in the largest unit that shows it whole.
+
+    :param nanoseconds: the duration
+    :return: text that :func:`parse_duration` reads back
+    """
+    if nanoseconds <= 0:
+        return str(nanoseconds)
+    for unit in ("d", "h", "m", "s", "ms", "us"):
+        if nanoseconds % _DURATION_UNITS[unit] == 0:
+            return f"{nanoseconds // _DURATION_UNITS[unit]}{unit}"
+    return f"{nanoseconds}ns"
+
+
+Duration = Annotated[int, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
