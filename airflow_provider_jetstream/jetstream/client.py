@@ -23,7 +23,7 @@ class JetStreamClient(Client):
     def _connect_command(self) -> bytes:
         if self._encrypted and not self._server_info.get("tls_required"):
             raise TLSError(
-                "expected a server that requires TLS, found one that talks plaintext; nothing was sent to it: enable tls"
-                " on the server, or use a nats:// address without tls_ca_file"
+                "expected a server that requires TLS, found one that talks plaintext; nothing was sent to it: enable"
+                " tls on the server, or use a nats:// address without tls_ca_file"
             )
         return super()._connect_command()

@@ -304,10 +304,11 @@ def _explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStre
     for failure in failures:
         if isinstance(failure, ssl.SSLError):
             return TLSError(f"no TLS with {where}: {failure.reason or failure}; check tls_ca_file and the host name")
-    reasons = "; ".join(dict.fromkeys(_reason(failure) for failure in failures)) or "no answer"
-    return UnreachableError(
-        f"no NATS server reached at {where} within {settings.timeout:g} s: {reasons}; check host, port and firewall"
-    )
+    from nats.errors import NoServersError
+
+    causes = [_reason(failure) for failure in failures if not isinstance(failure, NoServersError)]
+    reasons = "; ".join(dict.fromkeys(causes)) or f"no answer within {settings.timeout:g} s"
+    return UnreachableError(f"no NATS server reached at {where}: {reasons}; check host, port and firewall")
 
 
 def _reason(failure: Exception) -> str:

@@ -30,6 +30,15 @@ def dead_letter_subjects(queue: object) -> tuple[str, ...]:
     return (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*", f"dead.{queue}.>")
 
 
+def death_filter(queue: str) -> str:
+    """Name the subjects of the server's advisories about a queue's jobs, deaths among them.
+
+    :param queue: the work queue's name
+    :return: one filter, since a read by sequence takes only one
+    """
+    return f"$JS.EVENT.ADVISORY.CONSUMER.*.{queue}.*"
+
+
 def completion_filter(queue: object) -> str:
     """Name the subjects on which the ends of a queue's jobs are stored.
 

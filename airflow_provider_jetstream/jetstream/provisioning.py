@@ -213,7 +213,7 @@ def _canonical(field: str, value: Any) -> Any:
         return _SERVER_DEFAULTS.get(field, False)
     if field in ("subjects", "filter_subjects"):
         return sorted(value)
-    if value == 0 or value == "":
+    if value in (0, ""):
         return False
     return value
 

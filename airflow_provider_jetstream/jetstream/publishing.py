@@ -12,6 +12,7 @@ import time
 from array import array
 from collections import OrderedDict
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.errors import (
@@ -289,10 +290,12 @@ def _refusal(error: dict[str, object], stream: str | None) -> JetStreamProviderE
         )
     if error.get("err_code") == _TOO_LARGE:
         return _too_large(f"max_msg_size of {stream}")
-    if error.get("code") == 503:
+    if error.get("code") == HTTPStatus.SERVICE_UNAVAILABLE:
         return UnreachableError(f"{stream} can't store it just now ({description})")
     return JobError(f"{stream} refused it: {description} (error {error.get('err_code')})")
 
 
 def _too_large(limit: str) -> JobTooLargeError:
-    return JobTooLargeError(f"body and headers exceed {limit}: send a reference instead of the data, or raise the limit")
+    return JobTooLargeError(
+        f"body and headers exceed {limit}: send a reference instead of the data, or raise the limit"
+    )

@@ -7,7 +7,7 @@ that isn't declared keeps the server's default when the stream is created and wh
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _Declared = TypeVar("_Declared")
+
+QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 
 
 class _Declaration(BaseModel):
@@ -238,7 +240,7 @@ class WorkQueue(Stream):
         raise QueueDeclarationError(self.name, [f"expected one of its consumers ({known}), found {name!r}"])
 
     @classmethod
-    def load(cls, source: WorkQueue | Mapping[str, Any] | str | Path) -> WorkQueue:
+    def load(cls, source: QueueSource) -> WorkQueue:
         """Take a queue in any of the forms in which the operators take it.
 
         :param source: a queue, its dict, or the path of its YAML file

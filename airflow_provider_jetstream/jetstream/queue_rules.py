@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _SAMPLE = re.compile(r"(\d{1,3})%?")
+_ALL = 100
 _LONG_ACK_WAIT = 15 * 60 * NANOSECONDS
 _SHORTEST_WINDOW = 100_000_000
 
@@ -30,9 +31,11 @@ def consumer_problems(consumer: Consumer) -> list[str]:
     :return: a sentence each
     """
     problems = list(_name_problems("consumer", consumer.name))
-    for subject in consumer.filter_subjects:
-        if problem := subject_problem(subject):
-            problems.append(f"filter subject {subject!r} of consumer {consumer.name}: {problem}")
+    problems += [
+        f"filter subject {subject!r} of consumer {consumer.name}: {problem}"
+        for subject in consumer.filter_subjects
+        if (problem := subject_problem(subject))
+    ]
     if pair := first_overlap(consumer.filter_subjects):
         problems.append(f"the filter subjects {pair[0]} and {pair[1]} of consumer {consumer.name} overlap: keep one")
     if consumer.max_deliver is None:
@@ -55,7 +58,7 @@ def consumer_problems(consumer: Consumer) -> list[str]:
     if any(step <= 0 for step in consumer.backoff) or (consumer.ack_wait is not None and consumer.ack_wait <= 0):
         problems.append(f"consumer {consumer.name}: expected ack_wait and backoff above zero")
     sample = _SAMPLE.fullmatch(consumer.sample_freq or "0")
-    if not sample or int(sample[1]) > 100:
+    if not sample or int(sample[1]) > _ALL:
         problems.append(
             f'consumer {consumer.name}: expected sample_freq such as "100%", found {consumer.sample_freq!r}'
         )
@@ -78,8 +81,8 @@ def queue_problems(queue: WorkQueue) -> list[str]:
             problems.append(f"{part.name} can't be the work queue and its own {type(part).__name__}")
         for ours in queue.subjects:
             problems += [
-                f"subject {theirs} of stream {part.name} overlaps {ours} of the work queue: the server allows one stream"
-                " per subject"
+                f"subject {theirs} of stream {part.name} overlaps {ours} of the work queue: the server allows one"
+                " stream per subject"
                 for theirs in part.subjects
                 if overlaps(ours, theirs)
             ]
@@ -110,9 +113,7 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
     :return: a sentence each
     """
     warnings: list[str] = []
-    if queue.discard != "new" and any(
-        limit is not None and limit > 0 for limit in (queue.max_msgs, queue.max_bytes, queue.max_msgs_per_subject)
-    ):
+    if queue.discard != "new" and _limited(queue.max_msgs, queue.max_bytes, queue.max_msgs_per_subject):
         warnings.append(
             'discard "old" with a limit drops the oldest waiting jobs without a word when the queue is full: use'
             ' discard "new", which refuses new jobs instead'
@@ -128,7 +129,9 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
         letters = queue.dead_letters
         if not covered_by_any(letters.subjects, f"{TERMINATED}.{queue.name}.*"):
             warnings.append(f"{letters.name} doesn't capture {TERMINATED}.{queue.name}.*: terminated jobs go unseen")
-        if letters.discard == "new" and any(limit is not None and limit > 0 for limit in (letters.max_msgs, letters.max_bytes)):
+        if letters.discard == "new" and any(
+            limit is not None and limit > 0 for limit in (letters.max_msgs, letters.max_bytes)
+        ):
             warnings.append(f"{letters.name} refuses advisories once it is full (discard new): dead letters go unseen")
     warnings += [
         f"consumer {consumer.name}: an ack_wait of {format_duration(consumer.ack_wait)} means that a worker's death is"
@@ -142,6 +145,10 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
         if consumer.max_deliver == -1
     ]
     return warnings
+
+
+def _limited(*limits: int | None) -> bool:
+    return any(limit is not None and limit > 0 for limit in limits)
 
 
 def _filter_problems(queue: WorkQueue) -> Iterator[str]:
@@ -195,4 +202,4 @@ def _stream_problems(stream: Stream) -> Iterator[str]:
 
 def _name_problems(kind: str, name: str) -> Iterator[str]:
     if not _NAME.fullmatch(name):
-        yield f"{name!r} can't name a {kind}: expected no white space, dots, wildcards or slashes, at most 255 characters"
+        yield f"{name!r} can't name a {kind}: expected no white space, dots, wildcards or slashes, at most 255 of them"

@@ -1,7 +1,7 @@
 """The algebra of NATS subjects: what is valid, what overlaps, what covers what.
 
-Protocol: "Subject-Based Messaging" in the NATS documentation. Tokens are separated by dots; ``*`` stands for exactly one
-token, ``>`` for one or more at the end.
+Protocol: "Subject-Based Messaging" in the NATS documentation. Tokens are separated by dots; ``*`` stands for exactly
+one token, ``>`` for one or more at the end.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def covers(outer: str, inner: str) -> bool:
     :return: whether ``outer`` contains it
     """
     wide, narrow = outer.split("."), inner.split(".")
-    for position, token in enumerate(wide):
-        if token == ">":
+    for position, part in enumerate(wide):
+        if part == ">":
             return len(narrow) > position
         if position >= len(narrow) or narrow[position] == ">":
             return False
-        if token != "*" and token != narrow[position]:
+        if part not in ("*", narrow[position]):
             return False
     return len(wide) == len(narrow)
 

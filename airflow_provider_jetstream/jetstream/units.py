@@ -73,7 +73,7 @@ def parse_size(value: Any) -> int:
             return -1
         if match := _SIZE.fullmatch(text):
             number, unit = match.groups()
-            return int(number) * 1024 ** _SIZE_POWERS[unit.upper()]
+            return int(number) << 10 * _SIZE_POWERS[unit.upper()]
     raise ValueError(f'expected a size such as "256MB" or bytes as an integer, found {value!r}')
 
 

@@ -1,0 +1,43 @@
+# Every target sets up what it needs by itself: uv where it is missing, then the locked environment.
+
+UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
+RUN := $(UV) run --locked
+CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
+
+.PHONY: demo test check format lint types imports unit bench-imports clean
+
+demo: $(UV)
+	$(RUN) python -m demo
+
+test: $(UV)
+	$(RUN) pytest
+
+check: format lint types test
+
+format: $(UV)
+	$(RUN) ruff format --check $(CODE)
+
+lint: $(UV)
+	$(RUN) ruff check $(CODE)
+
+types: $(UV)
+	$(RUN) mypy
+	$(RUN) mypy --strict testbed demo example_workers benchmarks
+
+imports: $(UV)
+	$(RUN) pytest tests/unit/test_import_rule.py tests/environment
+
+unit: $(UV)
+	$(RUN) pytest tests/unit
+
+bench-imports: $(UV)
+	$(RUN) python -m benchmarks.imports
+
+clean:
+	rm -rf .venv .tools .cache .pytest_cache .mypy_cache .ruff_cache
+
+uv:
+
+.tools/bin/uv:
+	python3 -m venv .tools
+	.tools/bin/python -m pip install --quiet uv

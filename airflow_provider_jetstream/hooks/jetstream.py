@@ -1,0 +1,195 @@
+"""The hook: everything that tasks do with JetStream, blocking or awaited."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from uuid import uuid4
+
+from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
+from airflow.providers.common.compat.sdk import BaseHook
+
+from airflow_provider_jetstream.hooks.settings import settings_of
+from airflow_provider_jetstream.jetstream import dead_letters, provisioning, publishing
+from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
+from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive import RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.sharing import shared_connection
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+
+    from airflow_provider_jetstream.jetstream.queue import QueueSource
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class JetStreamHook(BaseHook):
+    """Work queues and dead letters of the NATS servers behind an Airflow connection of type ``nats``.
+
+    Every method that blocks has an awaitable twin whose name starts with ``a``. The queue argument is a
+    :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or the path of its YAML file.
+
+    :param nats_conn_id: the Airflow connection
+    """
+
+    conn_name_attr = "nats_conn_id"
+    default_conn_name = "nats_default"
+    conn_type = "nats"
+    hook_name = "NATS JetStream"
+
+    def __init__(self, nats_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.nats_conn_id = nats_conn_id
+
+    def settings(self) -> ConnectionSettings:
+        """Read the Airflow connection.
+
+        :return: the settings of the NATS connection
+        :raises ConnectionSettingsError: if it can't be used
+        """
+        connection = self.get_connection(self.nats_conn_id)
+        return settings_of(connection, connection.extra_dejson)
+
+    async def asettings(self) -> ConnectionSettings:
+        """Read the Airflow connection without blocking.
+
+        :return: the settings of the NATS connection
+        :raises ConnectionSettingsError: if it can't be used
+        """
+        connection = await get_async_connection(self.nats_conn_id)
+        return settings_of(connection, await get_async_extra_dejson(connection))
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[Connection]:
+        """Use the event loop's one connection with these settings.
+
+        :return: the connection
+        :raises JetStreamProviderError: if it can't be opened
+        """
+        async with shared_connection(await self.asettings()) as connection:
+            yield connection
+
+    def provision(self, queue: QueueSource) -> provisioning.Plan:
+        """Bring a queue's streams and consumers into being.
+
+        :param queue: the queue
+        :return: what was done
+        :raises DriftError: what exists differs in a way that no update can mend
+        """
+        return self.blocking(provisioning.provision, WorkQueue.load(queue))
+
+    async def aprovision(self, queue: QueueSource) -> provisioning.Plan:
+        """Do what :meth:`provision` does, awaited."""
+        async with self.shared() as connection:
+            return await provisioning.provision(connection, WorkQueue.load(queue))
+
+    def publish(
+        self, jobs: Iterable[object], *, subject: str | None = None, origin: Origin | None = None
+    ) -> publishing.PublishReport:
+        """Publish jobs and make sure that all are stored.
+
+        :param jobs: :class:`~airflow_provider_jetstream.jetstream.jobs.Job` objects, or just their bodies
+        :param subject: the subject of jobs that name none
+        :param origin: the publishing task; makes ids that stay the same when the task is tried again
+        :return: the fate of every job
+        :raises PublishError: some jobs aren't known to be stored; carries the report
+        """
+        return self.blocking(_publish, jobs, subject, origin)
+
+    async def apublish(
+        self, jobs: Iterable[object], *, subject: str | None = None, origin: Origin | None = None
+    ) -> publishing.PublishReport:
+        """Do what :meth:`publish` does, awaited."""
+        async with self.shared() as connection:
+            return await _publish(connection, jobs, subject, origin)
+
+    def find_dead_letters(self, queue: QueueSource) -> dead_letters.Findings:
+        """Look for dead letters.
+
+        :param queue: the queue
+        :return: those beyond doubt, and what the other entries of the dead letter queue are
+        :raises NotFoundError: the queue or its dead letter queue doesn't exist
+        """
+        return self.blocking(dead_letters.find_dead_letters, WorkQueue.load(queue))
+
+    async def afind_dead_letters(self, queue: QueueSource) -> dead_letters.Findings:
+        """Do what :meth:`find_dead_letters` does, awaited."""
+        async with self.shared() as connection:
+            return await dead_letters.find_dead_letters(connection, WorkQueue.load(queue))
+
+    def redrive(self, queue: QueueSource, sequences: Collection[int] | None = None) -> RedriveReport:
+        """Bring dead letters back as jobs with fresh deliveries.
+
+        :param queue: the queue
+        :param sequences: only these; all where absent
+        :return: the report, also of letters that failed
+        :raises DeadLetterGoneError: a sequence that was asked for is no dead letter (any more)
+        """
+        return self.blocking(redrive, WorkQueue.load(queue), sequences=sequences)
+
+    async def aredrive(self, queue: QueueSource, sequences: Collection[int] | None = None) -> RedriveReport:
+        """Do what :meth:`redrive` does, awaited."""
+        async with self.shared() as connection:
+            return await redrive(connection, WorkQueue.load(queue), sequences=sequences)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Connect once, for the button in the UI.
+
+        :return: whether it works, and what was found or what is wrong
+        """
+        try:
+            return True, self.blocking(_describe)
+        except JetStreamProviderError as error:
+            return False, str(error)
+
+    def blocking(
+        self,
+        work: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Open a connection, await something that takes it first, and close it.
+
+        :param work: a coroutine function whose first parameter is the open connection
+        :param args: its other arguments
+        :param kwargs: its keyword arguments
+        :return: what it returns
+        :raises EventLoopError: an event loop is running in this thread; use the awaitable twin
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            return asyncio.run(_with_connection(self.settings(), work, *args, **kwargs))
+        raise EventLoopError(
+            "expected no running event loop, found one: a blocking call would stop it; await the method of the same"
+            ' name that starts with "a" (aprovision, apublish, …)'
+        )
+
+
+async def _with_connection(
+    settings: ConnectionSettings,
+    work: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+    *args: _Arguments.args,
+    **kwargs: _Arguments.kwargs,
+) -> _Result:
+    async with connect(settings) as connection:
+        return await work(connection, *args, **kwargs)
+
+
+async def _publish(
+    connection: Connection, jobs: Iterable[object], subject: str | None, origin: Origin | None
+) -> publishing.PublishReport:
+    prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex)
+    report = await publishing.publish(connection, prepared)
+    report.raise_for_failures()
+    return report
+
+
+async def _describe(connection: Connection) -> str:
+    version = ".".join(map(str, connection.server_version))
+    return f"Connected to nats-server {version} with JetStream (API level {connection.api_level})."

@@ -1,0 +1,194 @@
+"""Reading what a stream has stored, by sequence, without a consumer.
+
+A read without a consumer works on every retention, takes nothing away from workers, and leaves nothing behind on the
+server. ``MSG.GET`` is used throughout because it is answered by the stream's leader: a direct get may be behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import logging
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+log = logging.getLogger(__name__)
+
+_NO_MESSAGE = 10037
+_NO_STREAM = 10059
+_NO_CONSUMER = 10014
+
+# A subscriber hears of a message a little before the stream has stored it.
+_STORE_DELAYS = (0.0, 0.005, 0.02, 0.1)
+_LOOK_ANYWAY = 2.0
+_RETRY_PAUSE = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMessage:
+    """A message as its stream keeps it.
+
+    :param subject: its subject
+    :param sequence: its stream sequence
+    :param time: the server's own text of when it was stored, with nanoseconds
+    :param headers: name and value in order; a name may come more than once
+    :param data: its body
+    """
+
+    subject: str
+    sequence: int
+    time: str
+    headers: tuple[tuple[str, str], ...]
+    data: bytes
+
+    @property
+    def stored_at(self) -> datetime:
+        """When it was stored, in microseconds."""
+        return datetime.fromisoformat(self.time)
+
+    def header(self, name: str) -> str | None:
+        """Give a header's first value.
+
+        :param name: its name, compared exactly as the server does
+        :return: the value, if there is one
+        """
+        return next((value for key, value in self.headers if key == name), None)
+
+
+async def get_message(connection: Connection, stream: str, sequence: int) -> StoredMessage | None:
+    """Read one message.
+
+    :param connection: the server
+    :param stream: the stream
+    :param sequence: the message's sequence
+    :return: the message, ``None`` where it is no longer stored
+    :raises NotFoundError: the stream doesn't exist
+    """
+    return await _get(connection, stream, {"seq": sequence})
+
+
+async def next_message(connection: Connection, stream: str, start: int, subject: str) -> StoredMessage | None:
+    """Read the first message at or after a sequence.
+
+    :param connection: the server
+    :param stream: the stream
+    :param start: the first sequence to consider
+    :param subject: a filter
+    :return: the message, ``None`` where there is none yet
+    :raises NotFoundError: the stream doesn't exist
+    """
+    return await _get(connection, stream, {"seq": start, "next_by_subj": subject})
+
+
+async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
+    """Read a stream's configuration and state.
+
+    :param connection: the server
+    :param stream: the stream
+    :return: the server's answer
+    :raises NotFoundError: the stream doesn't exist
+    """
+    try:
+        return await connection.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        raise _missing(error, f"stream {stream}") from None
+
+
+async def consumer_info(connection: Connection, stream: str, consumer: str) -> dict[str, Any]:
+    """Read a consumer's configuration and state.
+
+    :param connection: the server
+    :param stream: its stream
+    :param consumer: its name
+    :return: the server's answer
+    :raises NotFoundError: the stream or the consumer doesn't exist
+    """
+    try:
+        return await connection.api(f"CONSUMER.INFO.{stream}.{consumer}")
+    except ApiError as error:
+        raise _missing(error, f"consumer {consumer} of stream {stream}") from None
+
+
+async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncIterator[StoredMessage]:
+    """Read what is stored from a sequence on, then go on as more is stored, without end and without a gap.
+
+    A plain subscription serves as a doorbell only: what counts is read from the stream, so nothing is missed while the
+    connection or the server is away.
+
+    :param connection: the server
+    :param stream: the stream
+    :param subject: a filter
+    :param start: the first sequence
+    :return: the messages in order
+    :raises NotFoundError: the stream doesn't exist
+    """
+    bell = asyncio.Event()
+
+    async def ring(_: Msg) -> None:
+        bell.set()
+
+    doorbell = await connection.client.subscribe(subject, cb=ring)
+    try:
+        while True:
+            bell.clear()
+            for delay in _STORE_DELAYS:
+                await asyncio.sleep(delay)
+                try:
+                    message = await next_message(connection, stream, start, subject)
+                except TransientError as error:
+                    log.warning("Reading %s failed, trying again: %s", stream, error)
+                    await asyncio.sleep(_RETRY_PAUSE)
+                    continue
+                if message is not None:
+                    break
+            if message is not None:
+                start = message.sequence + 1
+                # There may be more behind it; look again before listening.
+                bell.set()
+                yield message
+            with suppress(TimeoutError):
+                await asyncio.wait_for(bell.wait(), _LOOK_ANYWAY)
+    finally:
+        with suppress(Exception):
+            await doorbell.unsubscribe()
+
+
+async def _get(connection: Connection, stream: str, request: dict[str, Any]) -> StoredMessage | None:
+    try:
+        answer = await connection.api(f"STREAM.MSG.GET.{stream}", request)
+    except ApiError as error:
+        if error.err_code == _NO_MESSAGE:
+            return None
+        raise _missing(error, f"stream {stream}") from None
+    message = answer["message"]
+    return StoredMessage(
+        subject=message["subject"],
+        sequence=message["seq"],
+        time=message["time"],
+        headers=_parse_headers(base64.b64decode(message.get("hdrs", ""))),
+        data=base64.b64decode(message.get("data", "")),
+    )
+
+
+def _parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
+    # Not through email.parser as the client does: that turns values beyond ASCII into objects and merges repeats.
+    lines = raw.decode("utf-8", "surrogateescape").split("\r\n")[1:]
+    pairs = (line.split(":", 1) for line in lines if ":" in line)
+    return tuple((name, value.strip()) for name, value in pairs)
+
+
+def _missing(error: ApiError, what: str) -> Exception:
+    if error.err_code in (_NO_STREAM, _NO_CONSUMER):
+        return NotFoundError(f"expected {what} on the server, found none: provision the queue first, or check the name")
+    return error

@@ -1,0 +1,1 @@
+"""Operators that provision, publish and redrive."""

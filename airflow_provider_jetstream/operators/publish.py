@@ -1,0 +1,123 @@
+"""The operator that publishes jobs, and waits for them if asked to."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import KeywordParameters, conf
+
+from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream import publishing
+from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
+from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Sequence
+
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import QueueSource
+
+
+class JetStreamPublishOperator(JobWaitingOperator):
+    """Publish jobs to a work queue; succeed when all are stored, or when all have ended.
+
+    Ids are made from DAG, run, task, map index and job, so a retry inside the stream's duplicate window stores nothing
+    twice and takes up the waiting.
+
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
+    :param jobs: a list or iterator of jobs, or a callable that returns one and may take anything of the task's context;
+        a job is a :class:`~airflow_provider_jetstream.jetstream.jobs.Job`, or just its body
+    :param subject: the subject of jobs that name none
+    :param wait_for_completion: wait until every job ended
+    :param max_dead: dead letters to put up with while waiting; ``None`` for any number
+    :param wait_timeout: how long to wait
+    :param deferrable: wait in the triggerer rather than in a worker slot
+    :param nats_conn_id: the Airflow connection
+    :return: stream, counts, and sequences as ranges
+    """
+
+    template_fields: Sequence[str] = ("work_queue", "jobs", "subject", "nats_conn_id")
+    ui_color = "#d9ecf5"
+
+    def __init__(
+        self,
+        *,
+        work_queue: QueueSource,
+        jobs: Iterable[object] | Callable[..., Iterable[object]],
+        subject: str | None = None,
+        wait_for_completion: bool = False,
+        max_dead: int | None = 0,
+        wait_timeout: timedelta = timedelta(days=1),
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            nats_conn_id=nats_conn_id,
+            wait_for_completion=wait_for_completion,
+            max_dead=max_dead,
+            wait_timeout=wait_timeout,
+            deferrable=deferrable,
+            **kwargs,
+        )
+        self.work_queue = work_queue
+        self.jobs = jobs
+        self.subject = subject
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Publish, and wait if asked to.
+
+        :param context: the task's context
+        :return: the result of the task
+        :raises AirflowFailException: a job can never be stored, or too many died
+        :raises PublishIncompleteError: some jobs weren't stored this time
+        """
+        with terminal_errors_fail():
+            queue = WorkQueue.load(self.work_queue)
+            mark, report, ended = JetStreamHook(self.nats_conn_id).blocking(
+                self._publish, queue, self._jobs(context), _origin(context)
+            )
+        summary = {
+            "stream": report.stream,
+            "published": report.stored,
+            "duplicates": report.duplicates,
+            "sequences": publishing.ranges(report.sequences),
+        }
+        self.log.info("%d jobs are stored in %s (%d were already)", report.stored, report.stream, report.duplicates)
+        if mark is None:
+            return summary
+        if ended is None:
+            self.defer_waiting(mark, set(report.sequences), summary)
+        return self.conclude(summary, ended.as_json())
+
+    async def _publish(
+        self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
+    ) -> tuple[Mark | None, publishing.PublishReport, WaitReport | None]:
+        mark = await take_mark(connection, queue) if self.wait_for_completion else None
+        prepared = prepare(jobs, subject=self.subject, origin=origin, batch="")
+        report = await publishing.publish(connection, prepared)
+        report.raise_for_failures()
+        if mark is None:
+            return None, report, None
+        if report.duplicates:
+            # An earlier try published them, and they may have ended before this one took its mark.
+            mark = mark.from_the_beginning()
+        return mark, report, await self.wait_inline(connection, mark, set(report.sequences))
+
+    def _jobs(self, context: Context) -> Iterable[object]:
+        if not callable(self.jobs):
+            return self.jobs
+        arguments = KeywordParameters.determine(self.jobs, (), context).unpacking()
+        return self.jobs(**arguments)
+
+
+def _origin(context: Context) -> Origin:
+    instance = context["ti"]
+    map_index = instance.map_index
+    return Origin(instance.dag_id, instance.run_id, instance.task_id, -1 if map_index is None else map_index)

@@ -1,0 +1,133 @@
+"""What operators share that wait for jobs: a little here, for long in a trigger."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import asdict
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+
+from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, JobsDeadError
+from airflow_provider_jetstream.jetstream.publishing import ranges
+from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+# Jobs that end at once are answered without deferring, which costs seconds; see docs/decisions.md.
+INLINE_SECONDS = 2.0
+_BACKSTOP = timedelta(minutes=2)
+
+
+class JobWaitingOperator(BaseOperator):
+    """An operator that can wait until the jobs it made have ended.
+
+    :param nats_conn_id: the Airflow connection
+    :param wait_for_completion: wait until every job ended
+    :param max_dead: dead letters to put up with; ``None`` for any number
+    :param wait_timeout: how long to wait
+    :param deferrable: wait in the triggerer rather than in a worker slot
+    """
+
+    def __init__(
+        self,
+        *,
+        nats_conn_id: str,
+        wait_for_completion: bool,
+        max_dead: int | None,
+        wait_timeout: timedelta,
+        deferrable: bool,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.nats_conn_id = nats_conn_id
+        self.wait_for_completion = wait_for_completion
+        self.max_dead = max_dead
+        self.wait_timeout = wait_timeout
+        self.deferrable = deferrable
+
+    async def wait_inline(self, connection: Connection, mark: Mark, sequences: set[int]) -> WaitReport | None:
+        """Wait as long as this process should: shortly if a trigger can take over, else to the end.
+
+        :param connection: an open connection
+        :param mark: taken before publishing
+        :param sequences: the jobs' stream sequences
+        :return: the report, or ``None`` if the trigger has to go on
+        :raises DeadlineError: the time is over and no trigger may go on
+        """
+        limit = asyncio.timeout(INLINE_SECONDS if self.deferrable else self.wait_timeout.total_seconds())
+        try:
+            async with limit:
+                return await wait_for_jobs(connection, mark, sequences, max_dead=self.max_dead)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            if self.deferrable:
+                return None
+            raise DeadlineError(f"some of {len(sequences)} jobs didn't end within {self.wait_timeout}") from None
+
+    def defer_waiting(self, mark: Mark, sequences: set[int], summary: Mapping[str, Any]) -> NoReturn:
+        """Go on waiting in the triggerer.
+
+        :param mark: taken before publishing
+        :param sequences: the jobs' stream sequences
+        :param summary: becomes part of the task's result
+        """
+        now = time.time()
+        self.log.info("Waiting in the triggerer for %d jobs of %s", len(sequences), mark.queue)
+        self.defer(
+            trigger=JobCompletionTrigger(
+                nats_conn_id=self.nats_conn_id,
+                mark=asdict(mark),
+                sequences=ranges(sequences),
+                max_dead=self.max_dead,
+                deadline=now + self.wait_timeout.total_seconds(),
+                deferred_at=now,
+                summary=summary,
+            ),
+            method_name="execute_complete",
+            # The trigger keeps the deadline and can tell what is missing; this only ends one that can't run.
+            timeout=self.wait_timeout + _BACKSTOP,
+        )
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+        """Go on after the trigger.
+
+        :param context: the task's context
+        :param event: what the trigger found
+        :return: the result of the task
+        :raises AirflowFailException: too many jobs died, or waiting was impossible
+        :raises DeadlineError: jobs are still running after ``wait_timeout``
+        """
+        if event is None:
+            raise AirflowFailException("the trigger ended without an event; clear the task to go on waiting")
+        if event["status"] == "error":
+            raise AirflowFailException(event["message"])
+        if event["status"] == "timeout":
+            raise DeadlineError(f"jobs didn't end within {self.wait_timeout}: {event['report']}")
+        return self.conclude(event["summary"], event["report"])
+
+    def conclude(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
+        """Turn the ends of the jobs into the end of the task.
+
+        :param summary: what was done before waiting
+        :param report: how the jobs ended, as JSON
+        :return: both
+        :raises AirflowFailException: too many jobs died
+        """
+        self.log.info("%d jobs completed, %d became dead letters", report["completed"], report["dead"])
+        if self.max_dead is not None and report["dead"] > self.max_dead:
+            error = JobsDeadError(
+                f"expected at most {self.max_dead} dead letters, found {report['dead']}: {report['dead_reasons']};"
+                " see the dead letter queue, mend the cause, then redrive"
+            )
+            raise AirflowFailException(f"{error.code} {error}")
+        return {**summary, **report}

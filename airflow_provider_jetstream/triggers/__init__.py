@@ -1,0 +1,1 @@
+"""Triggers, which wait without holding a worker slot."""

@@ -1,0 +1,114 @@
+"""The trigger that waits for jobs to end."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
+from airflow_provider_jetstream.jetstream.errors import TerminalError, TransientError
+from airflow_provider_jetstream.triggers.holding import EarlyFireGuard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping, Sequence
+
+_RETRY_PAUSE = 2.0
+_PROGRESS_SECONDS = 10.0
+
+
+class JobCompletionTrigger(BaseTrigger):
+    """Fires when jobs have ended, however they ended.
+
+    What it needs to know is in its arguments and on the server: a restart, a move to another triggerer or a second
+    copy of it reads the same stored events and comes to the same end.
+
+    :param nats_conn_id: the Airflow connection
+    :param mark: where to read from, as a dict; taken before the jobs were published
+    :param sequences: the jobs' stream sequences as ranges of first and last
+    :param max_dead: dead letters to put up with before firing early; ``None`` for any number
+    :param deadline: seconds since the epoch after which it fires in any case
+    :param deferred_at: seconds since the epoch at which the task deferred itself
+    :param summary: handed through to the event
+    """
+
+    def __init__(
+        self,
+        *,
+        nats_conn_id: str,
+        mark: Mapping[str, Any],
+        sequences: Sequence[Sequence[int]],
+        max_dead: int | None,
+        deadline: float,
+        deferred_at: float,
+        summary: Mapping[str, Any],
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nats_conn_id = nats_conn_id
+        self.mark = dict(mark)
+        self.sequences = [list(span) for span in sequences]
+        self.max_dead = max_dead
+        self.deadline = deadline
+        self.deferred_at = deferred_at
+        self.summary = dict(summary)
+        self._report = WaitReport({number for low, high in self.sequences for number in range(low, high + 1)})
+        self._told = time.monotonic()
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Give what recreates the trigger elsewhere.
+
+        :return: class path and arguments; never a secret
+        """
+        return (
+            f"{type(self).__module__}.{type(self).__name__}",
+            {
+                "nats_conn_id": self.nats_conn_id,
+                "mark": self.mark,
+                "sequences": self.sequences,
+                "max_dead": self.max_dead,
+                "deadline": self.deadline,
+                "deferred_at": self.deferred_at,
+                "summary": self.summary,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Wait, then fire once.
+
+        :return: an event with ``status`` ``ended``, ``timeout`` or ``error``
+        """
+        guard = EarlyFireGuard(self.deferred_at)
+        try:
+            async with asyncio.timeout(max(0.0, self.deadline - time.time())):
+                await self._wait()
+            event: dict[str, Any] = {"status": "ended"}
+        except TimeoutError:
+            event = {"status": "timeout"}
+        except TerminalError as error:
+            event = {"status": "error", "message": f"{error.code} {error}"}
+        await guard.hold()
+        yield TriggerEvent(event | {"report": self._report.as_json(), "summary": self.summary})  # type: ignore[no-untyped-call]
+
+    async def _wait(self) -> None:
+        awaited = set(self._report.awaited)
+        mark = Mark(**self.mark)
+        while True:
+            try:
+                async with JetStreamHook(self.nats_conn_id).shared() as connection:
+                    await wait_for_jobs(connection, mark, awaited, max_dead=self.max_dead, progress=self._progress)
+            except TransientError as error:
+                self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
+                await asyncio.sleep(_RETRY_PAUSE)
+            else:
+                return
+
+    def _progress(self, report: WaitReport) -> None:
+        self._report = report
+        if time.monotonic() - self._told >= _PROGRESS_SECONDS:
+            self._told = time.monotonic()
+            self.log.info(
+                "%d completed, %d dead, %d to go", len(report.completed), len(report.dead), len(report.awaited)
+            )

@@ -1,0 +1,100 @@
+"""The trigger that waits for dead letters."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING, Any
+
+from airflow.triggers.base import BaseTrigger, TriggerEvent
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.errors import TerminalError, TransientError
+from airflow_provider_jetstream.jetstream.publishing import ranges
+from airflow_provider_jetstream.triggers.holding import EarlyFireGuard
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Mapping
+
+    from airflow_provider_jetstream.jetstream.dead_letters import Findings
+
+
+class DeadLetterTrigger(BaseTrigger):
+    """Fires when a queue has dead letters.
+
+    :param nats_conn_id: the Airflow connection
+    :param work_queue: the queue's declaration as a dict
+    :param min_count: dead letters to wait for
+    :param poll_interval: seconds between two looks
+    :param deferred_at: seconds since the epoch at which the task deferred itself
+    """
+
+    def __init__(
+        self,
+        *,
+        nats_conn_id: str,
+        work_queue: Mapping[str, Any],
+        min_count: int,
+        poll_interval: float,
+        deferred_at: float,
+    ) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.nats_conn_id = nats_conn_id
+        self.work_queue = dict(work_queue)
+        self.min_count = min_count
+        self.poll_interval = poll_interval
+        self.deferred_at = deferred_at
+
+    def serialize(self) -> tuple[str, dict[str, Any]]:
+        """Give what recreates the trigger elsewhere.
+
+        :return: class path and arguments; never a secret
+        """
+        return (
+            f"{type(self).__module__}.{type(self).__name__}",
+            {
+                "nats_conn_id": self.nats_conn_id,
+                "work_queue": self.work_queue,
+                "min_count": self.min_count,
+                "poll_interval": self.poll_interval,
+                "deferred_at": self.deferred_at,
+            },
+        )
+
+    async def run(self) -> AsyncIterator[TriggerEvent]:
+        """Look until there are enough, then fire once.
+
+        :return: an event with ``status`` ``found`` or ``error``
+        """
+        guard = EarlyFireGuard(self.deferred_at)
+        try:
+            event = {"status": "found", "found": summarise(await self._look())}
+        except TerminalError as error:
+            event = {"status": "error", "message": f"{error.code} {error}"}
+        await guard.hold()
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
+
+    async def _look(self) -> Findings:
+        hook = JetStreamHook(self.nats_conn_id)
+        while True:
+            started = time.monotonic()
+            try:
+                findings = await hook.afind_dead_letters(self.work_queue)
+                if len(findings.letters) >= self.min_count:
+                    return findings
+            except TransientError as error:
+                self.log.warning("Looking for dead letters failed, trying again: %s", error)
+            await asyncio.sleep(max(0.0, self.poll_interval - (time.monotonic() - started)))
+
+
+def summarise(findings: Findings) -> dict[str, Any]:
+    """Describe findings in a form that fits an event or an XCom.
+
+    :param findings: what was found
+    :return: the count, and the sequences as ranges
+    """
+    return {
+        "dead": len(findings.letters),
+        "sequences": ranges(letter.entry.sequence for letter in findings.letters),
+        "dismissed": len(findings.dismissed),
+    }

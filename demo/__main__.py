@@ -1,0 +1,196 @@
+"""Run the DAG ``orders`` on a real nats-server, real workers and a real Airflow, and show what became of the orders."""
+
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from demo.table import table
+from testbed.airflow import Airflow, AirflowNotReadyError
+from testbed.nats_server import NatsServer
+from testbed.processes import Process
+from testbed.workers import start_worker
+
+ROOT = Path(__file__).resolve().parent.parent
+DAG_ID = "orders"
+TASKS = ("provision", "publish", "sense", "redrive", "all_done")
+TIMEOUT = 300.0
+
+
+class DemoError(Exception):
+    """The demo didn't show what it should; the message says what happened instead."""
+
+
+def main() -> int:
+    """Run the demo; the exit status is 0 only if every order was done once."""
+    keep = os.environ.get("KEEP") == "1"
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-"))
+    try:
+        with NatsServer(folder / "nats") as nats:
+            say(f"nats-server {nats.version} listens on {nats.url}")
+            run_demo(nats, folder, keep=keep)
+    except (AirflowNotReadyError, DemoError, TimeoutError) as error:
+        say(f"FAILED: {error}\nThe logs are in {folder}")
+        return 1
+    except KeyboardInterrupt:
+        say("stopped")
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def run_demo(nats: NatsServer, folder: Path, *, keep: bool) -> None:
+    """
+    Run the DAG once and show the result.
+
+    :param nats: a running server
+    :param folder: for everything that is written
+    :param keep: stay up afterwards until interrupted
+    """
+    connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
+    airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections={"nats_default": json.dumps(connection)})
+    ledger = folder / "orders.jsonl"
+    workers: list[Process] = []
+    say("starting Airflow: API server, scheduler, DAG processor, triggerer")
+    try:
+        airflow.start(DAG_ID)
+        airflow.unpause(DAG_ID)
+        run_id = airflow.trigger(DAG_ID)
+        say(f"run {run_id} of the DAG {DAG_ID} started; the UI is at {airflow.url}")
+        seen: dict[str, str] = {}
+
+        def follow(_: dict[str, Any]) -> None:
+            for task in airflow.task_instances(DAG_ID, run_id):
+                name, state = task["task_id"], task["state"]
+                if state and seen.get(name) != state:
+                    seen[name] = state
+                    say(f"  {name}: {state}")
+            if seen.get("provision") == "success" and not workers:
+                workers.extend(start_workers(nats, ledger, folder))
+                say("  two workers started; each fails about every second attempt")
+
+        run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT, follow)
+        follow(run)
+        if run["state"] != "success":
+            raise DemoError(failure(airflow, run_id))
+        say(summary(airflow, run_id, ledger))
+        if keep:
+            stay(airflow)
+    finally:
+        for worker in workers:
+            worker.terminate(10)
+        airflow.stop()
+
+
+def start_workers(nats: NatsServer, ledger: Path, folder: Path) -> list[Process]:
+    """
+    Start two workers that share the orders.
+
+    :param nats: the server
+    :param ledger: where they write down what they did
+    :param folder: for their logs
+    """
+    env = {**os.environ, "NATS_URL": nats.url, "ORDERS_LEDGER": str(ledger), "PYTHONPATH": str(ROOT)}
+    return [
+        start_worker(
+            f"worker-{number}",
+            queue=ROOT / "example_dags" / "queues" / "orders.yaml",
+            consumer="processor",
+            handler="example_workers.orders:process",
+            env=env,
+            logs=folder / "workers",
+        )
+        for number in (1, 2)
+    ]
+
+
+def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
+    """
+    Count what happened to the orders, from the tasks' results and from what the workers wrote down.
+
+    :param airflow: where the DAG ran
+    :param run_id: the run
+    :param ledger: what the workers wrote down
+    """
+    published = airflow.xcom(DAG_ID, run_id, "publish")
+    redriven = airflow.xcom(DAG_ID, run_id, "redrive")
+    runs = Counter(json.loads(line)["order"] for line in ledger.read_text().splitlines())
+    lost = published["published"] - len(runs)
+    twice = sum(count > 1 for count in runs.values())
+    counts = table(
+        ("orders", "count"),
+        [
+            ("published", published["published"]),
+            ("completed", published["completed"]),
+            ("dead", published["dead"]),
+            ("redriven", redriven["redriven"]),
+            ("completed after redrive", redriven["completed"]),
+            ("lost", lost),
+            ("run twice", twice),
+        ],
+    )
+    seconds = table(
+        ("step", "seconds"),
+        [
+            (task["task_id"], f"{duration(task):.1f}")
+            for name in TASKS
+            for task in airflow.task_instances(DAG_ID, run_id)
+            if task["task_id"] == name
+        ],
+    )
+    if lost or twice or published["completed"] + redriven["completed"] != published["published"]:
+        raise DemoError(f"not every order was done exactly once:\n{counts}")
+    return f"\n{counts}\n\n{seconds}\n"
+
+
+def duration(task: dict[str, Any]) -> float:
+    """
+    Measure a task from its start to its end, deferral included.
+
+    :param task: the task instance as Airflow's API gives it
+    """
+    started, ended = (datetime.fromisoformat(task[key]) for key in ("start_date", "end_date"))
+    return (ended - started).total_seconds()
+
+
+def failure(airflow: Airflow, run_id: str) -> str:
+    """
+    Say which task failed and why.
+
+    :param airflow: where the DAG ran
+    :param run_id: the run
+    """
+    failed = [task["task_id"] for task in airflow.task_instances(DAG_ID, run_id) if task["state"] == "failed"]
+    logs = "\n".join(f"--- {task}\n{airflow.task_log(DAG_ID, run_id, task)[-3000:]}" for task in failed)
+    return f"the run ended without success; failed tasks: {', '.join(failed) or 'none'}\n{logs}"
+
+
+def stay(airflow: Airflow) -> None:
+    """
+    Keep everything up until the person interrupts.
+
+    :param airflow: the Airflow to look at
+    """
+    say(f"The Airflow UI is at {airflow.url}, user {airflow.user}, password admin. Ctrl-C stops it all.")
+    while True:
+        time.sleep(3600)
+
+
+def say(text: str) -> None:
+    """
+    Show progress at once.
+
+    :param text: what to show
+    """
+    print(text, flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,64 @@
+"""Health check of a worker container: does the NATS server have a live connection from this address?
+
+The server drops a client that stops answering its pings, so a worker whose event loop hangs fails this check
+too, which no look at the container's own processes would notice.
+"""
+
+import http.client
+import json
+import os
+import sys
+import urllib.parse
+
+PAGE = 1024
+
+
+def connected(monitor_url: str, timeout: float = 5.0) -> bool:
+    """Ask the server's monitoring endpoint for an open client connection from this container.
+
+    :param monitor_url: base URL of the server's monitoring port.
+    :param timeout: seconds to wait for each answer.
+    :return: whether one of the server's connections comes from the address this process reaches it from.
+    """
+    url = urllib.parse.urlsplit(monitor_url)
+    if url.hostname is None:
+        raise ValueError(
+            f"expected a URL such as http://nats:8222, found {monitor_url!r}: set NATS_MONITOR_URL"
+        )
+    offset = 0
+    while True:
+        connection = http.client.HTTPConnection(url.hostname, url.port or 8222, timeout=timeout)
+        try:
+            connection.connect()
+            own_address = connection.sock.getsockname()[0]
+            connection.request("GET", f"/connz?limit={PAGE}&offset={offset}")
+            response = connection.getresponse()
+            if response.status != http.client.OK:
+                raise OSError(f"expected status 200 from {monitor_url}/connz, found {response.status}")
+            answer = json.load(response)
+        finally:
+            connection.close()
+        if any(client["ip"] == own_address for client in answer["connections"]):
+            return True
+        offset += PAGE
+        if offset >= answer["total"]:
+            return False
+
+
+def main() -> int:
+    """Print the finding and turn it into an exit code.
+
+    :return: 0 for healthy, 1 for not.
+    """
+    monitor_url = os.environ.get("NATS_MONITOR_URL", "http://nats:8222")
+    try:
+        healthy = connected(monitor_url)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        print(f"{monitor_url} gave no usable answer: {error}")
+        return 1
+    print("connected" if healthy else f"{monitor_url} has no connection from this container")
+    return 0 if healthy else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

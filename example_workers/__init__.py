@@ -1,0 +1,1 @@
+"""Handlers that do the jobs of the example DAGs."""

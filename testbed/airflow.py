@@ -1,0 +1,264 @@
+"""A real Airflow in one folder, its components as processes of their own."""
+
+import contextlib
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import httpx
+
+from testbed.airflow_client import AirflowApiError, AirflowClient
+from testbed.airflow_settings import airflow_env, migrate, prepare_home
+from testbed.ports import LOOPBACK, free_port
+from testbed.processes import Process, terminate_all
+
+__all__ = ["Airflow", "AirflowApiError", "AirflowNotReadyError"]
+
+_SERVERS = {
+    "api-server": ["api-server"],
+    "scheduler": ["scheduler", "--skip-serve-logs"],
+    "dag-processor": ["dag-processor"],
+}
+_TRIGGERER = ["triggerer", "--skip-serve-logs"]
+_REPORTING = ["scheduler", "triggerer", "dag_processor"]
+
+
+class AirflowNotReadyError(RuntimeError):
+    """A component of Airflow ended or didn't become ready; the message holds the end of its log."""
+
+
+class Airflow(AirflowClient):
+    """
+    One Airflow on sqlite with the LocalExecutor; as a client it is the user ``admin``.
+
+    :param home: its ``AIRFLOW_HOME``
+    :param dags_folder: where its DAGs are
+    :param connections: connection ids and the connections in JSON form
+    :param env: further environment variables, which win over the testbed's own
+    :param parallelism: how many tasks run at once
+    :param python: the interpreter that has Airflow
+    :param template_db: a folder that keeps a migrated database, which saves the next Airflow the migration
+    """
+
+    def __init__(
+        self,
+        home: Path,
+        dags_folder: Path,
+        *,
+        connections: Mapping[str, str] | None = None,
+        env: Mapping[str, str] | None = None,
+        parallelism: int = 4,
+        python: str = sys.executable,
+        template_db: Path | None = None,
+    ) -> None:
+        self.home = home
+        self.dags_folder = dags_folder
+        self.python = python
+        self.template_db = template_db
+        self.port = free_port()
+        super().__init__(f"http://{LOOPBACK}:{self.port}")
+        self._env = airflow_env(
+            home=home,
+            dags_folder=dags_folder,
+            port=self.port,
+            connections=connections or {},
+            extra=env or {},
+            parallelism=parallelism,
+        )
+        self._components: dict[str, Process] = {}
+
+    @property
+    def env(self) -> dict[str, str]:
+        """The whole environment with which the ``airflow`` command works on this Airflow."""
+        return dict(self._env)
+
+    @property
+    def component_logs(self) -> Path:
+        """The folder of what the components write to their output."""
+        return self.home / "logs-of-components"
+
+    def pids(self) -> dict[str, list[int]]:
+        """Return the ids of all processes of each component."""
+        return {name: process.pids() for name, process in self._components.items()}
+
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    def start(self, *dag_ids: str, timeout: float = 120.0) -> None:
+        """
+        Create the database, start all components and wait until they are healthy and the DAGs can run.
+
+        :param dag_ids: the DAGs to wait for
+        :param timeout: seconds all of it may take
+        """
+        deadline = time.monotonic() + timeout
+        prepare_home(self.home)
+        migrate(self.home, self._env, self.python, self.template_db)
+        try:
+            for name, args in _SERVERS.items():
+                self._start_component(name, args)
+            self._start_component("triggerer", _TRIGGERER)
+            started = datetime.now(UTC)
+            self._wait(lambda: self._unhealthy(started), deadline)
+            self.wait_for_dags(*dag_ids, timeout=deadline - time.monotonic())
+        except BaseException:
+            self.stop(grace=0)
+            raise
+
+    def stop(self, grace: float = 4.0) -> None:
+        """
+        End all components and everything they have started.
+
+        :param grace: seconds they have together to end in good order
+        """
+        self.close()
+        terminate_all(list(self._components.values()), grace)
+        self._components.clear()
+
+    def start_triggerer(self, name: str = "triggerer", timeout: float = 60.0) -> None:
+        """
+        Start a triggerer and wait until it has reported to the database.
+
+        :param name: tells several of them apart, here and in the names of the log files
+        :param timeout: seconds it has for that
+        """
+        known = {job["id"] for job in self._triggerer_jobs()}
+        self._start_component(name, _TRIGGERER)
+
+        def unreported() -> str | None:
+            return None if {job["id"] for job in self._triggerer_jobs()} - known else f"{name}: no job"
+
+        self._wait(unreported, time.monotonic() + timeout)
+
+    def stop_triggerer(self, name: str = "triggerer", grace: float = 20.0) -> None:
+        """
+        End a triggerer in good order.
+
+        :param name: the triggerer
+        :param grace: seconds it has for that before it is killed
+        """
+        self._components.pop(name).terminate(grace)
+
+    def kill_triggerer(self, name: str = "triggerer") -> None:
+        """
+        Kill a triggerer with SIGKILL, its runner included.
+
+        :param name: the triggerer
+        """
+        self._components.pop(name).kill()
+
+    def wait_for_dags(self, *dag_ids: str, timeout: float = 60.0) -> None:
+        """
+        Wait until DAGs are parsed, and unpause them.
+
+        :param dag_ids: the DAGs
+        :param timeout: seconds to wait
+        """
+
+        def missing() -> str | None:
+            for dag_id in dag_ids:
+                dag = self.dag(dag_id)
+                if dag is None:
+                    if errors := self.import_errors():
+                        first = errors[0]
+                        raise AirflowNotReadyError(f"{first['filename']} can't be imported:\n{first['stack_trace']}")
+                    return f"dag-processor: no DAG {dag_id}"
+                if dag["is_paused"]:
+                    self.unpause(dag_id)
+            return None
+
+        self._wait(missing, time.monotonic() + timeout)
+
+    def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
+        """
+        Return a task instance's log as it is in the files, JSON lines, the trigger's part included.
+
+        :param dag_id: the DAG
+        :param run_id: the run
+        :param task_id: the task
+        :param try_number: which try
+        :param map_index: the index of a mapped task's instance
+        """
+        folder = self.home / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}"
+        if map_index >= 0:
+            folder /= f"map_index={map_index}"
+        files = sorted(folder.glob(f"attempt={try_number}.log*"))
+        if not files:
+            raise FileNotFoundError(f"no log of {dag_id} {run_id} {task_id}[{map_index}] try {try_number}")
+        return "".join(file.read_text(errors="replace") for file in files)
+
+    def component_log(self, name: str) -> str:
+        """
+        Return all that a component has written to its output.
+
+        :param name: such as ``scheduler``
+        """
+        return (self.component_logs / f"{name}.log").read_text(errors="replace")
+
+    def cli(self, *args: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
+        """
+        Run the ``airflow`` command on this Airflow.
+
+        :param args: its arguments
+        :param timeout: seconds it may take
+        """
+        command = [self.python, "-m", "airflow", *args]
+        return subprocess.run(
+            command,
+            env=self._env,
+            cwd=self.home,
+            capture_output=True,
+            text=True,
+            timeout=timeout,
+            check=False,
+        )
+
+    def _start_component(self, name: str, args: list[str]) -> None:
+        if name in self._components:
+            raise RuntimeError(f"{name} already runs")
+        self._components[name] = Process.start(
+            [self.python, "-m", "airflow", *args],
+            env=self._env,
+            log_file=self.component_logs / f"{name}.log",
+            cwd=self.home,
+        )
+
+    def _triggerer_jobs(self) -> list[dict[str, object]]:
+        jobs: list[dict[str, object]] = self.api("GET", "jobs?job_type=TriggererJob&limit=100")["jobs"]
+        return jobs
+
+    def _unhealthy(self, since: datetime) -> str | None:
+        health = self.health()
+        missing = []
+        for name in _REPORTING:
+            part = health[name]
+            beat = part[f"latest_{name}_heartbeat"]
+            # What was killed before a second start counts as healthy for another half minute.
+            if part["status"] != "healthy" or datetime.fromisoformat(beat) < since:
+                missing.append(name)
+        return f"not healthy: {', '.join(missing)}" if missing else None
+
+    def _wait(self, problem: Callable[[], str | None], deadline: float) -> None:
+        found: str | None = "no answer from the api-server"
+        while time.monotonic() < deadline:
+            for name, process in self._components.items():
+                if not process.alive:
+                    raise AirflowNotReadyError(f"{name} ended with {process.returncode}:\n{process.tail()}")
+            with contextlib.suppress(httpx.TransportError):
+                found = problem()
+                if found is None:
+                    return
+            time.sleep(0.2)
+        tails = "\n".join(f"--- {name}\n{process.tail(15)}" for name, process in self._components.items())
+        raise AirflowNotReadyError(f"Airflow isn't ready at {datetime.now(UTC):%H:%M:%S}: {found}\n{tails}")

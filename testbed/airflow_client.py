@@ -1,0 +1,214 @@
+"""A client of Airflow's REST API."""
+
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+
+_FINISHED = {"success", "failed"}
+
+
+class AirflowApiError(RuntimeError):
+    """
+    Airflow's REST API refused a request.
+
+    :param message: what was asked and what came back
+    :param status: the HTTP status
+    """
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class AirflowClient:
+    """
+    One user's view on Airflow's REST API.
+
+    :param url: where the API server is
+    :param user: the user's name
+    :param password: the user's password
+    """
+
+    def __init__(self, url: str, user: str = "admin", password: str = "admin") -> None:  # noqa: S107 - the testbed's own
+        self.url = url
+        self.user = user
+        self._password = password
+        self._token: str | None = None
+        self._http = _http_client()
+
+    def token(self) -> str:
+        """Return a token for the header ``Authorization: Bearer``."""
+        if self._token is None:
+            body = {"username": self.user, "password": self._password}
+            answer = self._http.post(f"{self.url}/auth/token", json=body)
+            self._token = str(self._parsed(answer)["access_token"])
+        return self._token
+
+    def request(self, method: str, path: str, json: object = None, *, anonymous: bool = False) -> httpx.Response:
+        """
+        Send a request and return the answer whatever its status.
+
+        :param method: such as ``GET``
+        :param path: with a leading slash from the server's root, else under ``/api/v2/``
+        :param json: the body
+        :param anonymous: leave out the token
+        """
+        url = f"{self.url}{path}" if path.startswith("/") else f"{self.url}/api/v2/{path}"
+        headers = {} if anonymous else {"Authorization": f"Bearer {self.token()}"}
+        return self._http.request(method, url, json=json, headers=headers)
+
+    def api(self, method: str, path: str, json: object = None) -> Any:
+        """
+        Send a request and return the parsed answer, ``None`` for an empty one.
+
+        :param method: such as ``GET``
+        :param path: with a leading slash from the server's root, else under ``/api/v2/``
+        :param json: the body
+        """
+        return self._parsed(self.request(method, path, json))
+
+    @staticmethod
+    def _parsed(answer: httpx.Response) -> Any:
+        if answer.is_error:
+            asked = f"{answer.request.method} {answer.request.url.raw_path.decode()}"
+            raise AirflowApiError(f"{asked}: {answer.status_code} {answer.text[:2000]}", answer.status_code)
+        return answer.json() if answer.content else None
+
+    def health(self) -> dict[str, Any]:
+        """Return what ``/api/v2/monitor/health`` says, which needs no user."""
+        health: dict[str, Any] = self._parsed(self.request("GET", "monitor/health", anonymous=True))
+        return health
+
+    def import_errors(self) -> list[dict[str, Any]]:
+        """Return the errors of the DAG files that can't be parsed."""
+        errors: list[dict[str, Any]] = self.api("GET", "importErrors")["import_errors"]
+        return errors
+
+    def dag(self, dag_id: str) -> dict[str, Any] | None:
+        """
+        Return a DAG, ``None`` when Airflow doesn't know it.
+
+        :param dag_id: the DAG
+        """
+        answer = self.request("GET", f"dags/{quote(dag_id, safe='')}")
+        if answer.status_code == HTTPStatus.NOT_FOUND:
+            return None
+        dag: dict[str, Any] = self._parsed(answer)
+        return dag
+
+    def unpause(self, dag_id: str) -> None:
+        """
+        Unpause a DAG.
+
+        :param dag_id: the DAG
+        """
+        self.api("PATCH", f"dags/{quote(dag_id, safe='')}", {"is_paused": False})
+
+    def trigger(self, dag_id: str, conf: Mapping[str, object] | None = None, *, run_id: str | None = None) -> str:
+        """
+        Start a run of a DAG and return its run id.
+
+        :param dag_id: the DAG
+        :param conf: the run's conf
+        :param run_id: the run's id; by default Airflow makes one up
+        """
+        body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}
+        return str(self.api("POST", f"dags/{quote(dag_id, safe='')}/dagRuns", body)["dag_run_id"])
+
+    def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
+        """
+        Return a run of a DAG.
+
+        :param dag_id: the DAG
+        :param run_id: the run
+        """
+        run: dict[str, Any] = self.api("GET", _run_path(dag_id, run_id))
+        return run
+
+    def runs(self, dag_id: str) -> list[dict[str, Any]]:
+        """
+        Return the runs of a DAG, oldest first, at most 100.
+
+        :param dag_id: the DAG
+        """
+        path = f"dags/{quote(dag_id, safe='')}/dagRuns?limit=100&order_by=run_after"
+        runs: list[dict[str, Any]] = self.api("GET", path)["dag_runs"]
+        return runs
+
+    def wait_for_run(
+        self,
+        dag_id: str,
+        run_id: str,
+        timeout: float = 120.0,
+        on_poll: Callable[[dict[str, Any]], None] | None = None,
+    ) -> dict[str, Any]:
+        """
+        Wait until a run has succeeded or failed and return it.
+
+        :param dag_id: the DAG
+        :param run_id: the run
+        :param timeout: seconds to wait
+        :param on_poll: called with the run at each look
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            run = self.run(dag_id, run_id)
+            if on_poll:
+                on_poll(run)
+            if run["state"] in _FINISHED:
+                return run
+            if time.monotonic() > deadline:
+                tasks = {_label(task): task["state"] for task in self.task_instances(dag_id, run_id)}
+                found = f"{dag_id} {run_id} is {run['state']} after {timeout:g} s"
+                raise TimeoutError(f"{found}; its tasks: {tasks}")
+            time.sleep(0.3)
+
+    def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
+        """
+        Return all task instances of a run.
+
+        :param dag_id: the DAG
+        :param run_id: the run
+        """
+        found: list[dict[str, Any]] = []
+        while True:
+            page = self.api("GET", f"{_run_path(dag_id, run_id)}/taskInstances?limit=100&offset={len(found)}")
+            found += page["task_instances"]
+            if not page["task_instances"] or len(found) >= page["total_entries"]:
+                return found
+
+    def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
+        """
+        Return the value of an XCom.
+
+        :param dag_id: the DAG
+        :param run_id: the run
+        :param task_id: the task
+        :param key: the XCom's key
+        :param map_index: the index of a mapped task's instance
+        """
+        task = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id, safe='')}"
+        path = f"{task}/xcomEntries/{quote(key, safe='')}?map_index={map_index}"
+        return self.api("GET", path)["value"]
+
+    def close(self) -> None:
+        """Close the connections to the API server; the next request opens new ones."""
+        self._http.close()
+        self._http = _http_client()
+
+
+def _http_client() -> httpx.Client:
+    # The machine's proxy settings don't apply to the loopback address.
+    return httpx.Client(trust_env=False, timeout=30.0)
+
+
+def _run_path(dag_id: str, run_id: str) -> str:
+    return f"dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}"
+
+
+def _label(task: Mapping[str, Any]) -> str:
+    return str(task["task_id"] if task["map_index"] < 0 else f"{task['task_id']}[{task['map_index']}]")

@@ -1,0 +1,158 @@
+"""The settings and the metadata database of an Airflow that lives in one folder."""
+
+import base64
+import contextlib
+import importlib.metadata
+import json
+import os
+import secrets
+import sqlite3
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+
+from testbed.ports import LOOPBACK
+
+USERS = {"admin": "admin", "viewer": "viewer"}
+_PROXIES = {"http_proxy", "https_proxy", "all_proxy", "ftp_proxy", "no_proxy"}
+
+
+class MigrationError(RuntimeError):
+    """``airflow db migrate`` didn't succeed."""
+
+
+def airflow_env(
+    *,
+    home: Path,
+    dags_folder: Path,
+    port: int,
+    connections: Mapping[str, str],
+    extra: Mapping[str, str],
+    parallelism: int,
+) -> dict[str, str]:
+    """
+    Return the whole environment of the processes of an Airflow.
+
+    :param home: its ``AIRFLOW_HOME``
+    :param dags_folder: where its DAGs are
+    :param port: the port of its API server
+    :param connections: connection ids and the connections in JSON form
+    :param extra: variables that win over all others
+    :param parallelism: how many tasks run at once
+    """
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("AIRFLOW_", "_AIRFLOW_")) and name.lower() not in _PROXIES
+    }
+    url = f"http://{LOOPBACK}:{port}"
+    env |= {
+        "AIRFLOW_HOME": str(home),
+        "NO_PROXY": "*",
+        "NO_COLOR": "1",
+        "PYTHONUNBUFFERED": "1",
+        "SCARF_ANALYTICS": "False",
+    }
+    env |= {
+        f"AIRFLOW__{name}": value
+        for name, value in {
+            "CORE__DAGS_FOLDER": str(dags_folder),
+            "CORE__LOAD_EXAMPLES": "False",
+            "CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            "CORE__EXECUTOR": "LocalExecutor",
+            "CORE__PARALLELISM": str(parallelism),
+            "CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            "CORE__EXECUTION_API_SERVER_URL": f"{url}/execution/",
+            "CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{name}" for name in USERS),
+            "CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(home / "passwords.json"),
+            "CORE__TEST_CONNECTION": "Enabled",
+            "DATABASE__SQL_ALCHEMY_CONN": f"sqlite:///{database_path(home)}",
+            "API__HOST": LOOPBACK,
+            "API__PORT": str(port),
+            "API__BASE_URL": url,
+            "API__WORKERS": "1",
+            # Each process would otherwise make up its own, and refuse the tokens of the others.
+            "API__SECRET_KEY": secrets.token_hex(16),
+            "API_AUTH__JWT_SECRET": secrets.token_hex(32),
+            "LOGGING__LOGGING_LEVEL": "INFO",
+            "LOGGING__UVICORN_LOGGING_LEVEL": "WARNING",
+            "LOGGING__BASE_LOG_FOLDER": str(home / "logs"),
+            "LOGGING__DAG_PROCESSOR_CHILD_PROCESS_LOG_DIRECTORY": str(home / "logs" / "dag_processor"),
+            "DAG_PROCESSOR__DAG_BUNDLE_STORAGE_PATH": str(home / "bundles"),
+            "DAG_PROCESSOR__REFRESH_INTERVAL": "2",
+            "DAG_PROCESSOR__BUNDLE_REFRESH_CHECK_INTERVAL": "1",
+            "DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "5",
+            "DAG_PROCESSOR__PRINT_STATS_INTERVAL": "0",
+            "METRICS__STATSD_ON": "False",
+        }.items()
+    }
+    env |= {f"AIRFLOW_CONN_{name.upper()}": value for name, value in connections.items()}
+    return env | dict(extra)
+
+
+def prepare_home(home: Path) -> None:
+    """
+    Create the folder of an Airflow with the files that must be there before its first command.
+
+    :param home: its ``AIRFLOW_HOME``
+    """
+    home.mkdir(parents=True, exist_ok=True)
+    # Without one, every process of the first start writes it at the same time as the others.
+    (home / "airflow.cfg").touch()
+    passwords = home / "passwords.json"
+    passwords.write_text(json.dumps(USERS))
+    passwords.chmod(0o600)
+
+
+def database_path(home: Path) -> Path:
+    """
+    Return where the metadata database of an Airflow is.
+
+    :param home: its ``AIRFLOW_HOME``
+    """
+    return home / "airflow.db"
+
+
+def migrate(home: Path, env: Mapping[str, str], python: str, template_db: Path | None) -> None:
+    """
+    Create the metadata database, as a copy of a template when there is one.
+
+    :param home: the ``AIRFLOW_HOME``
+    :param env: the environment of Airflow's processes
+    :param python: the interpreter that has Airflow
+    :param template_db: a folder with a migrated database per version of Airflow, added when missing
+    """
+    database = database_path(home)
+    if database.exists():
+        return
+    version = importlib.metadata.version("apache-airflow")
+    template = template_db / f"airflow-{version}.db" if template_db else None
+    if template and template.exists():
+        _copy(template, database)
+        return
+    done = subprocess.run(
+        [python, "-m", "airflow", "db", "migrate"],
+        env=dict(env),
+        cwd=home,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    if done.returncode:
+        output = (done.stdout + done.stderr)[-4000:]
+        raise MigrationError(f"airflow db migrate failed with {done.returncode}:\n{output}")
+    if template:
+        template.parent.mkdir(parents=True, exist_ok=True)
+        # Renamed into place, so that a session running beside this one never copies half of it.
+        partial = template.with_suffix(f".{os.getpid()}")
+        _copy(database, partial)
+        partial.rename(template)
+
+
+def _copy(source: Path, target: Path) -> None:
+    with (
+        contextlib.closing(sqlite3.connect(source)) as old,
+        contextlib.closing(sqlite3.connect(target)) as new,
+    ):
+        old.backup(new)

@@ -1,0 +1,197 @@
+"""Start a program as a process of its own and end it without leaving anything behind."""
+
+import atexit
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Self
+
+import psutil
+
+from testbed import sessions
+
+
+class _Guard:
+    """The pipe to the guard process of this Python; see :mod:`testbed.sessions`."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._process: subprocess.Popen[str] | None = None
+        self._owner = 0
+
+    def add(self, session: int) -> None:
+        self._send(f"+{session}")
+
+    def remove(self, session: int) -> None:
+        self._send(f"-{session}")
+
+    def _send(self, line: str) -> None:
+        with self._lock:
+            if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
+                self._owner = os.getpid()
+                self._process = subprocess.Popen(
+                    # Isolated: the folder of the script holds an ``airflow.py`` that must not hide the real.
+                    [sys.executable, "-I", sessions.__file__],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                    text=True,
+                    start_new_session=True,
+                )
+            if self._process.stdin is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    self._process.stdin.write(line + "\n")
+                    self._process.stdin.flush()
+
+
+_guard = _Guard()
+_started: set["Process"] = set()
+
+
+@atexit.register
+def _kill_all() -> None:
+    for process in list(_started):
+        if process.owner == os.getpid():
+            process.kill()
+
+
+class Process:
+    """
+    A running program, leader of a session of its own.
+
+    :param args: the program and its arguments
+    :param env: its whole environment; ``None`` for a copy of ours
+    :param log_file: where its output goes, appended
+    :param cwd: its working folder
+    """
+
+    def __init__(
+        self,
+        args: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        log_file: Path,
+        cwd: Path | None = None,
+    ) -> None:
+        self.args = [str(arg) for arg in args]
+        self.log_file = log_file
+        self.owner = os.getpid()
+        log_file.parent.mkdir(parents=True, exist_ok=True)
+        self._log_start = log_file.stat().st_size if log_file.exists() else 0
+        with log_file.open("ab") as log:
+            self._popen = subprocess.Popen(
+                self.args,
+                env=None if env is None else dict(env),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=cwd,
+                start_new_session=True,
+            )
+        _started.add(self)
+        _guard.add(self.pid)
+
+    @classmethod
+    def start(
+        cls,
+        args: Sequence[str | Path],
+        *,
+        env: Mapping[str, str] | None = None,
+        log_file: Path,
+        cwd: Path | None = None,
+    ) -> Self:
+        """
+        Start a program.
+
+        :param args: the program and its arguments
+        :param env: its whole environment; ``None`` for a copy of ours
+        :param log_file: where its output goes, appended
+        :param cwd: its working folder
+        """
+        return cls(args, env=env, log_file=log_file, cwd=cwd)
+
+    @property
+    def pid(self) -> int:
+        """The process id, which is also the id of its group and its session."""
+        return self._popen.pid
+
+    @property
+    def alive(self) -> bool:
+        """Whether the program itself still runs."""
+        return self._popen.poll() is None
+
+    @property
+    def returncode(self) -> int | None:
+        """The exit code; negative for a signal, ``None`` while it runs."""
+        return self._popen.poll()
+
+    def pids(self) -> list[int]:
+        """Return the ids of the program's process and of every process it has started that still lives."""
+        return sorted(process.pid for process in sessions.members(self.pid))
+
+    def signal(self, number: int) -> None:
+        """
+        Send a signal to the program itself, not to its children.
+
+        :param number: the signal
+        """
+        self._popen.send_signal(number)
+
+    def terminate(self, grace: float = 5.0) -> None:
+        """
+        Ask the program to end, then kill whatever is left of its session.
+
+        :param grace: seconds it has to end by itself
+        """
+        terminate_all([self], grace)
+
+    def kill(self, *, known: Iterable[psutil.Process] = ()) -> None:
+        """
+        Kill the program and everything it has started, at once.
+
+        :param known: processes seen earlier that may have left its session since
+        """
+        sessions.kill_session(self.pid, known)
+        self._popen.wait()
+        _started.discard(self)
+        _guard.remove(self.pid)
+
+    def output(self) -> str:
+        """Return all that this program has written so far, without what the file held before."""
+        with self.log_file.open("rb") as log:
+            log.seek(self._log_start)
+            return log.read().decode(errors="replace")
+
+    def tail(self, lines: int = 30) -> str:
+        """
+        Return the end of the program's output.
+
+        :param lines: how many lines at most
+        """
+        return "\n".join(self.output().splitlines()[-lines:])
+
+
+def terminate_all(processes: Sequence[Process], grace: float = 5.0) -> None:
+    """
+    Ask several programs to end at the same time, then kill whatever is left of their sessions.
+
+    Only the programs themselves get the signal: one that ends in good order ends its children itself, and
+    would take them for crashed if they were signalled too.
+
+    :param processes: the programs
+    :param grace: seconds they have together to end by themselves
+    """
+    known = {process: sessions.members(process.pid) for process in processes}
+    for process in processes:
+        process.signal(signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    while any(process.alive for process in processes) and time.monotonic() < deadline:
+        time.sleep(0.02)
+    for process in processes:
+        process.kill(known=known[process])
