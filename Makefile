@@ -4,7 +4,7 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 RUN := $(UV) run --locked
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo test check format lint types imports unit bench-imports clean
+.PHONY: demo test check format lint types imports unit test-mapped bench-imports clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -29,6 +29,10 @@ imports: $(UV)
 
 unit: $(UV)
 	$(RUN) pytest tests/unit
+
+# Three runs of sixty mapped tasks each; the test command has one.
+test-mapped: $(UV)
+	MAPPED_RUNS=3 $(RUN) pytest tests/airflow/test_airflow_mapped.py
 
 bench-imports: $(UV)
 	$(RUN) python -m benchmarks.imports

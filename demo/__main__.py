@@ -12,10 +12,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from demo.table import table
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.processes import Process
+from testbed.table import table
 from testbed.workers import start_worker
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -46,13 +46,14 @@ def main() -> int:
     return 0
 
 
-def run_demo(nats: NatsServer, folder: Path, *, keep: bool) -> None:
+def run_demo(nats: NatsServer, folder: Path, *, keep: bool = False, python: str = sys.executable) -> None:
     """
     Run the DAG once and show the result.
 
     :param nats: a running server
     :param folder: for everything that is written
     :param keep: stay up afterwards until interrupted
+    :param python: the interpreter that has Airflow
     """
     connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
     airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections={"nats_default": json.dumps(connection)})

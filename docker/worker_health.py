@@ -1,4 +1,4 @@
-"""Health check of a worker container: does the NATS server have a live connection from this address?
+"""Health check of a worker container: the NATS server has a live connection from this address.
 
 The server drops a client that stops answering its pings, so a worker whose event loop hangs fails this check
 too, which no look at the container's own processes would notice.
@@ -22,9 +22,7 @@ def connected(monitor_url: str, timeout: float = 5.0) -> bool:
     """
     url = urllib.parse.urlsplit(monitor_url)
     if url.hostname is None:
-        raise ValueError(
-            f"expected a URL such as http://nats:8222, found {monitor_url!r}: set NATS_MONITOR_URL"
-        )
+        raise ValueError(f"expected a URL such as http://nats:8222, found {monitor_url!r}: set NATS_MONITOR_URL")
     offset = 0
     while True:
         connection = http.client.HTTPConnection(url.hostname, url.port or 8222, timeout=timeout)

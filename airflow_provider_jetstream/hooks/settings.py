@@ -30,6 +30,12 @@ def settings_of(connection: Connection, extras: Mapping[str, Any]) -> Connection
             f"connection {connection.conn_id!r}: expected extras among {', '.join(_EXTRAS)}, found {', '.join(unknown)}"
             "; remove or correct them"
         )
+    # Before the commas are looked at: one may be part of a secret.
+    if "@" in (connection.host or ""):
+        raise ConnectionSettingsError(
+            f"connection {connection.conn_id!r}: expected addresses without credentials, found an @ in its host: give"
+            " them as login and password, or as token"
+        )
     hosts = [host.strip() for host in (connection.host or "").split(",") if host.strip()]
     if not hosts:
         raise ConnectionSettingsError(f"connection {connection.conn_id!r}: expected a host, found none; set it")

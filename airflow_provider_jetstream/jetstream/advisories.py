@@ -7,7 +7,7 @@ package's own.
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -39,7 +39,7 @@ class Terminated(_Advisory):
     reason: str = ""
 
 
-class Naked(_Advisory):
+class HandedBack(_Advisory):
     """A worker handed a job back."""
 
     type: Literal["io.nats.jetstream.advisory.v1.nak"] = "io.nats.jetstream.advisory.v1.nak"
@@ -69,12 +69,12 @@ class Completion(_Advisory):
     result: Any = None
 
 
-Advisory = Annotated[MaxDeliveries | Terminated | Naked | AckMetric | Completion, Field(discriminator="type")]
+AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | HandedBack | AckMetric | Completion
 
-_ADAPTER: TypeAdapter[MaxDeliveries | Terminated | Naked | AckMetric | Completion] = TypeAdapter(Advisory)
+_ADAPTER: TypeAdapter[AnyAdvisory] = TypeAdapter(Annotated[AnyAdvisory, Field(discriminator="type")])
 
 
-def parse_advisory(data: bytes) -> MaxDeliveries | Terminated | Naked | AckMetric | Completion | None:
+def parse_advisory(data: bytes) -> AnyAdvisory | None:
     """Read an advisory.
 
     :param data: a message's body

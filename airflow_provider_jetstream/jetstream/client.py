@@ -1,4 +1,4 @@
-"""The NATS client with one thing added: where TLS is wanted, credentials never leave in plaintext."""
+"""The NATS client with two things mended: credentials never leave in plaintext, and a failed TLS handshake ends."""
 
 from __future__ import annotations
 
@@ -27,3 +27,14 @@ class JetStreamClient(Client):
                 " tls on the server, or use a nats:// address without tls_ca_file"
             )
         return super()._connect_command()
+
+    async def _process_connect_init(self) -> None:
+        try:
+            await super()._process_connect_init()
+        except OSError:
+            # asyncio never tells the stream under a failed TLS handshake that it has ended, and the client would wait
+            # for that before it goes on to the next server.
+            if self._transport is not None:
+                self._transport.close()  # type: ignore[no-untyped-call]
+                self._transport = None
+            raise

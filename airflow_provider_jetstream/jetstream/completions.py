@@ -7,21 +7,33 @@ joins late, or again after a restart, reads the same events.
 from __future__ import annotations
 
 import asyncio
+import logging
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.advisories import Completion, MaxDeliveries, Terminated, parse_advisory
-from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import completion_filter, death_filter
+from airflow_provider_jetstream.jetstream.advisories import (
+    AnyAdvisory,
+    Completion,
+    MaxDeliveries,
+    Terminated,
+    parse_advisory,
+)
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError, TransientError
+from airflow_provider_jetstream.jetstream.names import completion_filter, completion_subject, death_filter
 from airflow_provider_jetstream.jetstream.publishing import ranges
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, follow, stream_info
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, follow, last_message, stream_info
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Iterable
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+_RETRY_PAUSE = 1.0
 
 DELETED_IN_FLIGHT = "Unacknowledged message was deleted"
 
@@ -128,9 +140,10 @@ async def wait_for_jobs(
     sources = [follow(connection, mark.events, completion_filter(mark.queue), mark.events_from)]
     if mark.dead_letters:
         sources.append(follow(connection, mark.dead_letters, death_filter(mark.queue), mark.dead_letters_from))
-    async for message in _merged(sources, lambda: _over(report, max_dead)):
-        if _record(report, mark, message):
-            progress(report)
+    async with aclosing(_merged(sources, lambda: _over(report, max_dead))) as messages:
+        async for message in messages:
+            if await _record(connection, report, mark, message):
+                progress(report)
     return report
 
 
@@ -138,11 +151,14 @@ def _over(report: WaitReport, max_dead: int | None) -> bool:
     return not report.awaited or (max_dead is not None and len(report.dead) > max_dead)
 
 
-def _record(report: WaitReport, mark: Mark, message: StoredMessage) -> bool:
+async def _record(connection: Connection, report: WaitReport, mark: Mark, message: StoredMessage) -> bool:
     event = parse_advisory(message.data)
     if event is None or event.stream != mark.queue or message.stored_at < datetime.fromisoformat(mark.created):
         return False
     sequence = event.stream_seq
+    if not isinstance(event, Completion) and sequence in report.awaited and await _completed(connection, mark, event):
+        # Its completion is stored, and the other source will bring it: who joins late must not give up over this.
+        return False
     match event:
         case Completion() if sequence in report.awaited or sequence in report.dead:
             # A worker slower than its ack wait may finish a job that was already given up: it is done all the same.
@@ -158,14 +174,29 @@ def _record(report: WaitReport, mark: Mark, message: StoredMessage) -> bool:
     return True
 
 
+async def _completed(connection: Connection, mark: Mark, event: AnyAdvisory) -> bool:
+    subject = completion_subject(mark.queue, event.consumer, event.stream_seq)
+    while True:
+        try:
+            last = await last_message(connection, mark.events, subject)
+        except TransientError as error:
+            if connection.client.is_closed:
+                raise
+            log.warning("Reading %s failed, trying again: %s", mark.events, error)
+            await asyncio.sleep(_RETRY_PAUSE)
+        else:
+            return last is not None and last.stored_at >= datetime.fromisoformat(mark.created)
+
+
 async def _merged(
-    sources: list[AsyncIterator[StoredMessage]], over: Callable[[], bool]
-) -> AsyncIterator[StoredMessage]:
+    sources: list[AsyncGenerator[StoredMessage, None]], over: Callable[[], bool]
+) -> AsyncGenerator[StoredMessage, None]:
     messages: asyncio.Queue[StoredMessage] = asyncio.Queue(maxsize=256)
 
-    async def pump(source: AsyncIterator[StoredMessage]) -> None:
-        async for message in source:
-            await messages.put(message)
+    async def pump(source: AsyncGenerator[StoredMessage, None]) -> None:
+        async with aclosing(source):
+            async for message in source:
+                await messages.put(message)
 
     pumps = [asyncio.create_task(pump(source)) for source in sources]
     try:

@@ -1,4 +1,4 @@
-"""Connecting to NATS: settings, one time limit over everything, and JetStream's API as plain JSON."""
+"""Connecting to NATS: one time limit over everything, and JetStream's API as plain JSON."""
 
 from __future__ import annotations
 
@@ -6,11 +6,9 @@ import asyncio
 import json
 import ssl
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING, Any, Self
-from urllib.parse import urlsplit
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
-
+from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     AuthenticationError,
@@ -29,109 +27,11 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+__all__ = ["MINIMUM_SERVER", "Connection", "ConnectionSettings", "connect", "connection_settings"]
+
 MINIMUM_SERVER = (2, 10, 27)
-DEFAULT_PORT = 4222
 
 _NOT_ENABLED = {10039, 10076}
-
-
-class ConnectionSettings(BaseModel):
-    """Where the servers are and how to prove who is asking.
-
-    :param servers: ``nats://`` or ``tls://`` addresses without credentials; ``host`` and ``host:port`` work too
-    :param user: user name, together with ``password``
-    :param password: its password
-    :param token: a token instead of user and password
-    :param tls_ca_file: path of the certificate authority that signed the servers' certificates; the system's
-        authorities where it is absent
-    :param timeout: seconds for everything between the first packet and a usable JetStream
-    :param name: shown in the server's list of connections
-    :raises ConnectionSettingsError: if the settings contradict each other
-    """
-
-    # A validation error would otherwise repeat the value, and a value may be a password.
-    model_config = ConfigDict(frozen=True, extra="forbid", hide_input_in_errors=True)
-
-    servers: tuple[str, ...] = Field(default=("nats://127.0.0.1:4222",), min_length=1)
-    user: str | None = None
-    password: SecretStr | None = None
-    token: SecretStr | None = None
-    tls_ca_file: str | None = None
-    timeout: float = Field(default=10.0, gt=0, le=300)
-    name: str = "airflow-provider-jetstream"
-
-    @field_validator("servers", mode="after")
-    @classmethod
-    def _normalise_servers(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
-        return tuple(_normalise_server(server) for server in servers)
-
-    @model_validator(mode="after")
-    def _one_way_to_authenticate(self) -> Self:
-        if self.token and (self.user or self.password):
-            raise ValueError("expected a token or user and password, found both: keep one")
-        if (self.user is None) != (self.password is None):
-            raise ValueError("expected user and password together, found only one of them")
-        if len({urlsplit(server).scheme for server in self.servers}) > 1:
-            raise ValueError("expected either tls:// for all servers or for none, found both")
-        return self
-
-    @property
-    def encrypted(self) -> bool:
-        """Whether plaintext must be refused."""
-        return self.servers[0].startswith("tls://") or self.tls_ca_file is not None
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> ConnectionSettings:
-        """Read ``NATS_URL`` (several with commas), ``NATS_USER``, ``NATS_PASSWORD``, ``NATS_TOKEN``, ``NATS_CA``.
-
-        :param environment: such as :data:`os.environ`
-        :return: the settings
-        :raises ConnectionSettingsError: if they contradict each other
-        """
-        values = {
-            "servers": tuple(filter(None, environment.get("NATS_URL", "").split(","))) or None,
-            "user": environment.get("NATS_USER"),
-            "password": environment.get("NATS_PASSWORD"),
-            "token": environment.get("NATS_TOKEN"),
-            "tls_ca_file": environment.get("NATS_CA"),
-        }
-        return connection_settings({key: value for key, value in values.items() if value is not None})
-
-
-def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
-    """Validate settings that came from outside, without ever repeating a value in the error.
-
-    :param values: the fields of :class:`ConnectionSettings`
-    :return: the settings
-    :raises ConnectionSettingsError: naming the fields and what was expected
-    """
-    from pydantic import ValidationError
-
-    try:
-        return ConnectionSettings.model_validate(dict(values))
-    except ValidationError as error:
-        problems = "; ".join(
-            f"{'.'.join(map(str, problem['loc'])) or 'settings'}: {problem['msg'].removeprefix('Value error, ')}"
-            for problem in error.errors(include_input=False, include_url=False)
-        )
-        raise ConnectionSettingsError(f"the NATS connection can't be used: {problems}") from None
-
-
-def _normalise_server(server: str) -> str:
-    text = server.strip()
-    parts = urlsplit(text if "://" in text else f"nats://{text}")
-    if parts.scheme not in ("nats", "tls"):
-        raise ValueError(f"expected a nats:// or tls:// address, found the scheme {parts.scheme!r}")
-    if parts.username is not None or parts.password is not None:
-        raise ValueError("expected an address without credentials: give user, password or token as settings")
-    try:
-        port = parts.port or DEFAULT_PORT
-    except ValueError:
-        raise ValueError(f"expected a port number at the end of {parts.hostname!r}") from None
-    if not parts.hostname:
-        raise ValueError(f"expected a host, found {server!r}")
-    host = f"[{parts.hostname}]" if ":" in parts.hostname else parts.hostname
-    return f"{parts.scheme}://{host}:{port}"
 
 
 class Connection:
@@ -238,7 +138,7 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
         if not client.is_connected:
             failures.append(error)
 
-    tls = ssl.create_default_context(cafile=settings.tls_ca_file) if settings.encrypted else None
+    tls = _tls_context(settings) if settings.encrypted else None
     try:
         await client.connect(
             list(settings.servers),
@@ -248,7 +148,8 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
             user=settings.user,
             password=settings.password.get_secret_value() if settings.password else None,
             token=settings.token.get_secret_value() if settings.token else None,
-            connect_timeout=max(1, round(settings.timeout)),
+            # A share for each server: a silent one mustn't use up the time of the others.
+            connect_timeout=max(1, round(settings.timeout / len(settings.servers))),
             # The client knows one policy for the first connection and for later ones. A first connection tries each
             # server twice and gives up; one that has worked is worth waiting for.
             max_reconnect_attempts=1,
@@ -266,6 +167,16 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
     client.options["reconnect_time_wait"] = 1
     connection.last_error = None
     return connection
+
+
+def _tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=settings.tls_ca_file)
+    except OSError as error:
+        raise ConnectionSettingsError(
+            f"tls_ca_file: expected a PEM file with certificates at {settings.tls_ca_file}, found:"
+            f" {error.strerror or type(error).__name__}"
+        ) from None
 
 
 async def _require_jetstream(connection: Connection) -> None:
@@ -299,11 +210,12 @@ def _explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStre
         return ours
     texts = [str(failure) for failure in failures]
     if any("authorization" in text.lower() or "authentication" in text.lower() for text in texts):
-        what = "the token" if settings.token else "user and password" if settings.user else "a connection without any"
-        return AuthenticationError(f"{where} refused the credentials: expected valid ones, sent {what}; check them")
+        sent = "a token" if settings.token else "user and password" if settings.user else "none"
+        return AuthenticationError(f"{where} refused the credentials: expected valid ones, found {sent}; check them")
     for failure in failures:
         if isinstance(failure, ssl.SSLError):
-            return TLSError(f"no TLS with {where}: {failure.reason or failure}; check tls_ca_file and the host name")
+            reason = getattr(failure, "verify_message", None) or failure.reason or failure
+            return TLSError(f"no TLS with {where}: {reason}; check tls_ca_file and the host name")
     from nats.errors import NoServersError
 
     causes = [_reason(failure) for failure in failures if not isinstance(failure, NoServersError)]

@@ -39,6 +39,8 @@ class Verdict(StrEnum):
     """The job is no longer stored: finished late, redriven before, terminated or deleted."""
     STALE = "stale"
     """Stream, consumer or message is younger than the advisory: it was about another message."""
+    ALIVE = "alive"
+    """The consumer is about to deliver it again: it was reset, or its server crashed and forgot the death."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ async def find_dead_letters(connection: Connection, queue: WorkQueue) -> Finding
     letters: list[DeadLetter] = []
     dismissed: list[tuple[Entry, Verdict]] = []
     stream_created = (await stream_info(connection, queue.name))["created"]
-    consumers: dict[str, tuple[datetime, timedelta] | None] = {}
+    consumers: dict[str, _ConsumerFacts | None] = {}
     for entry in await read_entries(connection, queue):
         if entry.consumer not in consumers:
             consumers[entry.consumer] = await _consumer_facts(connection, queue.name, entry.consumer)
@@ -178,28 +180,54 @@ async def _advisories(connection: Connection, stream: str, queue: str) -> AsyncI
         start = message.sequence + 1
 
 
-async def _consumer_facts(connection: Connection, stream: str, consumer: str) -> tuple[datetime, timedelta] | None:
+@dataclass(frozen=True, slots=True)
+class _ConsumerFacts:
+    created: datetime
+    patience: timedelta
+    delivered: int
+
+
+async def will_deliver(connection: Connection, stream: str, consumer: str, sequence: int) -> bool:
+    """Tell whether a consumer has yet to deliver a job for the first time, as far as it knows.
+
+    :param connection: the server
+    :param stream: the job's stream
+    :param consumer: the consumer
+    :param sequence: the job's stream sequence
+    :return: whether it has
+    :raises NotFoundError: the stream or the consumer doesn't exist
+    """
+    info = await consumer_info(connection, stream, consumer)
+    return sequence > int(info["delivered"]["stream_seq"])
+
+
+async def _consumer_facts(connection: Connection, stream: str, consumer: str) -> _ConsumerFacts | None:
     try:
         info = await consumer_info(connection, stream, consumer)
     except NotFoundError:
         return None
     config = info["config"]
     patience = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
-    return datetime.fromisoformat(info["created"]), timedelta(microseconds=patience / 1_000)
+    return _ConsumerFacts(
+        created=datetime.fromisoformat(info["created"]),
+        patience=timedelta(microseconds=patience / 1_000),
+        delivered=info["delivered"]["stream_seq"],
+    )
 
 
 async def _prove(
-    connection: Connection, entry: Entry, stream_created: str, consumer: tuple[datetime, timedelta] | None
+    connection: Connection, entry: Entry, stream_created: str, consumer: _ConsumerFacts | None
 ) -> DeadLetter | Verdict:
     if datetime.fromisoformat(stream_created) > entry.died_at or consumer is None:
         return Verdict.STALE
-    consumer_created, patience = consumer
     # A recreated consumer delivers every stored job again, so a death under its predecessor no longer counts.
-    if consumer_created > entry.died_at:
+    if consumer.created > entry.died_at:
         return Verdict.STALE
     message = await get_message(connection, entry.stream, entry.sequence)
     if message is None:
         return Verdict.GONE
     if message.stored_at > entry.died_at:
         return Verdict.STALE
-    return DeadLetter(entry, stream_created, message, entry.died_at + patience)
+    if entry.sequence > consumer.delivered:
+        return Verdict.ALIVE
+    return DeadLetter(entry, stream_created, message, entry.died_at + consumer.patience)

@@ -18,11 +18,13 @@
     │   │   └── JobTooLargeError
     │   ├── DeadLetterGoneError            also LookupError
     │   ├── JobsDeadError
-    │   └── EventLoopError                 also RuntimeError
+    │   ├── EventLoopError                 also RuntimeError
+    │   └── HandlerNotFoundError           also LookupError
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
     │   ├── DeadlineError                  also TimeoutError
-    │   └── RedriveError
+    │   ├── RedriveError
+    │   └── QueueFullError
     ├── PublishError                       some jobs aren't known to be stored; carries which
     │   ├── PublishRefusedError            also TerminalError
     │   └── PublishIncompleteError         also TransientError
@@ -39,7 +41,7 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.publishing import PublishReport
+    from airflow_provider_jetstream.jetstream.publish_report import PublishReport
 
 
 class JetStreamProviderError(Exception):
@@ -87,15 +89,17 @@ class ServerTooOldError(TerminalError):
 class QueueDeclarationError(TerminalError, ValueError):
     """A declaration that the server would refuse, or that would lose jobs.
 
+    :param name: what is declared, or the path of its file
     :param problems: one sentence each, all of them rather than the first
+    :param kind: what it is
     """
 
     code = "JS110"
 
-    def __init__(self, name: str, problems: Sequence[str]) -> None:
+    def __init__(self, name: str, problems: Sequence[str], kind: str = "work queue") -> None:
         self.problems = tuple(problems)
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
-        super().__init__(f"the declaration of work queue {name!r} can't be used:{lines}")
+        super().__init__(f"the declaration of {kind} {name!r} can't be used:{lines}")
 
 
 class ProvisioningError(TerminalError):
@@ -152,6 +156,12 @@ class EventLoopError(TerminalError, RuntimeError):
     code = "JS140"
 
 
+class HandlerNotFoundError(TerminalError, LookupError):
+    """A worker's handler isn't where the command line says."""
+
+    code = "JS150"
+
+
 class TransientError(JetStreamProviderError):
     """Calling again later may succeed."""
 
@@ -174,6 +184,12 @@ class RedriveError(TransientError):
     """A dead letter that should have been redriven wasn't; it stays where it was."""
 
     code = "JS211"
+
+
+class QueueFullError(TransientError):
+    """The stream is at its limit and discards what is new."""
+
+    code = "JS220"
 
 
 class PublishError(JetStreamProviderError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -21,6 +22,10 @@ from airflow_provider_jetstream.jetstream.subjects import subject_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LINE_BREAK = re.compile(r"[\r\n]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,11 +66,11 @@ class Job:
         """
         if isinstance(self.body, bytes):
             return self.body
-        if isinstance(self.body, str):
-            return self.body.encode()
         try:
+            if isinstance(self.body, str):
+                return self.body.encode()
             return json.dumps(self.body, allow_nan=False, separators=(",", ":")).encode()
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, RecursionError) as error:
             raise JobNotSerializableError(
                 f"expected a body of bytes, text or JSON values, found {type(self.body).__name__}: {error};"
                 " convert it before publishing"
@@ -99,14 +104,14 @@ class Origin:
             MAP_INDEX: str(self.map_index),
         }
 
-    def message_id(self, key: object) -> str:
+    def message_id(self, key: str | int) -> str:
         """Build an id that stays the same when Airflow tries the task again.
 
         :param key: the job's own id, or its index
         :return: the value of ``Nats-Msg-Id``
         """
-        parts = (self.dag_id, self.run_id, self.task_id, self.map_index, key)
-        return "/".join(quote(str(part), safe=":+") for part in parts)
+        parts = (self.dag_id, self.run_id, self.task_id, self.map_index)
+        return "/".join([*(quote(str(part), safe=":+") for part in parts), _last_part(key)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,16 +149,36 @@ def prepare(
             raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
         if problem := subject_problem(target, wildcards=False):
             raise JobError(f"job {index} can't be published to {target!r}: {problem}")
-        if reserved := [name for name in job.headers if name.lower().startswith("nats-")]:
-            raise JobError(f"job {index} sets {reserved[0]}: headers starting with Nats- belong to the server")
-        key = job.id if job.id is not None else index
-        message_id = origin.message_id(key) if origin else f"{batch}/{quote(str(key), safe='')}"
+        if job.advisory and (problem := subject_problem(job.advisory, wildcards=False)):
+            raise JobError(
+                f"job {index} can't be reported on {job.advisory!r}: {problem}; hand over Job(body) where the body's"
+                " advisory means something else"
+            )
+        _check_headers(index, job.headers)
+        job_id = _text(job.id)
+        key = job_id or index
+        message_id = origin.message_id(key) if origin else f"{batch}/{_last_part(key)}"
         headers = {**job.headers, **(origin.headers() if origin else {})}
         headers[MSG_ID] = message_id
-        headers[JOB_ID] = job.id or message_id
+        headers[JOB_ID] = job_id or message_id
         if job.advisory:
             headers[JOB_ADVISORY] = job.advisory
         yield OutgoingJob(job, target, message_id, headers)
+
+
+def _last_part(key: str | int) -> str:
+    # The mark, which quoting takes from ids, keeps the index of one job apart from the same number as another's id.
+    return f"#{key}" if isinstance(key, int) else quote(key, safe=":+")
+
+
+def _check_headers(index: int, headers: Mapping[str, str]) -> None:
+    for name, value in headers.items():
+        if name.lower().startswith("nats-"):
+            raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")
+        if not _HEADER_NAME.fullmatch(name):
+            raise JobError(f"job {index} has a header {name!r}: expected a name of letters, digits and dashes")
+        if not isinstance(value, str) or _LINE_BREAK.search(value):
+            raise JobError(f"job {index}, header {name}: expected text without line breaks, found {value!r}")
 
 
 def _text(value: object) -> str | None:

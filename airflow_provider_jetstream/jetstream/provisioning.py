@@ -168,7 +168,8 @@ async def _plan_consumer(connection: Connection, stream: str, consumer: Consumer
     existing = await _existing(connection, f"CONSUMER.INFO.{stream}.{consumer.name}", *missing)
     if existing is None:
         return Step("consumer", name, "create", declared)
-    differences = tuple(_differences(existing, declared))
+    existing = _one_filter_as_such(existing)
+    differences = (*_differences(existing, declared), *_leftovers(existing, declared))
     blocked = tuple(
         f"{difference.field} of a consumer is fixed when it is created; remove the consumer by hand if no job is in"
         " flight, then provision again"
@@ -176,9 +177,8 @@ async def _plan_consumer(connection: Connection, stream: str, consumer: Consumer
         if difference.field in _FIXED_CONSUMER_FIELDS
     )
     merged = _merged(existing, declared)
-    for one, other in (("filter_subject", "filter_subjects"), ("filter_subjects", "filter_subject")):
-        if one in declared:
-            merged.pop(other, None)
+    for field in _replaced_fields(declared):
+        merged.pop(field, None)
     action: Literal["update", "keep"] = "update" if differences else "keep"
     return Step("consumer", name, action, merged, differences, blocked)
 
@@ -200,10 +200,31 @@ def _differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> It
             found = {key: text for key, text in (found or {}).items() if key in value}
         if _canonical(field, found) != _canonical(field, value):
             yield Difference(field, found, value)
-    if not {"filter_subject", "filter_subjects"} & declared.keys():
-        for field in ("filter_subject", "filter_subjects"):
-            if existing.get(field) and "ack_policy" in declared:
-                yield Difference(field, existing[field], None)
+
+
+def _replaced_fields(declared: Mapping[str, Any]) -> set[str]:
+    """Name the fields of a consumer that would contradict the declaration if the server's were kept."""
+    replaced = {"filter_subject", "filter_subjects"} - declared.keys()
+    if "ack_wait" in declared and "backoff" not in declared:
+        replaced.add("backoff")
+    return replaced
+
+
+def _leftovers(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
+    filtered = {"filter_subject", "filter_subjects"} & declared.keys()
+    for field in sorted(_replaced_fields(declared)):
+        # A filter that another kind of filter replaces is told by the other one.
+        if existing.get(field) and not (filtered and field.startswith("filter")):
+            yield Difference(field, existing[field], None)
+
+
+def _one_filter_as_such(existing: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(existing)
+    filters: list[str] = config.get("filter_subjects") or []
+    if len(filters) == 1:
+        config["filter_subject"] = filters[0]
+        del config["filter_subjects"]
+    return config
 
 
 def _canonical(field: str, value: Any) -> Any:
@@ -253,8 +274,8 @@ async def _explain(connection: Connection, step: Step, error: ApiError) -> str:
     if error.err_code != _SUBJECT_TAKEN:
         return text
     for subject in step.config["subjects"]:
-        names = (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
-        if names:
+        found = (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
+        if names := [name for name in found if name != step.name]:
             return f"{text}: stream {', '.join(names)} already captures {subject}; declare that stream's name instead"
     return text
 

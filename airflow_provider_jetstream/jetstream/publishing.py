@@ -9,11 +9,10 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from array import array
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from http import HTTPStatus
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
@@ -21,12 +20,10 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobNotSerializableError,
     JobTooLargeError,
     NotFoundError,
-    PublishIncompleteError,
-    PublishRefusedError,
-    TerminalError,
-    TransientError,
+    QueueFullError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.publish_report import Failure, PublishReport, ranges
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,97 +33,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.jobs import OutgoingJob
 
+__all__ = ["Failure", "PublishReport", "publish", "ranges"]
+
 _FULL = 10077
 _TOO_LARGE = 10054
-_NAMED_FAILURES = 5
 _ABSENT_PAUSE = 0.25
-
-
-class QueueFullError(TransientError):
-    """The stream is at its limit and discards what is new."""
-
-    code = "JS220"
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A job that isn't known to be stored.
-
-    :param index: its place among the published
-    :param job_id: its ``Nats-Msg-Id``
-    :param error: why
-    :param certain: whether it is certain that it isn't stored; otherwise the answer got lost
-    """
-
-    index: int
-    job_id: str
-    error: JetStreamProviderError
-    certain: bool
-
-
-@dataclass(slots=True)
-class PublishReport:
-    """The fate of every job of one call.
-
-    :param stream: the stream that stored them
-    :param sequences: by index, the stream sequence; 0 where a job isn't known to be stored
-    :param duplicates: how many of them the server knew already
-    :param failures: those not known to be stored
-    """
-
-    stream: str | None = None
-    sequences: array[int] = field(default_factory=lambda: array("Q"))
-    duplicates: int = 0
-    failures: list[Failure] = field(default_factory=list)
-
-    @property
-    def stored(self) -> int:
-        """How many jobs are stored."""
-        return len(self.sequences) - len(self.failures)
-
-    def raise_for_failures(self) -> None:
-        """Do nothing if all jobs are stored.
-
-        :raises PublishRefusedError: some can never be stored as they are
-        :raises PublishIncompleteError: some weren't stored this time
-        """
-        if not self.failures:
-            return
-        failures = sorted(self.failures, key=lambda failure: failure.index)
-        named = "; ".join(
-            f"job {failure.index} (id {failure.job_id}) {'is not stored' if failure.certain else 'may be stored'}:"
-            f" {failure.error}"
-            for failure in failures[:_NAMED_FAILURES]
-        )
-        rest = len(failures) - _NAMED_FAILURES
-        message = (
-            f"{self.stored} of {len(self.sequences)} jobs are stored{self._where()}; {len(failures)} are not known to"
-            f" be: {named}{f'; and {rest} more' if rest > 0 else ''}"
-        )
-        terminal = any(isinstance(failure.error, TerminalError) for failure in failures)
-        raise (PublishRefusedError if terminal else PublishIncompleteError)(message, self)
-
-    def _where(self) -> str:
-        spans = ranges(self.sequences)
-        if not spans:
-            return ""
-        shown = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in spans[:_NAMED_FAILURES])
-        return f" in {self.stream} (sequences {shown}{', …' if len(spans) > _NAMED_FAILURES else ''})"
-
-
-def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    """Write sequences as ranges, which stay small where jobs were stored in a row.
-
-    :param sequences: in any order; zeros are left out
-    :return: first and last of each run
-    """
-    spans: list[tuple[int, int]] = []
-    for sequence in sorted(set(sequences) - {0}):
-        if spans and spans[-1][1] == sequence - 1:
-            spans[-1] = (spans[-1][0], sequence)
-        else:
-            spans.append((sequence, sequence))
-    return spans
 
 
 async def publish(
@@ -164,6 +75,9 @@ class _InFlight:
     payload: bytes
     deadline: float
     sent: int = 1
+    foreign: bool = False
+    absent: bool = False
+    lost: bool = False
 
 
 class _Publisher:
@@ -176,6 +90,8 @@ class _Publisher:
         self._attempts = attempts
         self._in_flight: OrderedDict[int, _InFlight] = OrderedDict()
         self._progress = asyncio.Event()
+        self._last_answer = time.monotonic()
+        self._silent = False
         self._inbox = self._client.new_inbox()
 
     async def open(self) -> None:
@@ -202,6 +118,10 @@ class _Publisher:
             self._fail(index, job, error, certain=True)
             return
         await self.settle(self._window - 1)
+        if self._silent:
+            reason = "it was not sent: the jobs before it got no answer"
+            self._fail(index, job, UnreachableError(reason + self._last_report()), certain=True)
+            return
         self._in_flight[index] = _InFlight(job, payload, time.monotonic() + self._ack_timeout)
         await self._put(index)
 
@@ -223,11 +143,14 @@ class _Publisher:
                 continue
             if flight.sent >= self._attempts:
                 del self._in_flight[index]
+                self._silent = self._last_answer < flight.deadline - self._ack_timeout
                 reason = f"no acknowledgement after {flight.sent} attempts of {self._ack_timeout:g} s"
-                if self._connection.last_error:
-                    reason += f" (the connection last reported: {self._connection.last_error})"
-                self._fail(index, flight.job, UnreachableError(reason), certain=False)
+                if flight.foreign:
+                    reason += f": what answers on {flight.job.subject} isn't a stream; provision the queue first"
+                self._fail(index, flight.job, UnreachableError(reason + self._last_report()), certain=False)
                 continue
+            flight.lost |= not flight.absent
+            flight.absent = False
             flight.sent += 1
             flight.deadline = now + self._ack_timeout
             self._in_flight.move_to_end(index)
@@ -237,14 +160,16 @@ class _Publisher:
         from nats import errors
 
         flight = self._in_flight[index]
+        limit = self._client.max_payload
+        # The client counts the body only; for body and headers together the server would close the connection.
+        if len(flight.payload) + _size(flight.job.headers) > limit:
+            del self._in_flight[index]
+            self._fail(index, flight.job, _too_large(f"the server's limit of {limit} bytes"), certain=True)
+            return
         try:
             await self._client.publish(
                 flight.job.subject, flight.payload, reply=f"{self._inbox}.{index}", headers=flight.job.headers
             )
-        except errors.MaxPayloadError:
-            del self._in_flight[index]
-            limit = self._client.max_payload
-            self._fail(index, flight.job, _too_large(f"the server's limit of {limit} bytes"), certain=True)
         except errors.OutboundBufferLimitError:
             # Only while the connection is away; the deadline sends it again.
             return
@@ -254,12 +179,20 @@ class _Publisher:
 
     async def _on_answer(self, message: Msg) -> None:
         index = int(message.subject.rsplit(".", 1)[1])
+        answer = _answer(message.data)
+        if answer is None:
+            # From somebody else who listens on the subject; the stream's own answer may still come.
+            if flight := self._in_flight.get(index):
+                flight.foreign = True
+            return
+        self._last_answer, self._silent = time.monotonic(), False
         flight = self._in_flight.pop(index, None)
         self._progress.set()
         if flight is None:
             return
         if not message.data and flight.sent < self._attempts:
             # Nobody listens on the subject: no stream has it, or the server is just starting. Only time tells.
+            flight.absent = True
             flight.deadline = time.monotonic() + _ABSENT_PAUSE
             self._in_flight[index] = flight
             self._in_flight.move_to_end(index, last=False)
@@ -268,9 +201,9 @@ class _Publisher:
             error: JetStreamProviderError = NotFoundError(
                 f"no stream captures {flight.job.subject}: provision the queue first, or check the subject"
             )
-            self._fail(index, flight.job, error, certain=True)
+            # An attempt whose answer got lost may have been stored before the stream went away.
+            self._fail(index, flight.job, error, certain=not flight.lost)
             return
-        answer = json.loads(message.data)
         if refusal := answer.get("error"):
             self._fail(index, flight.job, _refusal(refusal, answer.get("stream")), certain=True)
             return
@@ -278,8 +211,31 @@ class _Publisher:
         self.report.sequences[index] = answer["seq"]
         self.report.duplicates += bool(answer.get("duplicate"))
 
+    def _last_report(self) -> str:
+        error = self._connection.last_error
+        return f" (the connection last reported: {error})" if error else ""
+
     def _fail(self, index: int, job: OutgoingJob, error: JetStreamProviderError, *, certain: bool) -> None:
         self.report.failures.append(Failure(index, job.message_id, error, certain))
+
+
+def _size(headers: dict[str, str]) -> int:
+    lines = sum(len(name.encode()) + len(value.encode()) + len(": \r\n") for name, value in headers.items())
+    return len("NATS/1.0\r\n\r\n") + lines
+
+
+def _answer(data: bytes) -> dict[str, Any] | None:
+    """Read a stream's acknowledgement or refusal; empty where nobody listens, ``None`` for anybody else's answer."""
+    if not data:
+        return {}
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        return None
+    if not isinstance(answer, dict):
+        return None
+    acknowledged = isinstance(answer.get("stream"), str) and isinstance(answer.get("seq"), int)
+    return answer if acknowledged or isinstance(answer.get("error"), dict) else None
 
 
 def _refusal(error: dict[str, object], stream: str | None) -> JetStreamProviderError:

@@ -6,8 +6,9 @@ that isn't declared keeps the server's default when the stream is created and wh
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
@@ -15,9 +16,6 @@ from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.names import DEAD_LETTER_MARK, completion_filter, dead_letter_subjects
 from airflow_provider_jetstream.jetstream.queue_rules import consumer_problems, queue_problems, queue_warnings
 from airflow_provider_jetstream.jetstream.units import Duration, Size
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 _Declared = TypeVar("_Declared")
 
@@ -27,11 +25,13 @@ QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 class _Declaration(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
+    kind: ClassVar[str] = "work queue"
+
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise QueueDeclarationError(str(values.get("name", "?")), _problems(error)) from None
+            raise QueueDeclarationError(str(values.get("name", "?")), _problems(error), self.kind) from None
 
 
 class Consumer(_Declaration):
@@ -48,6 +48,8 @@ class Consumer(_Declaration):
     :param description: for people
     :param metadata: for tools
     """
+
+    kind = "consumer"
 
     name: str
     description: str | None = None
@@ -107,8 +109,8 @@ class Stream(_Declaration):
     storage: Literal["file", "memory"] = "file"
     num_replicas: int = Field(default=1, ge=1, le=5)
     discard: Literal["old", "new"] | None = None
-    max_msgs: int | None = None
-    max_msgs_per_subject: int | None = None
+    max_msgs: int | None = Field(default=None, ge=-1)
+    max_msgs_per_subject: int | None = Field(default=None, ge=-1)
     max_bytes: Size | None = None
     max_msg_size: Size | None = None
     max_age: Duration | None = None
@@ -142,6 +144,8 @@ class DeadLetterQueue(Stream):
     :param consumers: consumers to provision on it, for processors other than this package's
     """
 
+    kind = "dead letter queue"
+
     retention: Literal["limits", "workqueue", "interest"] = "limits"
     consumers: tuple[Consumer, ...] = ()
     allow_direct: bool | None = True
@@ -166,6 +170,8 @@ class Events(Stream):
 
     :param max_age: how long an end is kept; nobody can wait longer than that for a job already done
     """
+
+    kind = "events stream"
 
     discard: Literal["old", "new"] | None = "old"
     max_age: Duration | None = 7 * 86_400 * 1_000_000_000
@@ -249,26 +255,28 @@ class WorkQueue(Stream):
         """
         if isinstance(source, WorkQueue):
             return source
+        name, values = "?", source
         if isinstance(source, (str, Path)):
-            source = _read(Path(source))
-        return cls(**source)
+            name, values = str(source), _read(Path(source))
+        if not isinstance(values, Mapping):
+            raise QueueDeclarationError(
+                name, [f"expected a mapping with name, subjects, consumers…, found {type(values).__name__}"]
+            )
+        if strange := [key for key in values if not isinstance(key, str)]:
+            raise QueueDeclarationError(name, [f"expected names of fields, found {strange[0]!r}: quote it"])
+        return cls(**values)
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> Any:
     import yaml
 
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        reason = error.strerror or type(error).__name__
-        raise QueueDeclarationError(str(path), [f"expected a YAML file at this path, found: {reason}"]) from None
+        found = f"expected a YAML file at this path, found: {error.strerror or type(error).__name__}"
+        raise QueueDeclarationError(str(path), [found]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise QueueDeclarationError(str(path), [f"expected YAML: {error}"]) from None
-    if not isinstance(values, dict):
-        raise QueueDeclarationError(
-            str(path), [f"expected a mapping with name, subjects, consumers…, found {type(values).__name__}"]
-        )
-    return values
+        raise QueueDeclarationError(str(path), [f"expected YAML, found something else: {error}"]) from None
 
 
 def _raise_or(declaration: _Declared, problems: list[str]) -> _Declared:

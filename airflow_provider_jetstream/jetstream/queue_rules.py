@@ -6,10 +6,17 @@ An error is what the server would refuse, or accept and then lose jobs over; eve
 from __future__ import annotations
 
 import re
+from itertools import combinations
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, completion_filter
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any, first_overlap, overlaps, subject_problem
+from airflow_provider_jetstream.jetstream.subjects import (
+    covered_by_any,
+    covers,
+    first_overlap,
+    overlaps,
+    subject_problem,
+)
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
 if TYPE_CHECKING:
@@ -20,8 +27,14 @@ if TYPE_CHECKING:
 _NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
 _SAMPLE = re.compile(r"(\d{1,3})%?")
 _ALL = 100
+# The server's own subjects, and those among them that a stream may capture all the same.
+_RESERVED = (
+    ("$JS.>", "$JS.EVENT.>", "JetStream's own API"),
+    ("$SYS.>", "$SYS.ACCOUNT.>", "the server's system API"),
+)
 _LONG_ACK_WAIT = 15 * 60 * NANOSECONDS
 _SHORTEST_WINDOW = 100_000_000
+_SHORTEST_WAIT = 1_000_000
 
 
 def consumer_problems(consumer: Consumer) -> list[str]:
@@ -55,8 +68,17 @@ def consumer_problems(consumer: Consumer) -> list[str]:
             f"consumer {consumer.name}: expected at most max_deliver ({consumer.max_deliver}) backoff steps, found"
             f" {len(consumer.backoff)}"
         )
-    if any(step <= 0 for step in consumer.backoff) or (consumer.ack_wait is not None and consumer.ack_wait <= 0):
-        problems.append(f"consumer {consumer.name}: expected ack_wait and backoff above zero")
+    waits = [*consumer.backoff, *([] if consumer.ack_wait is None else [consumer.ack_wait])]
+    if too_short := [wait for wait in waits if wait < _SHORTEST_WAIT]:
+        problems.append(
+            f"consumer {consumer.name}: expected ack_wait and backoff of at least 1ms, found"
+            f" {format_duration(too_short[0])}"
+        )
+    if consumer.max_ack_pending is not None and consumer.max_ack_pending < 1 and consumer.max_ack_pending != -1:
+        problems.append(
+            f"consumer {consumer.name}: expected max_ack_pending of at least 1, or -1 for no limit, found"
+            f" {consumer.max_ack_pending}"
+        )
     sample = _SAMPLE.fullmatch(consumer.sample_freq or "0")
     if not sample or int(sample[1]) > _ALL:
         problems.append(
@@ -73,19 +95,11 @@ def queue_problems(queue: WorkQueue) -> list[str]:
     """
     problems = list(_stream_problems(queue))
     problems += _filter_problems(queue)
-    for part in (queue.dead_letters, queue.events):
-        if part is None:
-            continue
+    streams: list[Stream] = [stream for stream in (queue, queue.dead_letters, queue.events) if stream is not None]
+    for part in streams[1:]:
         problems += _stream_problems(part)
-        if part.name == queue.name:
-            problems.append(f"{part.name} can't be the work queue and its own {type(part).__name__}")
-        for ours in queue.subjects:
-            problems += [
-                f"subject {theirs} of stream {part.name} overlaps {ours} of the work queue: the server allows one"
-                " stream per subject"
-                for theirs in part.subjects
-                if overlaps(ours, theirs)
-            ]
+    for one, other in combinations(streams, 2):
+        problems += _shared_stream_problems(one, other)
     if queue.dead_letters and not covered_by_any(queue.dead_letters.subjects, f"{MAX_DELIVERIES}.{queue.name}.*"):
         problems.append(
             f"the dead letter queue {queue.dead_letters.name} doesn't capture {MAX_DELIVERIES}.{queue.name}.*, so dead"
@@ -163,7 +177,7 @@ def _filter_problems(queue: WorkQueue) -> Iterator[str]:
         )
     pairs = [(consumer, subject) for consumer in queue.consumers for subject in consumer.filter_subjects]
     for consumer, subject in pairs:
-        if not covered_by_any(queue.subjects, subject):
+        if not any(overlaps(captured, subject) for captured in queue.subjects):
             yield (
                 f"filter {subject} of consumer {consumer.name} is outside the stream's subjects"
                 f" ({', '.join(queue.subjects)}), so it would never get a job"
@@ -184,20 +198,36 @@ def _stream_problems(stream: Stream) -> Iterator[str]:
     for subject in stream.subjects:
         if problem := subject_problem(subject):
             yield f"subject {subject!r} of stream {stream.name}: {problem}"
-        elif subject == ">" or overlaps(subject, "$JS.API.>"):
-            yield f"subject {subject} of stream {stream.name} would capture JetStream's own API: narrow it"
+        for own, allowed, what in _RESERVED:
+            if overlaps(subject, own) and not covers(allowed, subject):
+                yield f"subject {subject} of stream {stream.name} would capture {what}: narrow it"
     if pair := first_overlap(stream.subjects):
         yield f"the subjects {pair[0]} and {pair[1]} of stream {stream.name} overlap: keep one"
-    for field in ("max_age", "duplicate_window"):
-        value = getattr(stream, field)
-        if value is not None and 0 < value < _SHORTEST_WINDOW:
-            yield f"{field} of stream {stream.name}: expected at least 100ms, found {format_duration(value)}"
     window, age = stream.duplicate_window, stream.max_age
+    if age is not None and 0 < age < _SHORTEST_WINDOW:
+        yield f"max_age of stream {stream.name}: expected at least 100ms, or -1, found {format_duration(age)}"
+    if window is not None and window < _SHORTEST_WINDOW:
+        yield (
+            f"duplicate_window of stream {stream.name}: expected at least 100ms, found {format_duration(window)}; leave"
+            " it out for the server's 2 minutes"
+        )
     if window and age and window > age > 0:
         yield (
             f"duplicate_window ({format_duration(window)}) of stream {stream.name} is longer than its max_age"
             f" ({format_duration(age)}): the server refuses that; shorten the window"
         )
+
+
+def _shared_stream_problems(one: Stream, other: Stream) -> Iterator[str]:
+    if one.name == other.name:
+        yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
+    for ours in one.subjects:
+        for theirs in other.subjects:
+            if overlaps(ours, theirs):
+                yield (
+                    f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one"
+                    " stream per subject"
+                )
 
 
 def _name_problems(kind: str, name: str) -> Iterator[str]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Findings, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Findings, find_dead_letters, will_deliver
 from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -38,12 +38,14 @@ from airflow_provider_jetstream.jetstream.publishing import ranges
 from airflow_provider_jetstream.jetstream.stored import get_message
 
 if TYPE_CHECKING:
-    from collections.abc import Collection
+    from collections.abc import Collection, Iterable
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
 log = logging.getLogger(__name__)
+
+_HEADER_FRAME = len("NATS/1.0\r\n\r\n")
 
 _OURS = frozenset({REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER})
 
@@ -54,7 +56,7 @@ class RedriveReport:
 
     :param redriven: original sequence → the new one
     :param failed: original sequence → why it stayed a dead letter
-    :param gone: sequences of entries whose job is no longer stored
+    :param gone: sequences of entries that are no dead letters (any more)
     :param entries_left: entries that the dead letter queue doesn't allow to be removed; they are recognised as done
     """
 
@@ -142,6 +144,7 @@ def _chosen(queue: WorkQueue, findings: Findings, sequences: Collection[int]) ->
 
 _WHY = {
     "gone": "its job is no longer stored (finished late, redriven before, or deleted)",
+    "alive": "its consumer is about to deliver it again",
     "stale": "its entry is about an earlier stream, consumer or message of the same name and number",
 }
 
@@ -156,6 +159,11 @@ async def _redrive_one(connection: Connection, letter: DeadLetter) -> int:
     # A slow worker may have finished it while we waited.
     if await get_message(connection, letter.entry.stream, original) is None:
         raise DeadLetterGoneError(f"job {letter.job_id} (sequence {original}) was finished before it was redriven")
+    # A server that crashed since may have forgotten the death.
+    if await will_deliver(connection, letter.entry.stream, letter.entry.consumer, original):
+        raise DeadLetterGoneError(
+            f"job {letter.job_id} (sequence {original}) is about to be delivered again and needs no redrive"
+        )
     copy = await _publish_copy(connection, letter)
     if copy == original:
         raise RedriveError(f"the server took the copy for the original (sequence {original})")
@@ -168,9 +176,10 @@ async def _publish_copy(connection: Connection, letter: DeadLetter) -> int:
     from nats.js import errors as js_errors
 
     entry, message = letter.entry, letter.message
+    headers = _sendable_headers(letter, connection.client.max_payload)
     try:
         answer = await connection.client.request(
-            message.subject, message.data, timeout=connection.timeout, headers=copy_headers(letter)
+            message.subject, message.data, timeout=connection.timeout, headers=headers
         )
     except errors.NoRespondersError:
         raise UnreachableError(f"no stream captures {message.subject} just now") from None
@@ -178,15 +187,63 @@ async def _publish_copy(connection: Connection, letter: DeadLetter) -> int:
         raise DeadlineError(f"no acknowledgement for the copy of {entry.sequence}: {error}") from None
     except errors.Error as error:
         raise UnreachableError(f"the copy of {entry.sequence} was not sent: {error}") from None
-    ack = json.loads(answer.data)
+    ack = _decoded(answer.data)
     if refusal := ack.get("error"):
         raise RedriveError(f"{entry.stream} refused the copy of {entry.sequence}: {refusal.get('description')}")
-    if ack["stream"] != entry.stream:
-        raise RedriveError(f"expected the copy in {entry.stream}, found it in {ack['stream']}: original kept")
+    if ack.get("stream") != entry.stream:
+        raise RedriveError(
+            f"expected {entry.stream} to store the copy of {entry.sequence}, found an answer of"
+            f" {ack.get('stream', 'something other than a stream')}: original kept"
+        )
     return int(ack["seq"])
 
 
-def copy_headers(letter: DeadLetter) -> dict[str, str]:
+def _sendable_headers(letter: DeadLetter, limit: int) -> Headers:
+    headers = copy_headers(letter)
+    sequence, size = letter.entry.sequence, len(letter.message.data)
+    try:
+        size += _HEADER_FRAME + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    except UnicodeEncodeError:
+        raise RedriveError(
+            f"expected headers in UTF-8, found others on job {sequence}: it can't be copied unchanged; original kept"
+        ) from None
+    if size > limit:
+        # The server would close the connection over it.
+        raise RedriveError(
+            f"expected a copy of at most {limit} bytes, found {size} for job {sequence} with the headers that tell its"
+            " origin: raise the server's max_payload; original kept"
+        )
+    return headers
+
+
+def _decoded(answer: bytes) -> dict[str, Any]:
+    # Whoever else listens on the subject may answer first.
+    try:
+        ack = json.loads(answer)
+    except ValueError:
+        return {}
+    return ack if isinstance(ack, dict) else {}
+
+
+class Headers(dict[str, str]):
+    """Headers in which a name may come more than once; the client sends what :meth:`items` gives.
+
+    :param pairs: name and value in order
+    """
+
+    def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
+        self._pairs = tuple(pairs)
+        super().__init__(self._pairs)
+
+    def items(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
+        """Give every pair.
+
+        :return: name and value in order
+        """
+        return self._pairs
+
+
+def copy_headers(letter: DeadLetter) -> Headers:
     """Give the headers of a letter's copy.
 
     The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
@@ -196,16 +253,17 @@ def copy_headers(letter: DeadLetter) -> dict[str, str]:
     :return: the job's own headers, where it comes from, and an id that only this letter has
     """
     entry, message = letter.entry, letter.message
-    kept = {
-        name: value for name, value in message.headers if not name.lower().startswith("nats-") and name not in _OURS
-    }
-    return kept | {
+    kept = [
+        (name, value) for name, value in message.headers if not name.lower().startswith("nats-") and name not in _OURS
+    ]
+    added = {
         REDRIVE_COUNT: str(letter.redrives + 1),
         REDRIVE_STREAM: entry.stream,
         REDRIVE_SEQUENCE: str(entry.sequence),
         REDRIVE_CONSUMER: entry.consumer,
         MSG_ID: f"redrive:{entry.stream}:{entry.sequence}:{message.time}",
     }
+    return Headers([*kept, *added.items()])
 
 
 async def _acknowledge_original(connection: Connection, letter: DeadLetter) -> None:

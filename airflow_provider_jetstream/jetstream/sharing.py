@@ -17,9 +17,28 @@ if TYPE_CHECKING:
 @dataclass
 class _Shared:
     users: int = 0
-    opening: asyncio.Lock = field(default_factory=asyncio.Lock)
-    connection: Connection | None = None
+    opening: asyncio.Task[Connection] | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def opened(self, settings: ConnectionSettings) -> asyncio.Task[Connection]:
+        """Give the one attempt to open that all who wait share, its failure too; whoever comes later tries anew."""
+        if self.opening is None or (self.opening.done() and not _usable(self.opening)):
+            self.opening = asyncio.create_task(self._open(settings))
+        return self.opening
+
+    async def close(self) -> None:
+        if self.opening is not None and not self.opening.done():
+            self.opening.cancel()
+            await asyncio.gather(self.opening, return_exceptions=True)
+        await self.stack.aclose()
+
+    async def _open(self, settings: ConnectionSettings) -> Connection:
+        await self.stack.aclose()
+        return await self.stack.enter_async_context(connect(settings))
+
+
+def _usable(opening: asyncio.Task[Connection]) -> bool:
+    return not opening.cancelled() and opening.exception() is None and not opening.result().client.is_closed
 
 
 # Keyed by the loop itself: ids of closed loops are reused, and a client used from another loop only times out.
@@ -38,14 +57,11 @@ async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[Conne
     shared = pool.setdefault(settings, _Shared())
     shared.users += 1
     try:
-        async with shared.opening:
-            if shared.connection is None or shared.connection.client.is_closed:
-                await shared.stack.aclose()
-                shared.connection = await shared.stack.enter_async_context(connect(settings))
-        yield shared.connection
+        # Shielded: one user who gives up waiting mustn't take the connection from the others.
+        yield await asyncio.shield(shared.opened(settings))
     finally:
         shared.users -= 1
         if shared.users == 0:
             if pool.get(settings) is shared:
                 del pool[settings]
-            await shared.stack.aclose()
+            await shared.close()

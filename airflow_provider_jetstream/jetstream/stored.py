@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator
+    from collections.abc import AsyncGenerator
 
     from nats.aio.msg import Msg
 
@@ -91,6 +91,18 @@ async def next_message(connection: Connection, stream: str, start: int, subject:
     return await _get(connection, stream, {"seq": start, "next_by_subj": subject})
 
 
+async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
+    """Read the last message of a subject.
+
+    :param connection: the server
+    :param stream: the stream
+    :param subject: the subject
+    :return: the message, ``None`` where there is none
+    :raises NotFoundError: the stream doesn't exist
+    """
+    return await _get(connection, stream, {"last_by_subj": subject})
+
+
 async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
     """Read a stream's configuration and state.
 
@@ -120,7 +132,7 @@ async def consumer_info(connection: Connection, stream: str, consumer: str) -> d
         raise _missing(error, f"consumer {consumer} of stream {stream}") from None
 
 
-async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncIterator[StoredMessage]:
+async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
     """Read what is stored from a sequence on, then go on as more is stored, without end and without a gap.
 
     A plain subscription serves as a doorbell only: what counts is read from the stream, so nothing is missed while the
@@ -132,21 +144,33 @@ async def follow(connection: Connection, stream: str, subject: str, start: int) 
     :param start: the first sequence
     :return: the messages in order
     :raises NotFoundError: the stream doesn't exist
+    :raises UnreachableError: the connection was closed, so that it won't come back by itself
     """
+    from nats import errors
+
     bell = asyncio.Event()
 
     async def ring(_: Msg) -> None:
         bell.set()
 
-    doorbell = await connection.client.subscribe(subject, cb=ring)
+    try:
+        doorbell = await connection.client.subscribe(subject, cb=ring)
+    except errors.Error as error:
+        raise UnreachableError(f"{stream} can't be followed: {error}; open a new connection") from None
     try:
         while True:
             bell.clear()
+            message: StoredMessage | None = None
             for delay in _STORE_DELAYS:
                 await asyncio.sleep(delay)
                 try:
                     message = await next_message(connection, stream, start, subject)
                 except TransientError as error:
+                    if connection.client.is_closed:
+                        raise UnreachableError(
+                            f"the connection is closed while following {stream}: open a new one and go on from"
+                            f" sequence {start}"
+                        ) from None
                     log.warning("Reading %s failed, trying again: %s", stream, error)
                     await asyncio.sleep(_RETRY_PAUSE)
                     continue
@@ -158,7 +182,9 @@ async def follow(connection: Connection, stream: str, subject: str, start: int) 
                 bell.set()
                 yield message
             with suppress(TimeoutError):
-                await asyncio.wait_for(bell.wait(), _LOOK_ANYWAY)
+                # Not wait_for: before Python 3.12 it can swallow a cancellation that comes as the bell rings.
+                async with asyncio.timeout(_LOOK_ANYWAY):
+                    await bell.wait()
     finally:
         with suppress(Exception):
             await doorbell.unsubscribe()

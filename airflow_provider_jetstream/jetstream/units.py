@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from datetime import timedelta
+from fractions import Fraction
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator
@@ -23,10 +24,11 @@ _DURATION_UNITS = {
 }
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
 
-_SIZE_POWERS = {"": 0, "B": 0, "K": 1, "M": 2, "G": 3, "T": 4}
+_SIZE_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
 _SHORTEST_PLAUSIBLE = 1_000_000
+_UNLIMITED = -1
 
 
 def parse_duration(value: Any) -> int:
@@ -37,8 +39,8 @@ def parse_duration(value: Any) -> int:
     :return: nanoseconds
     :raises ValueError: if it is none of these
     """
-    if isinstance(value, timedelta):
-        return round(value / timedelta(microseconds=1)) * 1_000
+    if isinstance(value, timedelta) and value >= timedelta():
+        return value // timedelta(microseconds=1) * 1_000
     if isinstance(value, str):
         text = value.strip()
         if text in ("0", "-1"):
@@ -46,8 +48,8 @@ def parse_duration(value: Any) -> int:
         parts = _DURATION_PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
             raise ValueError(f'expected a duration such as "30s", "1h30m" or "7d", found {value!r}')
-        return round(sum(float(number) * _DURATION_UNITS[unit] for number, unit in parts))
-    if isinstance(value, int) and not isinstance(value, bool):
+        return round(sum(Fraction(number) * _DURATION_UNITS[unit] for number, unit in parts))
+    if isinstance(value, int) and not isinstance(value, bool) and value >= _UNLIMITED:
         if 0 < value < _SHORTEST_PLAUSIBLE:
             raise ValueError(
                 f"a bare number is nanoseconds, as in JetStream's own configuration, and {value} ns is shorter than"
@@ -65,12 +67,12 @@ def parse_size(value: Any) -> int:
     :return: bytes
     :raises ValueError: if it is neither
     """
-    if isinstance(value, int) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and value >= _UNLIMITED:
         return value
     if isinstance(value, str):
         text = value.strip()
         if text == "-1":
-            return -1
+            return _UNLIMITED
         if match := _SIZE.fullmatch(text):
             number, unit = match.groups()
             return int(number) << 10 * _SIZE_POWERS[unit.upper()]

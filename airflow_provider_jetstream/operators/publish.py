@@ -5,14 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import KeywordParameters, conf
+from airflow.providers.common.compat.sdk import conf
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream import publishing
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
 from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.operators.job_source import JobSource, jobs_of
 from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
 if TYPE_CHECKING:
@@ -67,7 +69,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
             **kwargs,
         )
         self.work_queue = work_queue
-        self.jobs = jobs
+        self.jobs = JobSource.keep(jobs)
         self.subject = subject
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -81,7 +83,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         with terminal_errors_fail():
             queue = WorkQueue.load(self.work_queue)
             mark, report, ended = JetStreamHook(self.nats_conn_id).blocking(
-                self._publish, queue, self._jobs(context), _origin(context)
+                self._publish, queue, jobs_of(self.jobs, context), _origin(context)
             )
         summary = {
             "stream": report.stream,
@@ -91,7 +93,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         }
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, report.stream, report.duplicates)
         if mark is None:
-            return summary
+            return plain(summary)
         if ended is None:
             self.defer_waiting(mark, set(report.sequences), summary)
         return self.conclude(summary, ended.as_json())
@@ -109,12 +111,6 @@ class JetStreamPublishOperator(JobWaitingOperator):
             # An earlier try published them, and they may have ended before this one took its mark.
             mark = mark.from_the_beginning()
         return mark, report, await self.wait_inline(connection, mark, set(report.sequences))
-
-    def _jobs(self, context: Context) -> Iterable[object]:
-        if not callable(self.jobs):
-            return self.jobs
-        arguments = KeywordParameters.determine(self.jobs, (), context).unpacking()
-        return self.jobs(**arguments)
 
 
 def _origin(context: Context) -> Origin:

@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import conf
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive import RedriveReport, redrive
@@ -41,6 +42,8 @@ class JetStreamRedriveOperator(JobWaitingOperator):
 
     template_fields: Sequence[str] = ("work_queue", "sequences", "nats_conn_id")
     ui_color = "#f5e6d9"
+    # It would find the letters gone and succeed, whatever became of the jobs.
+    retry_goes_on_waiting = False
 
     def __init__(
         self,
@@ -79,7 +82,7 @@ class JetStreamRedriveOperator(JobWaitingOperator):
         summary = report.as_json()
         self.log.info("%d dead letters redriven, %d were gone", len(report.redriven), len(report.gone))
         if mark is None:
-            return summary
+            return plain(summary)
         if ended is None:
             self.defer_waiting(mark, set(report.redriven.values()), summary)
         return self.conclude(summary, ended.as_json())

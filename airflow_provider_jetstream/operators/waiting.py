@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
 
+from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JobsDeadError
 from airflow_provider_jetstream.jetstream.publishing import ranges
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 
 # Jobs that end at once are answered without deferring, which costs seconds; see docs/decisions.md.
 INLINE_SECONDS = 2.0
+_NAMED_RANGES = 5
 _BACKSTOP = timedelta(minutes=2)
 
 
@@ -36,6 +38,8 @@ class JobWaitingOperator(BaseOperator):
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     """
+
+    retry_goes_on_waiting = True
 
     def __init__(
         self,
@@ -63,16 +67,18 @@ class JobWaitingOperator(BaseOperator):
         :return: the report, or ``None`` if the trigger has to go on
         :raises DeadlineError: the time is over and no trigger may go on
         """
-        limit = asyncio.timeout(INLINE_SECONDS if self.deferrable else self.wait_timeout.total_seconds())
+        reports = [WaitReport(set(sequences))]
+        seconds = self.wait_timeout.total_seconds()
+        limit = asyncio.timeout(min(INLINE_SECONDS, seconds) if self.deferrable else seconds)
         try:
             async with limit:
-                return await wait_for_jobs(connection, mark, sequences, max_dead=self.max_dead)
+                return await wait_for_jobs(connection, mark, sequences, max_dead=self.max_dead, progress=reports.append)
         except TimeoutError:
             if not limit.expired():
                 raise
             if self.deferrable:
                 return None
-            raise DeadlineError(f"some of {len(sequences)} jobs didn't end within {self.wait_timeout}") from None
+            raise self._too_late(mark.queue, ranges(reports[-1].awaited)) from None
 
     def defer_waiting(self, mark: Mark, sequences: set[int], summary: Mapping[str, Any]) -> NoReturn:
         """Go on waiting in the triggerer.
@@ -112,8 +118,20 @@ class JobWaitingOperator(BaseOperator):
         if event["status"] == "error":
             raise AirflowFailException(event["message"])
         if event["status"] == "timeout":
-            raise DeadlineError(f"jobs didn't end within {self.wait_timeout}: {event['report']}")
+            raise self._too_late(event["queue"], event["missing"])
         return self.conclude(event["summary"], event["report"])
+
+    def _too_late(self, queue: str, missing: Sequence[Sequence[int]]) -> Exception:
+        count = sum(high - low + 1 for low, high in missing)
+        shown = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
+        what = (
+            f"expected every job to end within {self.wait_timeout}, found {count} of {queue} that did not (sequences"
+            f" {shown}{', …' if len(missing) > _NAMED_RANGES else ''}): see whether workers take them, or raise"
+            " wait_timeout"
+        )
+        if self.retry_goes_on_waiting:
+            return DeadlineError(f"{what}; a retry goes on waiting")
+        return AirflowFailException(f"{DeadlineError.code} {what}; a retry would not know of them, so there is none")
 
     def conclude(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
         """Turn the ends of the jobs into the end of the task.
@@ -130,4 +148,4 @@ class JobWaitingOperator(BaseOperator):
                 " see the dead letter queue, mend the cause, then redrive"
             )
             raise AirflowFailException(f"{error.code} {error}")
-        return {**summary, **report}
+        return plain({**summary, **report})

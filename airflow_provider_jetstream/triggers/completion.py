@@ -10,7 +10,8 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
-from airflow_provider_jetstream.jetstream.errors import TerminalError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
+from airflow_provider_jetstream.jetstream.publishing import ranges
 from airflow_provider_jetstream.triggers.holding import EarlyFireGuard
 
 if TYPE_CHECKING:
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 _RETRY_PAUSE = 2.0
 _PROGRESS_SECONDS = 10.0
+# Jobs may have ended in time while no triggerer ran, so even a trigger that starts too late reads what is stored.
+_LAST_LOOK = 5.0
 
 
 class JobCompletionTrigger(BaseTrigger):
@@ -82,11 +85,11 @@ class JobCompletionTrigger(BaseTrigger):
         """
         guard = EarlyFireGuard(self.deferred_at)
         try:
-            async with asyncio.timeout(max(0.0, self.deadline - time.time())):
+            async with asyncio.timeout(max(_LAST_LOOK, self.deadline - time.time())):
                 await self._wait()
             event: dict[str, Any] = {"status": "ended"}
         except TimeoutError:
-            event = {"status": "timeout"}
+            event = {"status": "timeout", "queue": self.mark["queue"], "missing": ranges(self._report.awaited)}
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
         await guard.hold()
@@ -99,7 +102,7 @@ class JobCompletionTrigger(BaseTrigger):
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
                     await wait_for_jobs(connection, mark, awaited, max_dead=self.max_dead, progress=self._progress)
-            except TransientError as error:
+            except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
                 await asyncio.sleep(_RETRY_PAUSE)
             else:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.errors import TerminalError, TransientError
+from airflow_provider_jetstream.hooks.results import plain
+from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
 from airflow_provider_jetstream.jetstream.publishing import ranges
 from airflow_provider_jetstream.triggers.holding import EarlyFireGuard
 
@@ -82,7 +83,7 @@ class DeadLetterTrigger(BaseTrigger):
                 findings = await hook.afind_dead_letters(self.work_queue)
                 if len(findings.letters) >= self.min_count:
                     return findings
-            except TransientError as error:
+            except (TransientError, ApiError) as error:
                 self.log.warning("Looking for dead letters failed, trying again: %s", error)
             await asyncio.sleep(max(0.0, self.poll_interval - (time.monotonic() - started)))
 
@@ -93,8 +94,10 @@ def summarise(findings: Findings) -> dict[str, Any]:
     :param findings: what was found
     :return: the count, and the sequences as ranges
     """
-    return {
-        "dead": len(findings.letters),
-        "sequences": ranges(letter.entry.sequence for letter in findings.letters),
-        "dismissed": len(findings.dismissed),
-    }
+    return plain(
+        {
+            "dead": len(findings.letters),
+            "sequences": ranges(letter.entry.sequence for letter in findings.letters),
+            "dismissed": len(findings.dismissed),
+        }
+    )

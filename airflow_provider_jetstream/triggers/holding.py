@@ -1,8 +1,9 @@
 """Keeping a trigger from firing before Airflow is ready for it.
 
 Airflow's scheduler fails a task instance whose trigger fires before the scheduler has seen the end of the worker
-process that deferred it. How long that takes isn't visible from a trigger, but a triggerer that was slow to start the
-trigger belongs to an Airflow that is slow to see exits.
+process that deferred it. The process that supervises it may notice that end only ``[workers] min_heartbeat_interval``
+later, and the scheduler needs its own time after that. How long isn't visible from a trigger, but a triggerer that was
+slow to start the trigger belongs to an Airflow that is slow to see exits.
 """
 
 from __future__ import annotations
@@ -10,8 +11,11 @@ from __future__ import annotations
 import asyncio
 import time
 
-SHORTEST_HOLD = 5.0
-LONGEST_HOLD = 15.0
+from airflow.providers.common.compat.sdk import conf
+
+SHORTEST_MARGIN = 3.0
+LONGEST_MARGIN = 10.0
+SETTLED_AFTER = 60.0
 
 
 class EarlyFireGuard:
@@ -21,9 +25,11 @@ class EarlyFireGuard:
     """
 
     def __init__(self, deferred_at: float) -> None:
-        started = time.time()
-        hold = min(max(started - deferred_at, SHORTEST_HOLD), LONGEST_HOLD)
-        self._until = time.monotonic() + hold
+        elapsed = time.time() - deferred_at
+        noticing = conf.getfloat("workers", "min_heartbeat_interval", fallback=5.0)
+        margin = min(max(elapsed, SHORTEST_MARGIN), LONGEST_MARGIN)
+        # A trigger that another triggerer takes over belongs to a task whose end was seen long ago.
+        self._until = time.monotonic() + (noticing + margin if elapsed < SETTLED_AFTER else 0.0)
 
     async def hold(self) -> None:
         """Return as soon as firing is safe."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.errors import HandlerNotFoundError, JetStreamProviderError
 from airflow_provider_jetstream.worker.runtime import Worker
 
 if TYPE_CHECKING:
@@ -32,14 +32,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
     try:
         asyncio.run(_run(options))
-    except (JetStreamProviderError, _HandlerError) as error:
+    except JetStreamProviderError as error:
         print(f"jetstream-worker: {error}", file=sys.stderr)
         return _CANT_START
     return 0
-
-
-class _HandlerError(Exception):
-    pass
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -77,23 +73,22 @@ async def _run(options: argparse.Namespace) -> None:
 
 def _load(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
-    if not module or not name:
-        raise _HandlerError(f"expected a handler as package.module:function, found {path!r}")
+    if not module or not name or module.startswith("."):
+        raise HandlerNotFoundError(f"expected a handler as package.module:function, found {path!r}")
     sys.path.insert(0, str(Path.cwd()))
     try:
         handler = getattr(importlib.import_module(module), name)
     except (ImportError, AttributeError) as error:
-        raise _HandlerError(f"expected a handler at {path}, found none: {error}") from None
+        raise HandlerNotFoundError(f"expected a handler at {path}, found none: {error}") from None
     if not callable(handler):
-        raise _HandlerError(f"expected a function at {path}, found {type(handler).__name__}")
+        raise HandlerNotFoundError(f"expected a function at {path}, found {type(handler).__name__}")
     return handler  # type: ignore[no-any-return]
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError(f"expected at least 1, found {number}")
-    return number
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
 
 
 if __name__ == "__main__":

@@ -11,27 +11,33 @@ import inspect
 import json
 import logging
 import socket
+import time
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import Completion
 from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
 from airflow_provider_jetstream.jetstream.names import JOB_ADVISORY, JOB_ID, MSG_ID, completion_subject
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.subjects import subject_problem
+from airflow_provider_jetstream.worker.pulling import Puller
+from airflow_provider_jetstream.worker.threads import HandlerThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Awaitable, Callable
 
     from nats.aio.msg import Msg
-    from nats.js import JetStreamContext
 
 log = logging.getLogger("jetstream.worker")
 
-_PULL_SECONDS = 1.0
 _PAUSE_AFTER_FAILURE = 0.5
-_STORE_ATTEMPTS = 5
+# What is sent while the connection breaks is lost; waiting long for its answer would let the ack wait pass.
+_ANSWER_SECONDS = 2.0
+_SETTLE_SECONDS = 30.0
+_HEADER_ROOM = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +75,11 @@ class Worker:
     :param consumer: the name of one of the queue's consumers; it has to exist on the server
     :param handler: takes a :class:`Delivery`; a plain function runs in a thread. What it returns is stored with the
         completion, an exception hands the job back for its next delivery
-    :param settings: the connection; from the environment where absent
+    :param settings: the connection
     :param concurrency: jobs at a time
     :param name: tells workers apart in logs and completions
     :param grace: seconds for running jobs to finish after :meth:`stop`
+    :raises QueueDeclarationError: the declaration can't be used, or has no such consumer
     """
 
     def __init__(
@@ -86,6 +93,8 @@ class Worker:
         name: str | None = None,
         grace: float = 30.0,
     ) -> None:
+        if concurrency < 1:
+            raise ValueError(f"expected a concurrency of at least 1, found {concurrency}")
         self.queue = WorkQueue.load(queue)
         self.consumer = self.queue.consumer(consumer)
         self.name = name or f"{socket.gethostname()}-{consumer}"
@@ -93,6 +102,7 @@ class Worker:
         self._settings = settings
         self._concurrency = concurrency
         self._grace = grace
+        self._threads = HandlerThreads()
         self._stopping = asyncio.Event()
         self._running: set[asyncio.Task[None]] = set()
 
@@ -105,45 +115,36 @@ class Worker:
 
         Jobs that the grace time cuts off are delivered again after the consumer's ack wait.
 
-        :raises NotFoundError: the stream or the consumer doesn't exist
+        :raises NotFoundError: the stream, the consumer or the stream of events doesn't exist
         :raises JetStreamProviderError: the first connection failed
         """
         async with connect(self._settings) as connection:
             await consumer_info(connection, self.queue.name, self.consumer.name)
-            jetstream = connection.client.jetstream(timeout=connection.timeout)
-            pull = await jetstream.pull_subscribe_bind(self.consumer.name, stream=self.queue.name)
+            if self.queue.events:
+                await stream_info(connection, self.queue.events.name)
             log.info("%s takes jobs of %s/%s", self.name, self.queue.name, self.consumer.name)
-            stopped = asyncio.create_task(self._stopping.wait())
-            while not stopped.done():
-                if len(self._running) < self._concurrency:
-                    await self._take(connection, pull)
-                else:
-                    await asyncio.wait([stopped, *self._running], return_when=asyncio.FIRST_COMPLETED)
+            async with Puller(
+                connection, self.queue.name, self.consumer.name, partial(self._take, connection)
+            ) as puller:
+                stopped = asyncio.create_task(self._stopping.wait())
+                while not stopped.done():
+                    if free := max(0, self._concurrency - len(self._running)):
+                        await puller.pull(free)
+                    else:
+                        await asyncio.wait([stopped, *self._running], return_when=asyncio.FIRST_COMPLETED)
             if self._running:
                 log.info("%s finishes %d running jobs", self.name, len(self._running))
                 _, unfinished = await asyncio.wait(self._running, timeout=self._grace)
                 for task in unfinished:
                     task.cancel()
                 await asyncio.gather(*unfinished, return_exceptions=True)
+            self._threads.close()
             log.info("%s stopped", self.name)
 
-    async def _take(self, connection: Connection, pull: JetStreamContext.PullSubscription) -> None:
-        from nats import errors
-        from nats.js import errors as js_errors
-
-        try:
-            # Never cancelled: a cancelled pull burns a delivery of whatever it would have brought.
-            messages = await pull.fetch(self._concurrency - len(self._running), timeout=_PULL_SECONDS)
-        except TimeoutError:
-            return
-        except (errors.Error, js_errors.Error) as error:
-            log.warning("%s can't pull just now: %s", self.name, error)
-            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
-            return
-        for message in messages:
-            task = asyncio.create_task(self._work(connection, message))
-            self._running.add(task)
-            task.add_done_callback(self._finished)
+    def _take(self, connection: Connection, message: Msg) -> None:
+        task = asyncio.create_task(self._work(connection, message))
+        self._running.add(task)
+        task.add_done_callback(self._finished)
 
     def _finished(self, task: asyncio.Task[None]) -> None:
         self._running.discard(task)
@@ -153,29 +154,30 @@ class Worker:
     async def _work(self, connection: Connection, message: Msg) -> None:
         job = _delivery(message)
         try:
-            result = await self._handle(job)
+            payload = self._completion(connection, job, await self._handle(job))
         except Exception:
             log.exception("%s failed job %s, attempt %d", self.name, job.id, job.attempt)
             await message.nak(delay=self._retry_delay(job.attempt))
             return
-        await self._store_completion(connection, message, job, result)
-        await message.ack_sync(timeout=connection.timeout)
+        await self._store_completion(connection, message, job, payload)
+        await _insist(partial(message.ack_sync, timeout=_ANSWER_SECONDS), f"the acknowledgement of job {job.id}")
         log.info("%s completed job %s, attempt %d", self.name, job.id, job.attempt)
 
     async def _handle(self, job: Delivery) -> Any:
         if inspect.iscoroutinefunction(self._handler):
             return await self._handler(job)
-        return await asyncio.to_thread(self._handler, job)
+        return await self._threads.run(self._handler, job)
 
     def _retry_delay(self, attempt: int) -> float | None:
-        # The server ignores a consumer's backoff for jobs that are handed back, so it has to be told. The last delivery
-        # is handed back at once: its death shall not wait.
+        # The server applies a consumer's backoff to a job that is handed back only if a delay is given, and then waits
+        # for that delay plus this delivery's backoff less the first one: the first makes it exactly the backoff. The
+        # last delivery is handed back at once, since its death shall not wait.
         backoff, last = self.consumer.backoff, self.consumer.max_deliver
         if not backoff or attempt == last:
             return None
-        return backoff[min(attempt, len(backoff)) - 1] / 1e9
+        return backoff[0] / 1e9
 
-    async def _store_completion(self, connection: Connection, message: Msg, job: Delivery, result: Any) -> None:
+    def _completion(self, connection: Connection, job: Delivery, result: Any) -> bytes:
         completion = Completion(
             timestamp=datetime.now(UTC),
             stream=self.queue.name,
@@ -187,28 +189,42 @@ class Worker:
             result=result,
         )
         payload = completion.model_dump_json(exclude_none=True).encode()
+        if len(payload) > (limit := connection.client.max_payload - _HEADER_ROOM):
+            raise ValueError(
+                f"expected a result whose completion has at most {limit} bytes, found {len(payload)}: return a"
+                " reference instead of the data"
+            )
+        return payload
+
+    async def _store_completion(self, connection: Connection, message: Msg, job: Delivery, payload: bytes) -> None:
         if self.queue.events:
             subject = completion_subject(self.queue.name, self.consumer.name, job.sequence)
             # The time tells this job from one of the same sequence in a recreated stream.
             once = f"done:{self.queue.name}:{job.sequence}:{message.metadata.timestamp.timestamp()}"
-            await _publish_stored(connection, subject, payload, once)
-        if advisory := job.headers.get(JOB_ADVISORY):
-            await connection.client.publish(advisory, payload)
+            publish = connection.client.jetstream(timeout=_ANSWER_SECONDS).publish
+            await _insist(partial(publish, subject, payload, headers={MSG_ID: once}), f"the completion of job {job.id}")
+        if not (advisory := job.headers.get(JOB_ADVISORY)):
+            return
+        if problem := subject_problem(advisory, wildcards=False):
+            log.warning("%s can't report job %s to %r: %s", self.name, job.id, advisory, problem)
+            return
+        await connection.client.publish(advisory, payload)
 
 
-async def _publish_stored(connection: Connection, subject: str, payload: bytes, message_id: str) -> None:
+async def _insist(send: Callable[[], Awaitable[object]], what: str) -> None:
+    """Send until the server has answered; only for what may arrive twice."""
     from nats import errors
     from nats.js import errors as js_errors
 
-    jetstream = connection.client.jetstream(timeout=connection.timeout)
-    for attempt in range(1, _STORE_ATTEMPTS + 1):
+    given_up = time.monotonic() + _SETTLE_SECONDS
+    while True:
         try:
-            await jetstream.publish(subject, payload, headers={MSG_ID: message_id})
+            await send()
         except (errors.Error, js_errors.Error) as error:
-            if attempt == _STORE_ATTEMPTS:
+            if time.monotonic() > given_up:
                 raise
-            log.warning("A completion isn't stored yet (%s): %s", subject, error)
-            await asyncio.sleep(_PAUSE_AFTER_FAILURE * attempt)
+            log.warning("%s isn't confirmed yet, sending it again: %s", what, error)
+            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
         else:
             return
 

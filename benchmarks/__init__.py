@@ -1,0 +1,1 @@
+"""Measurements: whole processes and whole workloads, side by side, counts verified first."""

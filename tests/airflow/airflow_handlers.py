@@ -1,0 +1,27 @@
+"""Handlers of the workers that the tests of the skins start."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.worker import Delivery
+
+LEDGER = "JOBS_LEDGER"
+
+
+def instant(job: Delivery) -> None:
+    """Write the job down."""
+    line = json.dumps({"job": job.body.decode(), "sequence": job.sequence, "attempt": job.attempt})
+    with Path(os.environ[LEDGER]).open("a", encoding="utf-8") as file:
+        file.write(line + "\n")
+
+
+async def late(job: Delivery) -> None:
+    """End about when the task that waits has just deferred itself."""
+    await asyncio.sleep(2.0 + job.sequence % 16 / 10)
+    instant(job)

@@ -1,0 +1,141 @@
+"""A real Airflow with real servers behind its connections; every one of them holds a secret."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+from airflow_steps import ROOT, provisioned, task_states, wait_for
+from dags.refusing import WITHOUT_LETTERS
+
+from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from testbed.airflow import Airflow
+from testbed.nats_server import NatsServer
+from testbed.ports import LOOPBACK, free_port
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """What must never be found anywhere in Airflow's home."""
+
+    password: str
+    token: str
+    wrong_password: str
+    wrong_token: str
+    in_host: str
+    in_extra: str
+
+    def all(self) -> tuple[str, ...]:
+        """Give every one of them."""
+        return (self.password, self.token, self.wrong_password, self.wrong_token, self.in_host, self.in_extra)
+
+
+@pytest.fixture(scope="session")
+def secrets() -> Secrets:
+    return Secrets(*(f"{name}-{uuid4().hex}" for name in ("pw", "tok", "badpw", "badtok", "inhost", "inextra")))
+
+
+@pytest.fixture(scope="session")
+def nats(secrets: Secrets) -> Iterator[NatsServer]:
+    """The server of these tests, in place of the one of all others: the example DAGs' streams have fixed names."""
+    with NatsServer(user="airflow", password=secrets.password) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def settings(nats: NatsServer, secrets: Secrets) -> ConnectionSettings:
+    return connection_settings({"servers": (nats.url,), "user": "airflow", "password": secrets.password, "timeout": 5})
+
+
+@pytest.fixture(scope="session")
+def token_nats(secrets: Secrets) -> Iterator[NatsServer]:
+    with NatsServer(token=secrets.token) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def bare_nats() -> Iterator[NatsServer]:
+    """A server without JetStream."""
+    with NatsServer(jetstream=False) as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def connections(
+    nats: NatsServer, token_nats: NatsServer, bare_nats: NatsServer, secrets: Secrets
+) -> dict[str, dict[str, object]]:
+    """Every connection of the tests by its id, as Airflow takes them in JSON form."""
+    good = {"conn_type": "nats", "host": LOOPBACK, "port": nats.port, "login": "airflow", "password": secrets.password}
+    token = {"conn_type": "nats", "host": LOOPBACK, "port": token_nats.port}
+    return {
+        "nats_default": good,
+        "nats_token": token | {"extra": {"token": secrets.token, "timeout": 5}},
+        "nats_wrong_password": good | {"password": secrets.wrong_password},
+        "nats_wrong_token": token | {"extra": {"token": secrets.wrong_token}},
+        "nats_unreachable": good | {"port": free_port()},
+        "nats_without_jetstream": good | {"port": bare_nats.port},
+        "nats_without_tls": good | {"host": f"tls://{LOOPBACK}"},
+        "nats_secret_in_host": good | {"host": f"nats://airflow:{secrets.in_host}@{LOOPBACK}"},
+        "nats_unknown_extra": good | {"extra": {"tokn": secrets.in_extra}},
+        "nats_two_ways": good | {"extra": {"token": secrets.token}},
+    }
+
+
+@pytest.fixture(scope="session")
+def airflow(connections: dict[str, dict[str, object]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    """One Airflow for all tests, with the example DAGs and the tests' own."""
+    folder = tmp_path_factory.mktemp("airflow")
+    shutil.copytree(ROOT / "example_dags", folder / "dags" / "example_dags")
+    shutil.copytree(ROOT / "tests" / "airflow" / "dags", folder / "dags" / "tests")
+    instance = Airflow(
+        folder / "home",
+        folder / "dags",
+        connections={name: json.dumps(connection) for name, connection in connections.items()},
+        # Enough for many mapped tasks to run, defer and resume at the same time.
+        parallelism=16,
+        # A dead triggerer is found out soon.
+        env={
+            "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
+            "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
+        },
+    )
+    with instance:
+        yield instance
+
+
+@pytest.fixture(scope="session")
+def refused(airflow: Airflow, settings: ConnectionSettings) -> str:
+    """The run of the DAG whose tasks all fail."""
+    asyncio.run(provisioned(settings, WorkQueue.load(WITHOUT_LETTERS)))
+    airflow.wait_for_dags("refusing")
+    run_id = airflow.trigger("refusing")
+    ended = {"failed", "up_for_retry"}
+    wait_for(
+        lambda: {str(state) for state in task_states(airflow, "refusing", run_id).values()} <= ended,
+        "every task of the DAG refusing to fail",
+        timeout=180,
+    )
+    return run_id
+
+
+@pytest.fixture
+def own_connections(connections: dict[str, dict[str, object]], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same connections in this process."""
+    for name, connection in connections.items():
+        monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", json.dumps(connection))
+
+
+@pytest.fixture
+def ledger(tmp_path: Path) -> Path:
+    """Where workers write down what they did."""
+    return tmp_path / "ledger.jsonl"

@@ -1,0 +1,67 @@
+"""What can't work, a task each; those that a retry could mend are told apart by their state."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_provider_jetstream.jetstream.jobs import Job
+from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
+from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
+
+GOOD: dict[str, Any] = {
+    "name": "refusing",
+    "subjects": ["refusing.>"],
+    "consumers": [{"name": "worker", "max_deliver": 1}],
+    "dead_letters": "refusing_dead",
+    "events": "refusing_events",
+}
+OVERLAPPING = {
+    **GOOD,
+    "consumers": [
+        {"name": "all", "filter_subject": "refusing.>", "max_deliver": 2},
+        {"name": "some", "filter_subject": "refusing.some", "max_deliver": 2},
+    ],
+}
+# This one exists.
+WITHOUT_LETTERS: dict[str, Any] = {**GOOD, "name": "unlettered", "subjects": ["unlettered"], "dead_letters": None}
+RETRY: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(hours=1)}
+
+
+def publish(name: str, **kwargs: Any) -> JetStreamPublishOperator:
+    """Publish one job unless told otherwise."""
+    arguments = {"work_queue": GOOD, "subject": "refusing.one", "jobs": ["one"], **RETRY}
+    return JetStreamPublishOperator(task_id=name, **{**arguments, **kwargs})
+
+
+with DAG("refusing", schedule=None):
+    for conn_id in (
+        "nats_unreachable",
+        "nats_wrong_password",
+        "nats_wrong_token",
+        "nats_without_jetstream",
+        "nats_without_tls",
+        "nats_secret_in_host",
+        "nats_unknown_extra",
+        "nats_two_ways",
+        "nats_undefined",
+    ):
+        publish(conn_id, nats_conn_id=conn_id)
+    JetStreamProvisionOperator(task_id="overlapping_filters", work_queue=OVERLAPPING, **RETRY)
+    JetStreamProvisionOperator(task_id="no_such_file", work_queue="queues/absent.yaml", **RETRY)
+    JetStreamProvisionOperator(task_id="misspelt_field", work_queue={**GOOD, "subject": "refusing.>"}, **RETRY)
+    publish("unknown_stream")
+    publish("unknown_stream_to_wait_for", wait_for_completion=True)
+    publish("no_events_to_wait_for", wait_for_completion=True, work_queue={**GOOD, "events": None})
+    publish("no_subject", subject=None)
+    publish("text_for_jobs", jobs="one")
+    publish("nothing_for_jobs", jobs=lambda: None)
+    publish("unserialisable_job", jobs=lambda: [{"when": object()}])
+    publish("reserved_header", jobs=[Job("one", headers={"Nats-Msg-Id": "mine"})])
+    JetStreamDeadLetterSensor(task_id="sensor_of_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
+    JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=WITHOUT_LETTERS, **RETRY)
+    JetStreamRedriveOperator(task_id="redrive_of_unknown_stream", work_queue=GOOD, **RETRY)

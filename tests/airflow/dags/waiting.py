@@ -1,0 +1,70 @@
+"""Tasks that wait for their jobs, and those that must not succeed."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_provider_jetstream.jetstream.queue import Consumer, WorkQueue
+from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+
+
+def queue(name: str, **settings: Any) -> WorkQueue:
+    """Declare a queue in which a job has one chance."""
+    return WorkQueue(
+        name=name,
+        subjects=[name],
+        consumers=[Consumer(name="worker", max_deliver=1, ack_wait="5s")],
+        dead_letters=f"{name}_dead",
+        events=f"{name}_events",
+        **settings,
+    )
+
+
+def waits(name: str, *, count: int, deferrable: bool = True, **kwargs: Any) -> JetStreamPublishOperator:
+    """Publish jobs to the queue of the same name and wait for them."""
+    arguments: dict[str, Any] = {
+        "work_queue": queue(name),
+        "subject": name,
+        "jobs": [f"{name}-{number}" for number in range(count)],
+        "wait_for_completion": True,
+        "wait_timeout": timedelta(minutes=5),
+        "deferrable": deferrable,
+        "retries": 1,
+        "retry_delay": timedelta(hours=1),
+    }
+    return JetStreamPublishOperator(task_id=name, **{**arguments, **kwargs})
+
+
+FULL = queue("full", max_msgs=3, discard="new")
+
+# Its jobs end while no triggerer runs.
+with DAG("survives", schedule=None):
+    waits("survives", count=10)
+
+# Its first try finds no room for all jobs.
+with DAG("full", schedule=None):
+    waits("full", count=5, work_queue=FULL, retry_delay=timedelta(seconds=3), retries=20)
+
+# None of these may be tried again: its jobs are dead either way.
+with DAG("deaths", schedule=None):
+    waits("dead_inline", count=3, max_dead=1)
+    waits("dead_deferred", count=3, max_dead=1)
+    waits("dead_blocking", count=3, max_dead=1, deferrable=False)
+    waits("dead_allowed", count=3, max_dead=3)
+
+# Nobody does their jobs; another try may find them done.
+with DAG("too_late", schedule=None):
+    waits("late_deferred", count=5, wait_timeout=timedelta(seconds=4))
+    JetStreamRedriveOperator(
+        task_id="late_redrive",
+        work_queue=queue("late_redrive"),
+        wait_for_completion=True,
+        wait_timeout=timedelta(seconds=4),
+        deferrable=True,
+        retries=1,
+    )
+    waits("late_blocking", count=5, wait_timeout=timedelta(seconds=4), deferrable=False)

@@ -1,0 +1,110 @@
+"""Airflow finds the provider and shows what it has, without a warning."""
+
+from __future__ import annotations
+
+import json
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import ROOT
+
+from testbed.ports import LOOPBACK, free_port
+
+if TYPE_CHECKING:
+    from subprocess import CompletedProcess
+
+    from testbed.airflow import Airflow
+    from testbed.nats_server import NatsServer
+
+COMMANDS = {
+    "get": ("providers", "get", "airflow-provider-jetstream", "--full", "--output", "json"),
+    "hooks": ("providers", "hooks", "--output", "json"),
+    "triggers": ("providers", "triggers", "--output", "json"),
+    "behaviours": ("providers", "behaviours", "--output", "json"),
+    "widgets": ("providers", "widgets", "--output", "json"),
+    "plugins": ("plugins", "--output", "json"),
+}
+PACKAGE = "airflow_provider_jetstream"
+
+
+@pytest.fixture(scope="module")
+def outputs(airflow: Airflow) -> dict[str, CompletedProcess[str]]:
+    with ThreadPoolExecutor(2) as pool:
+        return dict(zip(COMMANDS, pool.map(lambda args: airflow.cli(*args), COMMANDS.values()), strict=True))
+
+
+def test_the_provider_is_described(outputs: dict[str, CompletedProcess[str]]) -> None:
+    (provider,) = json.loads(outputs["get"].stdout)
+    assert provider["package-name"] == "airflow-provider-jetstream"
+    for module in ("hooks.jetstream", "operators.publish", "sensors.dead_letter", "triggers.completion"):
+        assert f"{PACKAGE}.{module}" in json.dumps(provider)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("hooks", f"{PACKAGE}.hooks.jetstream.JetStreamHook"),
+        ("triggers", f"{PACKAGE}.triggers.completion"),
+        ("triggers", f"{PACKAGE}.triggers.dead_letter"),
+        ("behaviours", '"nats"'),
+        ("plugins", "jetstream_monitor"),
+        *(("widgets", f"extra__nats__{field}") for field in ("token", "tls_ca_file", "timeout")),
+    ],
+)
+def test_a_command_lists_what_is_there(outputs: dict[str, CompletedProcess[str]], command: str, expected: str) -> None:
+    assert outputs[command].returncode == 0, outputs[command].stderr
+    assert expected in json.dumps(json.loads(outputs[command].stdout), ensure_ascii=False)
+
+
+def test_no_command_and_no_component_warns_about_the_package(
+    airflow: Airflow, outputs: dict[str, CompletedProcess[str]]
+) -> None:
+    texts = {name: done.stdout + done.stderr for name, done in outputs.items()}
+    texts |= {path.name: path.read_text(errors="replace") for path in airflow.component_logs.iterdir()}
+    assert "triggerer.log" in texts
+    assert [
+        (name, line)
+        for name, text in texts.items()
+        for line in text.splitlines()
+        if PACKAGE in line and any(word in line.lower() for word in ("warn", "deprecat", "traceback"))
+    ] == []
+
+
+def test_every_dag_can_be_imported(airflow: Airflow) -> None:
+    airflow.wait_for_dags(*(path.stem for path in (ROOT / "example_dags").glob("*.py")))
+    assert airflow.import_errors() == []
+
+
+def test_the_connection_form_has_the_fields(airflow: Airflow) -> None:
+    forms = {form["connection_type"]: form for form in airflow.api("GET", "/ui/connections/hook_meta")}
+    form = forms["nats"]
+    assert form["hook_name"] == "NATS JetStream"
+    assert form["standard_fields"]["host"]["title"] == "Servers"
+    assert form["standard_fields"]["url_schema"]["hidden"] is True
+    assert form["extra_fields"].keys() == {"token", "tls_ca_file", "timeout"}
+    assert form["extra_fields"]["token"]["schema"]["format"] == "password"
+    # A field that may be empty must say so, else the form demands it.
+    assert all("null" in field["schema"]["type"] for field in form["extra_fields"].values())
+
+
+def pressed(airflow: Airflow, connection: dict[str, object]) -> tuple[bool, str]:
+    answer = airflow.api("POST", "connections/test", {"connection_id": "tried", **connection})
+    return answer["status"], answer["message"]
+
+
+def test_the_test_button_works(airflow: Airflow, nats: NatsServer, connections: dict[str, dict[str, object]]) -> None:
+    ok, message = pressed(airflow, connections["nats_default"])
+    assert ok, message
+    assert message.startswith(f"Connected to nats-server {nats.version} with JetStream")
+
+
+def test_the_test_button_says_what_is_wrong(airflow: Airflow, connections: dict[str, dict[str, object]]) -> None:
+    port = free_port()
+    ok, message = pressed(airflow, connections["nats_default"] | {"port": port})
+    assert not ok
+    assert message.startswith(f"no NATS server reached at nats://{LOOPBACK}:{port}: ")
+    assert message.endswith("; check host, port and firewall")
+    ok, message = pressed(airflow, connections["nats_wrong_password"])
+    assert not ok
+    assert "refused the credentials: expected valid ones, found user and password; check them" in message

@@ -1,0 +1,122 @@
+"""The hook: blocking calls where nothing else runs, awaited twins where a loop does."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow_steps import do_jobs
+from dags.waiting import queue as one_chance
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+
+pytestmark = pytest.mark.usefixtures("own_connections")
+
+BLOCKING: dict[str, Callable[[JetStreamHook, str], Any]] = {
+    "provision": lambda hook, name: hook.provision(one_chance(name)),
+    "publish": lambda hook, name: hook.publish(["job"], subject=name),
+    "find_dead_letters": lambda hook, name: hook.find_dead_letters(one_chance(name)),
+    "redrive": lambda hook, name: hook.redrive(one_chance(name)),
+    "test_connection": lambda hook, name: hook.test_connection(),
+}
+
+
+@pytest.mark.parametrize("method", [name for name in BLOCKING if name != "test_connection"])
+async def test_a_blocking_call_inside_a_running_loop_is_refused(method: str, name: str) -> None:
+    with pytest.raises(EventLoopError) as refused:
+        BLOCKING[method](JetStreamHook(), name)
+    assert str(refused.value) == (
+        "expected no running event loop, found one: a blocking call would stop it; await the method of the same name"
+        ' that starts with "a" (aprovision, apublish, …)'
+    )
+
+
+def test_blocking_calls_do_the_work(settings: ConnectionSettings, name: str) -> None:
+    hook, queue = JetStreamHook(), one_chance(name)
+    assert len(hook.provision(queue).changes) == 4
+    assert hook.provision(queue).changes == ()
+    assert hook.publish(["first", "second"], subject=name).stored == 2
+    asyncio.run(do_jobs(settings, queue, 2, fail=True))
+    assert [letter.entry.sequence for letter in hook.find_dead_letters(queue).letters] == [1, 2]
+    assert hook.redrive(queue, [2]).redriven == {2: 3}
+
+
+async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str) -> None:
+    hook, queue = JetStreamHook(), one_chance(name)
+    assert len((await hook.aprovision(queue)).changes) == 4
+    assert (await hook.aprovision(queue)).changes == ()
+    assert (await hook.apublish(["first", "second"], subject=name)).stored == 2
+    await do_jobs(settings, queue, 2, fail=True)
+    assert [letter.entry.sequence for letter in (await hook.afind_dead_letters(queue)).letters] == [1, 2]
+    assert (await hook.aredrive(queue, [2])).redriven == {2: 3}
+    async with hook.shared() as one, hook.shared() as other:
+        assert one is other
+
+
+@pytest.mark.parametrize(
+    ("conn_id", "ok", "message"),
+    [
+        ("nats_default", True, "Connected to nats-server 2."),
+        ("nats_token", True, "Connected to nats-server 2."),
+        ("nats_without_jetstream", False, "expected JetStream, found a server or account without it"),
+        ("nats_unknown_extra", False, "expected extras among token, tls_ca_file, timeout, found tokn"),
+    ],
+)
+def test_testing_a_connection_says_what_was_found(conn_id: str, message: str, *, ok: bool) -> None:
+    found, text = JetStreamHook(conn_id).test_connection()
+    assert found is ok
+    assert text.startswith(message) or message in text
+
+
+@pytest.mark.parametrize(
+    ("given", "servers"),
+    [
+        ({"host": "one"}, ("nats://one:4222",)),
+        ({"host": "one", "port": 4333}, ("nats://one:4333",)),
+        ({"host": "one:4111, two", "port": 4333}, ("nats://one:4111", "nats://two:4333")),
+        ({"host": "tls://one,tls://two:4111"}, ("tls://one:4222", "tls://two:4111")),
+        ({"host": "[::1]", "port": 4333}, ("nats://[::1]:4333",)),
+    ],
+)
+async def test_a_host_may_list_servers_with_or_without_ports(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], servers: tuple[str, ...]
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_LISTED", json.dumps({"conn_type": "nats", **given}))
+    assert (await JetStreamHook("nats_listed").asettings()).servers == servers
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({}, "connection 'nats_bad': expected a host, found none; set it"),
+        (
+            {"host": "one:port"},
+            "expected host:port with a port from 1 to 65535, and brackets around IPv6, found 'one:port'",
+        ),
+        ({"host": "::1", "port": 4333}, "brackets around IPv6"),
+        (
+            {"host": "nats://me:sec,ret@one"},
+            "connection 'nats_bad': expected addresses without credentials, found an @",
+        ),
+        ({"host": "http://one"}, "expected a nats:// or tls:// address, found the scheme 'http'"),
+        ({"host": "one", "login": "me"}, "expected user and password together, found only one of them"),
+        ({"host": "one", "extra": {"timeout": 0}}, "timeout: Input should be greater than 0"),
+        ({"host": "one, tls://two"}, "expected either tls:// for all servers or for none, found both"),
+    ],
+)
+async def test_a_connection_that_cannot_be_used_is_explained(
+    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], message: str
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_BAD", json.dumps({"conn_type": "nats", **given}))
+    with pytest.raises(ConnectionSettingsError) as refused:
+        await JetStreamHook("nats_bad").asettings()
+    assert message in str(refused.value)
+    assert "sec" not in str(refused.value)

@@ -1,0 +1,45 @@
+"""The DAG ``orders``: every order is done once, those that died too."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from airflow_steps import ROOT, ledger_of, running_workers, succeeded, wait_for_states
+
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.stored import stream_info
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from testbed.airflow import Airflow
+
+QUEUE = ROOT / "example_dags" / "queues" / "orders.yaml"
+
+
+async def test_twenty_orders_are_done_once_each_dead_letters_included(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection, ledger: Path, tmp_path: Path
+) -> None:
+    airflow.wait_for_dags("orders")
+    run_id = airflow.trigger("orders")
+    wait_for_states(airflow, "orders", run_id, {"provision": "success"})
+    with running_workers(
+        settings,
+        "example_workers.orders:process",
+        queue=QUEUE,
+        logs=tmp_path,
+        count=2,
+        env={"ORDERS_LEDGER": str(ledger)},
+    ):
+        succeeded(airflow, "orders", run_id, timeout=180)
+    assert airflow.xcom("orders", run_id, "all_done") == {"published": 20, "completed": 20}
+    published = airflow.xcom("orders", run_id, "publish")
+    redriven = airflow.xcom("orders", run_id, "redrive")
+    assert published["dead"] > 0
+    assert redriven["redriven"] == redriven["completed"] == published["dead"]
+    assert redriven["failed"] == 0
+    assert Counter(entry["order"] for entry in ledger_of(ledger)) == {f"order-{number}": 1 for number in range(20)}
+    assert len({entry["process"] for entry in ledger_of(ledger)}) == 2
+    assert (await stream_info(connection, WorkQueue.load(QUEUE).name))["state"]["messages"] == 0

@@ -1,0 +1,126 @@
+"""Jobs and queues in every form, and what of them is templated."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import log_text, succeeded
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, next_message, stream_info
+from testbed.airflow_settings import database_path
+
+if TYPE_CHECKING:
+    from conftest import Secrets
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from testbed.airflow import Airflow
+    from testbed.nats_server import NatsServer
+
+
+@pytest.fixture(scope="module")
+def run_id(airflow: Airflow) -> str:
+    dags = ("publish_forms", "templated", "as_dict")
+    airflow.wait_for_dags(*dags)
+    for dag_id in dags:
+        airflow.trigger(dag_id, run_id="run.1")
+    for dag_id in dags:
+        succeeded(airflow, dag_id, "run.1")
+    return "run.1"
+
+
+async def stored(connection: Connection, stream: str, subject: str) -> list[StoredMessage]:
+    found: list[StoredMessage] = []
+    while message := await next_message(connection, stream, found[-1].sequence + 1 if found else 1, subject):
+        found.append(message)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("task_id", "bodies"),
+    [
+        ("as_list", [b"text", b"\xff\x00", b'{"json":[1,null]}', b"7"]),
+        ("as_iterator", [b"generated-0", b"generated-1", b"generated-2"]),
+        ("as_callable", [b"plain-0", b"plain-1"]),
+        ("as_callable_with_context", [b"as_callable_with_context in run.1 with red"]),
+        (
+            "as_upstream",
+            [f'{{"id":"image-{number}","advisory":"images.done","size":{number}}}'.encode() for number in range(2)],
+        ),
+        ("as_nothing", []),
+    ],
+)
+async def test_jobs_are_stored_as_they_were_given(
+    airflow: Airflow, connection: Connection, run_id: str, task_id: str, bodies: list[bytes]
+) -> None:
+    messages = await stored(connection, "forms", f"forms.{task_id}")
+    assert [message.data for message in messages] == bodies
+    result = airflow.xcom("publish_forms", run_id, task_id)
+    assert (result["published"], result["duplicates"]) == (len(bodies), 0)
+    assert [n for low, high in result["sequences"] for n in range(low, high + 1)] == [m.sequence for m in messages]
+
+
+async def test_a_job_tells_where_it_comes_from(connection: Connection, run_id: str) -> None:
+    first, second = await stored(connection, "forms", "forms.as_upstream")
+    assert dict(second.headers) == {
+        "Nats-Msg-Id": "publish_forms/run.1/as_upstream/-1/image-1",
+        "Job-Id": "image-1",
+        "Job-Advisory": "images.done",
+        "Airflow-Dag-Id": "publish_forms",
+        "Airflow-Run-Id": run_id,
+        "Airflow-Task-Id": "as_upstream",
+        "Airflow-Map-Index": "-1",
+    }
+    assert first.header("Job-Id") == "image-0"
+
+
+async def test_a_job_object_keeps_its_subject_id_and_headers(connection: Connection, run_id: str) -> None:
+    (message,) = await stored(connection, "forms", "forms.own")
+    assert message.data == b"own subject"
+    assert (message.header("Job-Id"), message.header("Colour")) == ("mine", "blue")
+    assert message.header("Airflow-Run-Id") == run_id
+
+
+def test_provisioning_again_changes_nothing(airflow: Airflow, run_id: str) -> None:
+    parts = ["stream forms_dead", "stream forms_events", "stream forms", "consumer forms/worker"]
+    assert airflow.xcom("publish_forms", run_id, "provision") == [f"create {part}" for part in parts]
+    assert airflow.xcom("publish_forms", run_id, "provision_again") == [f"keep {part}" for part in parts]
+
+
+async def test_path_connection_subject_and_jobs_are_templated(
+    token_nats: NatsServer, secrets: Secrets, run_id: str
+) -> None:
+    # The connection's template names the other server.
+    async with connect(connection_settings({"servers": (token_nats.url,), "token": secrets.token})) as other:
+        text, nested = await stored(other, "templated", "templated.templated")
+    assert text.data == run_id.encode()
+    assert json.loads(nested.data) == {"id": "publish", "nested": ["2"]}
+    assert nested.header("Job-Id") == "publish"
+
+
+async def test_a_queue_may_be_a_dict_with_templates(airflow: Airflow, connection: Connection, run_id: str) -> None:
+    assert "create stream as_as_dict" in airflow.xcom("as_dict", run_id, "provision")
+    assert (await stream_info(connection, "as_as_dict"))["state"]["messages"] == 1
+    assert "doesn't capture" not in log_text(airflow, "as_dict", run_id, "provision")
+
+
+def test_what_is_stored_of_a_dag_is_the_same_at_every_parse(airflow: Airflow, run_id: str) -> None:
+    with closing(sqlite3.connect(f"file:{database_path(airflow.home)}?mode=ro", uri=True)) as database:
+        rows = database.execute("SELECT data FROM serialized_dag WHERE dag_id = 'publish_forms'").fetchall()
+    assert len(rows) == 1
+    # An address, such as that of a generator, differs from parse to parse: each would make a new version of the DAG.
+    assert "as_iterator" in rows[0][0]
+    assert " at 0x" not in rows[0][0]
+    assert airflow.api("GET", "dags/publish_forms/dagVersions")["total_entries"] == 1
+
+
+def test_a_queue_object_is_shown_readably(airflow: Airflow, run_id: str) -> None:
+    tasks = {task["task_id"]: task for task in airflow.task_instances("publish_forms", run_id)}
+    shown = tasks["provision"]["rendered_fields"]["work_queue"]
+    assert "name='forms'" in shown
+    assert " at 0x" not in json.dumps([task["rendered_fields"] for task in tasks.values()])
+    assert tasks["as_callable"]["rendered_fields"]["jobs"].endswith(".plain>")

@@ -1,0 +1,78 @@
+"""Bad input ends a task at once, with what was expected, what was found and what to do in its log."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import log_text, task_states
+
+from testbed.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from testbed.airflow import Airflow
+    from testbed.nats_server import NatsServer
+
+# Task → the state it ends in, and what its log says; {port} is that of the connection's server.
+TERMINAL = {
+    "nats_wrong_password": "JS102 nats://{host}:{port} refused the credentials: expected valid ones, found user and"
+    " password; check them",
+    "nats_wrong_token": "refused the credentials: expected valid ones, found a token; check them",
+    "nats_without_jetstream": "JS104 expected JetStream, found a server or account without it: start nats-server with"
+    " -js",
+    "nats_without_tls": "JS103 expected a server that requires TLS, found one that talks plaintext; nothing was sent to"
+    " it",
+    "nats_secret_in_host": "JS101 connection 'nats_secret_in_host': expected addresses without credentials, found"
+    " an @ in its host: give them as login and password, or as token",
+    "nats_unknown_extra": "JS101 connection 'nats_unknown_extra': expected extras among token, tls_ca_file, timeout,"
+    " found tokn; remove or correct them",
+    "nats_two_ways": "expected a token or user and password, found both: keep one",
+    "overlapping_filters": "JS110 the declaration of work queue 'refusing' can't be used:\n  - the filters refusing.>"
+    " (consumer all) and refusing.some (consumer some) overlap: in a work queue every job has one consumer; make them"
+    " disjoint",
+    "no_such_file": "JS110 the declaration of work queue 'queues/absent.yaml' can't be used:\n  - expected a YAML file"
+    " at this path, found: No such file or directory",
+    "misspelt_field": "subject: no such field: check its spelling, it is JetStream's own name",
+    "unknown_stream": "no stream captures refusing.one: provision the queue first, or check the subject",
+    "unknown_stream_to_wait_for": "JS113 expected stream refusing on the server, found none: provision the queue first,"
+    " or check the name",
+    "no_events_to_wait_for": "expected events, so that completions are stored and can be waited for: declare them",
+    "no_subject": "JS120 job 0 has no subject: set it on the job, or a default for all",
+    "text_for_jobs": "JS120 expected jobs as a list or an iterator, found str: put a single job into a list",
+    "nothing_for_jobs": "JS120 expected jobs as a list or an iterator, found NoneType: put a single job into a list",
+    "unserialisable_job": "expected a body of bytes, text or JSON values, found dict: Object of type object is not JSON"
+    " serializable; convert it before publishing",
+    "reserved_header": "JS120 job 0 sets Nats-Msg-Id: headers starting with Nats- belong to the server",
+    "sensor_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
+    "sensor_of_no_dead_letters": "expected dead_letters, so that there is something to look at: declare a dead letter"
+    " queue",
+    "redrive_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
+}
+TRANSIENT = {
+    "nats_unreachable": "UnreachableError: no NATS server reached at nats://{host}:{port}: ",
+    # Airflow's own words: somebody may define it before the retry.
+    "nats_undefined": "The conn_id `nats_undefined` isn't defined",
+}
+
+
+@pytest.mark.parametrize("task_id", TERMINAL)
+def test_what_cannot_succeed_later_fails_without_a_retry(
+    airflow: Airflow, nats: NatsServer, refused: str, task_id: str
+) -> None:
+    log = log_text(airflow, "refusing", refused, task_id)
+    assert TERMINAL[task_id].format(host=LOOPBACK, port=nats.port) in log
+    assert "AirflowFailException" in log
+    assert task_states(airflow, "refusing", refused)[task_id] == "failed"
+
+
+@pytest.mark.parametrize("task_id", TRANSIENT)
+def test_what_may_succeed_later_is_left_to_a_retry(
+    airflow: Airflow, connections: dict[str, dict[str, object]], refused: str, task_id: str
+) -> None:
+    expected = TRANSIENT[task_id].format(host=LOOPBACK, port=connections["nats_unreachable"]["port"])
+    assert expected in log_text(airflow, "refusing", refused, task_id)
+    assert task_states(airflow, "refusing", refused)[task_id] == "up_for_retry"
+
+
+def test_every_task_of_the_dag_is_looked_at(airflow: Airflow, refused: str) -> None:
+    assert task_states(airflow, "refusing", refused).keys() == TERMINAL.keys() | TRANSIENT.keys()

@@ -1,0 +1,259 @@
+"""The triggers alone, on a real server: what they store, and how they end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.module_loading import import_string
+from airflow_steps import do_jobs, provisioned, wait_for
+from dags.waiting import queue as one_chance
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+
+    from airflow.triggers.base import BaseTrigger
+    from conftest import Secrets
+    from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+pytestmark = pytest.mark.usefixtures("own_connections")
+
+LONG_AGO = 3600.0
+
+
+@pytest.fixture
+async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
+    return await provisioned(settings, one_chance(name))
+
+
+async def waiting(connection: Connection, queue: WorkQueue, count: int, **kwargs: Any) -> JobCompletionTrigger:
+    """Publish jobs and give the trigger that waits for them."""
+    mark = await take_mark(connection, queue)
+    sequences = [(await connection.client.jetstream().publish(queue.name, b"job")).seq for _ in range(count)]
+    arguments = {
+        "nats_conn_id": "nats_default",
+        "mark": asdict(mark),
+        "sequences": [[sequences[0], sequences[-1]]],
+        "max_dead": 0,
+        "deadline": time.time() + 60,
+        "deferred_at": time.time() - LONG_AGO,
+        "summary": {"published": count},
+    }
+    return JobCompletionTrigger(**{**arguments, **kwargs})
+
+
+async def fired(trigger: BaseTrigger) -> dict[str, Any]:
+    """Give a trigger's only event, as it is after a journey through JSON."""
+    async with asyncio.timeout(30):
+        (event,) = [event async for event in trigger.run()]
+    payload: dict[str, Any] = json.loads(json.dumps(event.payload, allow_nan=False))
+    return payload
+
+
+def recreated(trigger: BaseTrigger) -> BaseTrigger:
+    """Give the trigger that another triggerer makes of what is stored."""
+    path, kwargs = trigger.serialize()
+    copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
+    return copy
+
+
+async def test_what_is_stored_is_small_and_makes_the_same_trigger(
+    connection: Connection, queue: WorkQueue, secrets: Secrets
+) -> None:
+    trigger = await waiting(connection, queue, 1, sequences=[[1, 10_000]])
+    path, kwargs = trigger.serialize()
+    stored = json.dumps(kwargs)
+    assert len(stored) < 4096
+    assert not any(secret in stored for secret in secrets.all())
+    assert recreated(trigger).serialize() == (path, json.loads(stored))
+
+
+async def test_two_copies_at_once_and_one_that_comes_late_fire_the_same(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    trigger = await waiting(connection, queue, 3)
+    running = [asyncio.create_task(fired(copy)) for copy in (trigger, recreated(trigger))]
+    await do_jobs(settings, queue, 3)
+    first, second = await asyncio.gather(*running)
+    late = await fired(recreated(trigger))
+    assert first == second == late
+    assert first["status"] == "ended"
+    assert first["summary"] == {"published": 3}
+    assert (first["report"]["completed"], first["report"]["completed_sequences"]) == (3, [[1, 3]])
+
+
+async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    trigger = await waiting(connection, queue, 3)
+    await do_jobs(settings, queue, 1, fail=True)
+    event = await fired(trigger)
+    assert (event["status"], event["report"]["dead"], event["report"]["awaited"]) == ("ended", 1, 2)
+
+
+async def test_the_deadline_fires_with_what_is_missing(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    trigger = await waiting(connection, queue, 5, deadline=time.time() + 1)
+    await do_jobs(settings, queue, 2)
+    event = await fired(trigger)
+    assert (event["status"], event["queue"], event["missing"]) == ("timeout", queue.name, [[3, 5]])
+    assert event["report"]["completed"] == 2
+
+
+async def test_jobs_that_ended_while_no_triggerer_ran_count_after_the_deadline_too(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    trigger = await waiting(connection, queue, 2, deadline=time.time() - 1)
+    await do_jobs(settings, queue, 2)
+    assert (await fired(trigger))["status"] == "ended"
+
+
+async def test_a_stream_that_is_gone_fires_an_error(connection: Connection, queue: WorkQueue) -> None:
+    trigger = await waiting(connection, queue, 1)
+    assert queue.events is not None
+    await connection.api(f"STREAM.DELETE.{queue.events.name}")
+    event = await fired(trigger)
+    assert event["status"] == "error"
+    assert event["message"] == (
+        f"JS113 expected stream {queue.events.name} on the server, found none: provision the queue first, or check the"
+        " name"
+    )
+
+
+async def test_a_wrong_password_fires_an_error_without_it(
+    connection: Connection, queue: WorkQueue, secrets: Secrets
+) -> None:
+    event = await fired(await waiting(connection, queue, 1, nats_conn_id="nats_wrong_password"))
+    assert event["status"] == "error"
+    assert event["message"].startswith("JS102 nats://")
+    assert not any(secret in json.dumps(event) for secret in secrets.all())
+
+
+async def test_a_server_that_is_away_is_waited_for(
+    own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    where = {"conn_type": "nats", "host": "127.0.0.1", "port": own_nats.port, "extra": {"timeout": 2}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_OWN", json.dumps(where))
+    settings = await JetStreamHook("nats_own").asettings()
+    queue = await provisioned(settings, one_chance(name))
+    async with connect(settings) as connection:
+        trigger = await waiting(connection, queue, 2, nats_conn_id="nats_own")
+    own_nats.kill()
+    running = asyncio.create_task(fired(trigger))
+    own_nats.start()
+    await do_jobs(settings, queue, 1)
+    own_nats.restart()
+    await do_jobs(settings, queue, 1)
+    assert (await running)["report"]["completed"] == 2
+
+
+async def test_a_refusal_of_the_moment_is_waited_out(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, mocker: MockerFixture
+) -> None:
+    def refused_once(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        # What a cluster answers while it elects a leader, which one server never does.
+        refusals = [ApiError(503, 10008, "JetStream system temporarily unavailable", "STREAM.MSG.GET")]
+
+        async def refuse_or_call(*args: Any, **kwargs: Any) -> Any:
+            if refusals:
+                raise refusals.pop()
+            return await call(*args, **kwargs)
+
+        return refuse_or_call
+
+    mocker.patch("airflow_provider_jetstream.triggers.completion.wait_for_jobs", refused_once(wait_for_jobs))
+    mocker.patch.object(JetStreamHook, "afind_dead_letters", refused_once(JetStreamHook.afind_dead_letters))
+    trigger = await waiting(connection, queue, 1)
+    await do_jobs(settings, queue, 1, fail=True)
+    assert (await fired(trigger))["report"]["dead"] == 1
+    assert (await fired(looking(queue, min_count=1)))["found"]["dead"] == 1
+
+
+async def test_all_triggers_of_a_process_share_one_connection(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, nats: NatsServer
+) -> None:
+    triggers = [await waiting(connection, queue, 1) for _ in range(20)]
+    before = nats.monitor("connz")["num_connections"]
+    running = [asyncio.create_task(fired(trigger)) for trigger in triggers]
+
+    def subscriptions() -> list[int]:
+        return [client["subscriptions"] for client in nats.monitor("connz?subs=1")["connections"]]
+
+    # Each follows two streams with a subscription of its own.
+    await asyncio.to_thread(wait_for, lambda: max(subscriptions()) >= 2 * len(triggers), "their subscriptions")
+    assert len(subscriptions()) == before + 1
+    await do_jobs(settings, queue, 20)
+    assert {event["status"] for event in await asyncio.gather(*running)} == {"ended"}
+
+
+async def test_an_event_is_held_back_until_airflow_can_take_it(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The supervisor of a task may notice its end this much later; the scheduler needs time after that.
+    monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "1")
+    trigger = await waiting(connection, queue, 1, deferred_at=time.time())
+    await do_jobs(settings, queue, 1)
+    started = time.monotonic()
+    await fired(trigger)
+    assert 4.0 <= time.monotonic() - started < 6.0
+
+
+async def test_a_trigger_that_was_taken_over_is_not_held_back(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    trigger = await waiting(connection, queue, 1)
+    await do_jobs(settings, queue, 1)
+    started = time.monotonic()
+    await fired(trigger)
+    assert time.monotonic() - started < 2.0
+
+
+def looking(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
+    """Give the trigger that waits for dead letters."""
+    arguments = {
+        "nats_conn_id": "nats_default",
+        "work_queue": queue.model_dump(mode="json", exclude_unset=True),
+        "min_count": 2,
+        "poll_interval": 0.2,
+        "deferred_at": time.time() - LONG_AGO,
+    }
+    return DeadLetterTrigger(**{**arguments, **kwargs})
+
+
+async def test_copies_of_a_dead_letter_trigger_fire_the_same_once_there_are_enough(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, secrets: Secrets
+) -> None:
+    trigger = looking(queue)
+    assert recreated(trigger).serialize() == trigger.serialize()
+    assert not any(secret in json.dumps(trigger.serialize()) for secret in secrets.all())
+    for _ in range(2):
+        await connection.client.jetstream().publish(queue.name, b"job")
+    running = [asyncio.create_task(fired(copy)) for copy in (trigger, recreated(trigger))]
+    await do_jobs(settings, queue, 1, fail=True)
+    done, _ = await asyncio.wait(running, timeout=1)
+    assert not done
+    await do_jobs(settings, queue, 1, fail=True)
+    first, second = await asyncio.gather(*running)
+    assert first == second == {"status": "found", "found": {"dead": 2, "sequences": [[1, 2]], "dismissed": 0}}
+
+
+async def test_a_dead_letter_trigger_fires_an_error_when_looking_is_impossible(name: str) -> None:
+    event = await fired(looking(one_chance(name)))
+    assert event["status"] == "error"
+    assert event["message"].startswith(f"JS113 expected stream {name} on the server, found none")

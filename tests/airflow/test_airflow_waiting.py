@@ -1,0 +1,127 @@
+"""Waiting ends as the jobs do: with dead letters, too late, or at a later try that publishes nothing twice."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import do_jobs, log_text, provisioned, succeeded, wait_for_states
+from dags.waiting import FULL, queue
+
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.stored import stream_info
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.airflow import Airflow
+
+RUN = "waiting"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as threads:
+        yield threads
+
+
+async def last_sequence(settings: ConnectionSettings, stream: str) -> int:
+    """Tell how many messages a stream has stored in all its life."""
+    async with connect(settings) as connection:
+        return int((await stream_info(connection, stream))["state"]["last_seq"])
+
+
+async def dead_letter(settings: ConnectionSettings, queue: WorkQueue) -> None:
+    """Let a job become a dead letter before any task runs."""
+    await provisioned(settings, queue)
+    async with connect(settings) as connection:
+        await connection.client.jetstream().publish(queue.name, b"job")
+    await do_jobs(settings, queue, 1, fail=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(airflow: Airflow, settings: ConnectionSettings, pool: ThreadPoolExecutor) -> None:
+    """Start all runs at once, since each spends its time waiting."""
+    airflow.wait_for_dags("deaths", "too_late", "full")
+    failing = ("dead_inline", "dead_blocking", "dead_allowed")
+    for name in (*failing, "dead_deferred", "late_deferred", "late_blocking"):
+        asyncio.run(provisioned(settings, queue(name)))
+    asyncio.run(provisioned(settings, FULL))
+    for name in failing:
+        pool.submit(asyncio.run, do_jobs(settings, queue(name), 3, fail=True))
+    for name in ("late_deferred", "late_blocking"):
+        pool.submit(asyncio.run, do_jobs(settings, queue(name), 2))
+    asyncio.run(dead_letter(settings, queue("late_redrive")))
+    for dag_id in ("too_late", "deaths"):
+        airflow.trigger(dag_id, run_id=RUN)
+
+
+@pytest.mark.parametrize("task_id", ["late_deferred", "late_blocking"])
+def test_too_late_names_what_is_missing_and_leaves_it_to_a_retry(airflow: Airflow, task_id: str) -> None:
+    wait_for_states(airflow, "too_late", RUN, {task_id: "up_for_retry"}, timeout=90)
+    log = log_text(airflow, "too_late", RUN, task_id)
+    assert (
+        f"DeadlineError: expected every job to end within 0:00:04, found 3 of {task_id} that did not (sequences 3-5):"
+        " see whether workers take them, or raise wait_timeout; a retry goes on waiting"
+    ) in log
+    assert ("Pausing task as DEFERRED" in log) == (task_id == "late_deferred")
+
+
+def test_a_redrive_that_waits_too_long_is_not_retried_since_a_retry_would_not_wait(airflow: Airflow) -> None:
+    wait_for_states(airflow, "too_late", RUN, {"late_redrive": "failed"}, timeout=90)
+    assert (
+        "AirflowFailException: JS202 expected every job to end within 0:00:04, found 1 of late_redrive that did not"
+        " (sequences 2): see whether workers take them, or raise wait_timeout; a retry would not know of them, so there"
+        " is none"
+    ) in log_text(airflow, "too_late", RUN, "late_redrive")
+
+
+def test_a_retry_publishes_nothing_twice_and_takes_up_the_waiting(
+    airflow: Airflow, settings: ConnectionSettings
+) -> None:
+    airflow.trigger("full", run_id=RUN)
+    wait_for_states(airflow, "full", RUN, {"full": "up_for_retry"}, timeout=90)
+    log = log_text(airflow, "full", RUN, "full")
+    assert "PublishIncompleteError: 3 of 5 jobs are stored in full (sequences 1-3); 2 are not known to be: " in log
+    for index in (3, 4):
+        assert re.search(rf"job {index} \(id full/waiting/full/-1/\S*{index}\) is not stored: full is full \(max", log)
+    done = asyncio.run(do_jobs(settings, FULL, 3))
+    done += asyncio.run(do_jobs(settings, FULL, 2))
+    succeeded(airflow, "full", RUN)
+    assert sorted(job.body.decode() for job in done) == [f"full-{number}" for number in range(5)]
+    result = airflow.xcom("full", RUN, "full")
+    assert (result["published"], result["duplicates"]) == (5, 3)
+    assert (result["completed"], result["dead"]) == (5, 0)
+    (task,) = airflow.task_instances("full", RUN)
+    assert task["try_number"] > 1
+    assert asyncio.run(last_sequence(settings, "full")) == 5
+
+
+@pytest.mark.parametrize("task_id", ["dead_inline", "dead_blocking", "dead_deferred"])
+def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
+    airflow: Airflow, settings: ConnectionSettings, task_id: str
+) -> None:
+    if task_id == "dead_deferred":
+        wait_for_states(airflow, "deaths", RUN, {task_id: "deferred"})
+        asyncio.run(do_jobs(settings, queue(task_id), 3, fail=True))
+    wait_for_states(airflow, "deaths", RUN, {task_id: "failed"}, timeout=90)
+    log = log_text(airflow, "deaths", RUN, task_id)
+    assert re.search(
+        r"AirflowFailException: JS131 expected at most 1 dead letters, found [23]: \{.*'1 deliveries to worker'.*\};"
+        " see the dead letter queue, mend the cause, then redrive",
+        log,
+    )
+    (task,) = [task for task in airflow.task_instances("deaths", RUN) if task["task_id"] == task_id]
+    assert (task["try_number"], task["max_tries"]) == (1, 1)
+
+
+def test_dead_letters_that_are_allowed_are_part_of_the_result(airflow: Airflow) -> None:
+    wait_for_states(airflow, "deaths", RUN, {"dead_allowed": "success"}, timeout=90)
+    result = airflow.xcom("deaths", RUN, "dead_allowed")
+    assert (result["completed"], result["dead"], result["dead_sequences"]) == (0, 3, [[1, 3]])
+    assert result["dead_reasons"] == dict.fromkeys(("1", "2", "3"), "1 deliveries to worker")

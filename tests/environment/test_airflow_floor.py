@@ -1,0 +1,58 @@
+"""The oldest Airflow that is supported, in an environment of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.__main__ import run_demo
+from testbed.environments import ROOT, create_environment, lowest_python
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+FLOOR = "apache-airflow==3.1.8"
+
+SKINS = (
+    "hooks.jetstream",
+    "operators.provision",
+    "operators.publish",
+    "operators.redrive",
+    "plugins.monitor",
+    "sensors.dead_letter",
+    "triggers.completion",
+    "triggers.dead_letter",
+)
+
+
+@pytest.fixture(scope="module")
+def floor_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("floor") / "venv"
+    return create_environment(folder, lowest_python(), [FLOOR, str(ROOT)])
+
+
+def test_every_skin_imports_without_a_deprecation(floor_python: Path, tmp_path: Path) -> None:
+    imports = [f"importlib.import_module('airflow_provider_jetstream.{skin}')" for skin in SKINS]
+    program = "\n".join(
+        ["import importlib, warnings", "import airflow", "warnings.simplefilter('error', DeprecationWarning)", *imports]
+    )
+    done = subprocess.run(
+        [floor_python, "-c", program],
+        env={"PATH": os.environ["PATH"], "AIRFLOW_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_orders_dag_succeeds(floor_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with NatsServer(tmp_path / "nats") as nats:
+        run_demo(nats, tmp_path, python=str(floor_python))
+    shown = capsys.readouterr().out
+    assert "lost                         0" in shown
+    assert "run twice                    0" in shown

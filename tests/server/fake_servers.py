@@ -1,0 +1,63 @@
+"""Servers that misbehave in ways that no real one can be made to."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from testbed.ports import LOOPBACK
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+
+@dataclass
+class FakeServer:
+    """What a fake server has heard.
+
+    :param port: where it listens
+    """
+
+    port: int
+    heard: bytearray = field(default_factory=bytearray)
+    connections: int = 0
+    open: int = 0
+    connected: asyncio.Event = field(default_factory=asyncio.Event)
+
+
+@asynccontextmanager
+async def fake_server(
+    *, banner: dict[str, object] | bytes | None = None, farewell: bytes = b"", port: int = 0
+) -> AsyncIterator[FakeServer]:
+    """Accept connections, send a banner if there is one, keep what comes, and never answer but to end it.
+
+    :param banner: the content of the INFO line, or another first line; silence where absent
+    :param farewell: sent at the first PING, before the connection is ended; silence where absent
+    :param port: where to listen; anywhere where absent
+    """
+    fake = FakeServer(port)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        fake.connections += 1
+        fake.open += 1
+        fake.connected.set()
+        if banner is not None:
+            line = banner if isinstance(banner, bytes) else b"INFO " + json.dumps(banner).encode()
+            writer.write(line + b"\r\n")
+        while data := await reader.read(65_536):
+            fake.heard += data
+            if farewell and b"PING" in data:
+                writer.write(farewell)
+                break
+        fake.open -= 1
+        writer.close()
+
+    server = await asyncio.start_server(serve, LOOPBACK, port)
+    fake.port = server.sockets[0].getsockname()[1]
+    try:
+        yield fake
+    finally:
+        server.close()

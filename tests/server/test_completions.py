@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.names import late_ack_subject
+from airflow_provider_jetstream.worker import Worker
+from testbed.queues import complete, eventually, let_die, make_queue, put, running, small_queue, take, use_up
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from testbed.nats_server import NatsServer
+
+
+async def wait(
+    connection: Connection, mark: Mark, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
+) -> WaitReport:
+    async with asyncio.timeout(within):
+        return await wait_for_jobs(connection, mark, sequences, max_dead=max_dead)
+
+
+async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    async with running(Worker(queue, "worker", lambda job: job.attempt, settings)):
+        early = await put(connection, queue, ["early"])
+        assert (await wait(connection, mark, early)).completed == {1}
+        waiting = asyncio.create_task(wait(connection, mark, [1, 2, 3]))
+        await put(connection, queue, ["during", "later"])
+        report = await waiting
+    assert (report.completed, report.awaited, report.dead) == ({1, 2, 3}, set(), {})
+    assert report.as_json()["completed_sequences"] == [(1, 3)]
+
+
+async def test_progress_is_told_after_each_end(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    sequences = await put(connection, queue, "abc")
+    seen: list[int] = []
+    for sequence in sequences:
+        await complete(connection, queue, sequence)
+    await wait_for_jobs(connection, mark, sequences, progress=lambda report: seen.append(len(report.completed)))
+    assert seen == [1, 2, 3]
+
+
+async def test_who_joins_late_learns_of_ends_from_before_the_mark_by_reading_from_the_beginning(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    sequences = await put(connection, queue, "ab")
+    for sequence in sequences:
+        await complete(connection, queue, sequence)
+    mark = await take_mark(connection, queue)
+    with pytest.raises(TimeoutError):
+        await wait(connection, mark, sequences, within=0.3)
+    assert (await wait(connection, mark.from_the_beginning(), sequences)).completed == set(sequences)
+
+
+async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or_not_at_all(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    await put(connection, queue, "abc")
+    for sequence in (2, 1, 1, 3):
+        await complete(connection, queue, sequence)
+    report = await wait(connection, mark, [1, 3])
+    assert (report.completed, report.awaited) == ({1, 3}, set())
+
+
+async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
+    mark = await take_mark(connection, queue)
+    sequences = await let_die(connection, queue, ["poison"])
+    still_waiting = await put(connection, queue, ["good"])
+    report = await wait(connection, mark, [*sequences, *still_waiting])
+    assert report.dead == {1: "2 deliveries to worker"}
+    assert (report.completed, report.awaited) == (set(), {2})
+    assert report.as_json()["dead_reasons"] == {1: "2 deliveries to worker"}
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"), [(b"+TERM no such printer", "no such printer"), (b"+TERM", "no reason given")]
+)
+async def test_a_terminated_job_is_dead_with_its_reason(
+    connection: Connection, name: str, answer: bytes, reason: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    sequences = await put(connection, queue, ["hopeless"])
+    (message,) = await take(connection, queue, 1)
+    await connection.client.publish(message.reply, answer)
+    assert (await wait(connection, mark, sequences)).dead == {1: f"terminated by worker: {reason}"}
+
+
+async def test_a_job_deleted_in_flight_is_not_taken_for_terminated(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    mark = await take_mark(connection, queue)
+    sequences = await put(connection, queue, ["deleted", "good"])
+    await take(connection, queue, 2)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+    await complete(connection, queue, 2)
+    with pytest.raises(TimeoutError):
+        await wait(connection, mark, sequences, within=0.5)
+    assert (await wait(connection, mark, [2])).completed == {2}
+
+
+@pytest.mark.parametrize(("max_dead", "awaited"), [(0, {5}), (2, {5}), (3, set()), (None, set())])
+async def test_so_many_dead_letters_are_put_up_with(
+    connection: Connection, name: str, max_dead: int | None, awaited: set[int]
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    died = await let_die(connection, queue, "abc")
+    assert died == [1, 2, 3]
+    good = await put(connection, queue, "de")
+    waiting = asyncio.create_task(wait(connection, mark, [*died, *good], max_dead))
+    await complete(connection, queue, 4)
+    if not awaited:
+        await complete(connection, queue, 5)
+    report = await waiting
+    assert report.awaited >= awaited
+    assert len(report.dead) == (3 if max_dead is None else min(max_dead + 1, 3))
+    assert report.completed <= {4, 5}
+    assert bool(report.awaited) == bool(awaited)
+
+
+async def test_a_job_that_was_finished_after_its_death_counts_as_completed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    sequences = [*await let_die(connection, queue, ["slow"]), *await put(connection, queue, ["last"])]
+    seen: list[set[int]] = []
+    waiting = asyncio.create_task(
+        wait_for_jobs(connection, mark, sequences, max_dead=None, progress=lambda report: seen.append({*report.dead}))
+    )
+    await eventually(lambda: {1} in seen)
+    await complete(connection, queue, 1)
+    await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
+    await eventually(lambda: seen[-1] == set())
+    await complete(connection, queue, 2)
+    async with asyncio.timeout(10):
+        report = await waiting
+    assert (report.completed, report.dead) == ({1, 2}, {})
+
+
+async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_finished_since(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    sequences = [*await let_die(connection, queue, ["slow"]), *await put(connection, queue, map(str, range(50)))]
+    # Its completion comes last of all, long after its death in the order of reading.
+    for sequence in reversed(sequences):
+        await complete(connection, queue, sequence)
+    mark = (await take_mark(connection, queue)).from_the_beginning()
+    report = await wait(connection, mark, sequences)
+    assert (report.completed, report.dead) == (set(sequences), {})
+
+
+async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    old = [*await let_die(connection, queue, ["dies"]), *await put(connection, queue, ["done"])]
+    await complete(connection, queue, 2)
+    await connection.api(f"STREAM.DELETE.{name}")
+    queue = await make_queue(connection, name)
+    assert await put(connection, queue, ["new", "newer"]) == old
+    mark = (await take_mark(connection, queue)).from_the_beginning()
+    with pytest.raises(TimeoutError):
+        await wait(connection, mark, [1, 2], within=0.5)
+    # A death counts although the earlier stream's completion has the same subject.
+    await use_up(connection, queue, 2)
+    assert (await wait(connection, mark, [1, 2], None)).dead.keys() == {1, 2}
+    await complete(connection, queue, 1)
+    await complete(connection, queue, 2)
+    assert (await wait(connection, mark, [1, 2])).completed == {1, 2}
+
+
+async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name)
+        mark = await take_mark(connection, queue)
+        sequences = await put(connection, queue, "ab")
+        seen: list[int] = []
+        waiting = asyncio.create_task(
+            wait_for_jobs(
+                connection, mark, sequences, max_dead=None, progress=lambda report: seen.append(len(report.awaited))
+            )
+        )
+        await complete(connection, queue, 1)
+        await eventually(lambda: seen == [1])
+        own_nats.kill()
+        await asyncio.to_thread(own_nats.restart)
+        await eventually(lambda: connection.client.is_connected)
+        (first, second) = await take(connection, queue, 2)
+        await first.ack_sync()
+        await second.nak()
+        async with asyncio.timeout(10):
+            with pytest.raises(TimeoutError):
+                await take(connection, queue, 1, within=0.2)
+            report = await waiting
+    assert (report.completed, list(report.dead)) == ({1}, [2])
+
+
+async def test_a_queue_without_events_is_told_what_to_declare(connection: Connection, name: str) -> None:
+    queue = small_queue(name, events=None)
+    with pytest.raises(QueueDeclarationError, match="expected events, so that completions are stored and can be wait"):
+        await take_mark(connection, queue)
+
+
+@pytest.mark.parametrize("missing", ["", "-events", "-dead"])
+async def test_a_missing_stream_is_named(connection: Connection, name: str, missing: str) -> None:
+    queue = await make_queue(connection, name)
+    await connection.api(f"STREAM.DELETE.{name}{missing}")
+    with pytest.raises(NotFoundError, match=f"expected stream {name}{missing} on the server, found none: provision"):
+        await take_mark(connection, queue)
+
+
+async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retention(
+    connection: Connection, name: str
+) -> None:
+    handler = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
+    letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}
+    queue = await make_queue(connection, name, deny_delete=True, dead_letters=letters)
+    mark = await take_mark(connection, queue)
+    sequences = await let_die(connection, queue, "ab")
+    assert (await wait(connection, mark, sequences, None)).dead.keys() == {1, 2}
+
+
+async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServer, name: str) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
+        queue = await make_queue(connection, name)
+        mark = await take_mark(connection, queue)
+        await put(connection, queue, "a")
+
+        def subscribed() -> bool:
+            listed = own_nats.monitor("connz?subs=1")["connections"][0].get("subscriptions_list", [])
+            return f"completed.{name}.>" in listed
+
+        waiting = asyncio.create_task(wait(connection, mark, [1]))
+        await eventually(subscribed)
+        await complete(connection, queue, 1)
+        await waiting
+        await eventually(lambda: not subscribed())
+        cancelled = asyncio.create_task(wait(connection, mark, [2]))
+        await eventually(subscribed)
+        cancelled.cancel()
+        await asyncio.wait([cancelled])
+        await eventually(lambda: not subscribed())

@@ -1,0 +1,184 @@
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import Verdict, find_dead_letters
+from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
+from testbed.queues import drain, let_die, make_queue, small_queue, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+HANDLER: dict[str, Any] = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
+
+
+def letters(name: str, **fields: Any) -> dict[str, Any]:
+    return {"name": f"{name}-dead", **fields}
+
+
+def work_queue_letters(name: str, *consumers: dict[str, Any]) -> dict[str, Any]:
+    return letters(name, retention="workqueue", deny_delete=True, consumers=list(consumers))
+
+
+async def consumers(connection: Connection, stream: str) -> list[str]:
+    return (await connection.api(f"CONSUMER.NAMES.{stream}")).get("consumers") or []
+
+
+async def left(connection: Connection, queue: WorkQueue, *entries: int) -> list[int]:
+    return [entry for entry in entries if await get_message(connection, f"{queue.name}-dead", entry) is not None]
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
+async def test_entries_are_deleted_where_that_is_allowed(connection: Connection, name: str, retention: str) -> None:
+    # Interest keeps only what a consumer waits for.
+    fields = {"consumers": [HANDLER]} if retention == "interest" else {}
+    queue = await make_queue(connection, name, dead_letters=letters(name, retention=retention, **fields))
+    await let_die(connection, queue, "abc")
+    report = await redrive(connection, queue, sequences=[1, 3])
+    assert report.entries_left == 0
+    assert await left(connection, queue, 1, 2, 3) == [2]
+
+
+async def test_repeated_entries_of_one_letter_are_all_removed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    advisory = await get_message(connection, f"{name}-dead", 1)
+    assert advisory is not None
+    await connection.client.jetstream().publish(advisory.subject, advisory.data)
+    assert (await redrive(connection, queue)).entries_left == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_that_is_there(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, deny_delete=True, dead_letters=work_queue_letters(name, HANDLER))
+    await let_die(connection, queue, "abcd")
+    report = await redrive(connection, queue, sequences=[1, 3])
+    assert report.entries_left == 0
+    assert await left(connection, queue, 1, 2, 3, 4) == [2, 4]
+    assert await consumers(connection, f"{name}-dead") == ["unprocessed_order_handler"]
+    # The entry behind the last one asked for hasn't cost its processor a delivery.
+    assert (await consumer_info(connection, f"{name}-dead", HANDLER["name"]))["delivered"]["stream_seq"] == 3
+    report = await redrive(connection, queue)
+    assert (report.entries_left, await stored_count(connection, f"{name}-dead")) == (0, 0)
+    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
+
+
+async def test_entries_under_deny_delete_are_acknowledged_through_an_own_consumer_that_does_not_stay(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name))
+    await let_die(connection, queue, "ab")
+    assert (await redrive(connection, queue)).entries_left == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+    (own,) = await consumers(connection, f"{name}-dead")
+    config = (await consumer_info(connection, f"{name}-dead", own))["config"]
+    assert (own, config["inactive_threshold"]) == (f"redrive-{name}", 300 * 10**9)
+    # It serves the next redrive as well.
+    await drain(connection, queue)
+    await let_die(connection, queue, ["c"])
+    assert (await redrive(connection, queue)).entries_left == 0
+    assert await consumers(connection, f"{name}-dead") == [own]
+
+
+async def test_a_consumer_of_other_entries_is_left_alone(connection: Connection, name: str) -> None:
+    terminated = {
+        "name": "a",
+        "max_deliver": 2,
+        "filter_subject": f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{name}.*",
+    }
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, terminated))
+    await let_die(connection, queue, "ab")
+    assert (await redrive(connection, queue)).entries_left == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+    assert (await consumer_info(connection, f"{name}-dead", "a"))["delivered"]["consumer_seq"] == 0
+
+
+async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(connection: Connection, name: str) -> None:
+    subjects = [f"{MAX_DELIVERIES}.{name}.*", f"{MAX_DELIVERIES}.{name}x.*"]
+    shared = work_queue_letters(name) | {"subjects": subjects}
+    ours = await make_queue(connection, name, dead_letters=shared)
+    theirs = await make_queue(connection, f"{name}x", dead_letters=shared)
+    await let_die(connection, ours, "ab")
+    await let_die(connection, theirs, "cd")
+    assert (await redrive(connection, ours)).entries_left == 0
+    assert await left(connection, ours, 1, 2, 3, 4) == [3, 4]
+    assert (await redrive(connection, theirs)).entries_left == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_more_entries_than_the_consumer_allows_unacknowledged_are_removed_however_long_it_takes(
+    connection: Connection, name: str
+) -> None:
+    handler = HANDLER | {"max_ack_pending": 2}
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
+    sequences = await let_die(connection, queue, map(str, range(60)))
+    # Thirty rounds take longer than that, and none of them waits for it.
+    connection.timeout = 1
+    async with asyncio.timeout(15):
+        assert await remove_entries(connection, queue, sequences) == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_time_limit(
+    own_nats: NatsServer, name: str
+) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 1})) as connection:
+        handler = HANDLER | {"max_ack_pending": 2}
+        queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
+        sequences = await let_die(connection, queue, "abcdefgh")
+        # The first two aren't asked for, so they stay unacknowledged, and the server delivers nothing behind them.
+        async with asyncio.timeout(4):
+            assert await remove_entries(connection, queue, sequences[2:]) == 6
+
+
+async def test_entries_that_have_to_stay_are_never_taken_for_dead_again(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, dead_letters=letters(name, deny_delete=True))
+    await let_die(connection, queue, "ab")
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
+    assert await left(connection, queue, 1, 2) == [1, 2]
+    findings = await find_dead_letters(connection, queue)
+    assert findings.letters == ()
+    assert [verdict for _, verdict in findings.dismissed] == [Verdict.GONE, Verdict.GONE]
+    again = await redrive(connection, queue)
+    assert (again.redriven, again.gone, again.entries_left) == ({}, (1, 2), 0)
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_the_report_is_kept_when_the_entries_cannot_be_removed(connection: Connection, name: str) -> None:
+    # A consumer of some of the advisories keeps the server from accepting one of them all.
+    narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.worker"}
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow))
+    await let_die(connection, queue, "ab")
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
+    assert (await redrive(connection, queue)).redriven == {}
+
+
+async def test_a_missing_dead_letter_queue_is_no_error_since_the_letters_are_redriven(
+    connection: Connection, name: str
+) -> None:
+    assert await remove_entries(connection, small_queue(name), [1, 2, 3]) == 3
+    assert await remove_entries(connection, small_queue(name), []) == 0
+
+
+async def test_entries_that_are_gone_already_count_as_removed(connection: Connection, name: str) -> None:
+    for suffix, fields in (("a", letters(f"{name}a")), ("b", work_queue_letters(f"{name}b", HANDLER))):
+        queue = small_queue(f"{name}{suffix}", dead_letters=fields)
+        await provision(connection, queue)
+        sequences = await let_die(connection, queue, "ab")
+        assert await remove_entries(connection, queue, sequences) == 0
+        async with asyncio.timeout(2):
+            assert await remove_entries(connection, queue, sequences) == 0

@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack
+from datetime import datetime
+from typing import Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
+from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError
+from airflow_provider_jetstream.jetstream.provisioning import apply, plan, provision
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+
+def _queue(name: str, **changes: Any) -> WorkQueue:
+    values: dict[str, Any] = {
+        "name": name,
+        "subjects": [f"{name}.>"],
+        "description": "a queue",
+        "discard": "new",
+        "max_msgs": 100,
+        "max_bytes": "1MB",
+        "max_msg_size": -1,
+        "max_age": -1,
+        "duplicate_window": "5m",
+        "metadata": {"team": "a"},
+        "consumers": [
+            {"name": "high", "filter_subject": f"{name}.high.>", "max_deliver": 3, "ack_wait": "10s"},
+            {
+                "name": "low",
+                "description": "slow ones",
+                "filter_subjects": [f"{name}.low.>", f"{name}.lower.>"],
+                "max_deliver": 3,
+                "backoff": ["1s", "1m"],
+                "max_ack_pending": 10,
+                "sample_freq": "100%",
+                "metadata": {"speed": "slow"},
+            },
+        ],
+        "dead_letters": {"name": f"{name}_dead", "consumers": [{"name": "reader", "max_deliver": -1}]},
+        "events": f"{name}_events",
+    }
+    return WorkQueue(**values | changes)
+
+
+def _consumer(name: str, **changes: Any) -> dict[str, Any]:
+    return {"name": "w", "filter_subject": f"{name}.a", "max_deliver": 3} | changes
+
+
+def _alone(name: str, **changes: Any) -> WorkQueue:
+    return WorkQueue(**{"name": name, "subjects": [f"{name}.>"], "consumers": [_consumer(name)]} | changes)
+
+
+async def _stream(connection: Connection, name: str) -> dict[str, Any]:
+    return await connection.api(f"STREAM.INFO.{name}")
+
+
+async def _consumer_config(connection: Connection, stream: str, name: str) -> dict[str, Any]:
+    config: dict[str, Any] = (await connection.api(f"CONSUMER.INFO.{stream}.{name}"))["config"]
+    return config
+
+
+async def _configs(connection: Connection, name: str) -> list[Any]:
+    """Read everything that the server keeps about the streams of a queue and their consumers."""
+    found: list[Any] = []
+    for stream in (await connection.api("STREAM.NAMES"))["streams"] or []:
+        if stream.startswith(name):
+            found.append((await _stream(connection, stream))["config"])
+            consumers = (await connection.api(f"CONSUMER.LIST.{stream}"))["consumers"] or []
+            found += sorted((consumer["config"] for consumer in consumers), key=lambda config: str(config["name"]))
+    return found
+
+
+async def test_a_queue_is_created_with_what_hears_of_its_ends_first(connection: Connection, name: str) -> None:
+    done = await provision(connection, _queue(name))
+    created = [
+        (await connection.api(f"STREAM.INFO.{step.name}"))["created"]
+        if step.kind == "stream"
+        else (await connection.api(f"CONSUMER.INFO.{step.name.replace('/', '.')}"))["created"]
+        for step in done.steps
+    ]
+    assert [str(step) for step in done.steps] == [
+        f"create stream {name}_dead",
+        f"create consumer {name}_dead/reader",
+        f"create stream {name}_events",
+        f"create stream {name}",
+        f"create consumer {name}/high",
+        f"create consumer {name}/low",
+    ]
+    times = [datetime.fromisoformat(time) for time in created]
+    assert times == sorted(times)
+    assert len(set(times)) == len(times)
+
+
+async def test_a_queue_is_stored_as_declared(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name))
+    queue = (await _stream(connection, name))["config"]
+    assert queue["retention"] == "workqueue"
+    assert (queue["max_msgs"], queue["max_bytes"], queue["discard"]) == (100, 1_048_576, "new")
+    assert queue["duplicate_window"] == 300_000_000_000
+    assert queue["metadata"]["team"] == "a"
+    high = await _consumer_config(connection, name, "high")
+    assert (high["ack_policy"], high["max_deliver"], high["ack_wait"]) == ("explicit", 3, 10_000_000_000)
+    assert high["filter_subject"] == f"{name}.high.>"
+    low = await _consumer_config(connection, name, "low")
+    assert low["filter_subjects"] == [f"{name}.low.>", f"{name}.lower.>"]
+    assert low["backoff"] == [1_000_000_000, 60_000_000_000]
+    letters = (await _stream(connection, f"{name}_dead"))["config"]
+    assert (letters["retention"], letters["metadata"]["dead_letter_queue"]) == ("limits", "true")
+
+
+async def test_provisioning_again_keeps_everything(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name))
+    before, created = await _configs(connection, name), (await _stream(connection, name))["created"]
+    again = await provision(connection, _queue(name))
+    assert [step.action for step in again.steps] == ["keep"] * 6
+    assert again.changes == ()
+    assert await _configs(connection, name) == before
+    assert (await _stream(connection, name))["created"] == created
+
+
+async def test_planning_changes_nothing(connection: Connection, name: str) -> None:
+    await plan(connection, _queue(name))
+    assert await _configs(connection, name) == []
+
+
+async def test_drift_is_shown_as_a_difference_and_mended(connection: Connection, name: str) -> None:
+    await provision(connection, _alone(name, max_msgs=100, max_age="1h"))
+    consumer = _consumer(name, filter_subject=f"{name}.b", ack_wait="1m", max_deliver=5)
+    changed = _alone(name, max_msgs=200, max_age=-1, consumers=[consumer])
+    intended = await plan(connection, changed)
+    assert str(intended) == (
+        f"update stream {name}\n    max_msgs: 100 → 200\n    max_age: 1h → 0\n"
+        f"update consumer {name}/w\n    max_deliver: 3 → 5\n    filter_subject: {name}.a → {name}.b\n"
+        "    ack_wait: 30s → 1m"
+    )
+    await apply(connection, intended)
+    assert (await _stream(connection, name))["config"]["max_msgs"] == 200
+    stored = await _consumer_config(connection, name, "w")
+    assert (stored["filter_subject"], stored["ack_wait"], stored["max_deliver"]) == (f"{name}.b", 60_000_000_000, 5)
+    assert (await plan(connection, changed)).changes == ()
+
+
+@pytest.mark.parametrize(
+    ("existing", "declared", "reason"),
+    [
+        (
+            {"storage": "memory"},
+            {},
+            (
+                "storage: memory → file\n    not possible: storage of a stream is fixed when it is created; declare"
+                " 'memory', or drain {0} and remove it by hand, then provision again"
+            ),
+        ),
+        (
+            {"retention": "limits"},
+            {},
+            "retention: limits → workqueue\n    not possible: retention of a stream is fixed when it is created;",
+        ),
+        (
+            {"deny_delete": True},
+            {"deny_delete": False},
+            (
+                "deny_delete: True → False\n    not possible: deny_delete can't be taken back once it is set; declare"
+                " true, or leave it out"
+            ),
+        ),
+        ({"deny_purge": True}, {"deny_purge": False}, "not possible: deny_purge can't be taken back once it is set"),
+    ],
+    ids=["storage", "retention", "deny_delete", "deny_purge"],
+)
+async def test_what_the_server_cannot_change_is_refused_and_nothing_is_changed(
+    connection: Connection, name: str, existing: dict[str, Any], declared: dict[str, Any], reason: str
+) -> None:
+    await connection.api(f"STREAM.CREATE.{name}", {**_alone(name).config(), **existing})
+    before = await _configs(connection, name)
+    queue = _alone(name, dead_letters=f"{name}_dead", events=f"{name}_events", **declared)
+    with pytest.raises(DriftError) as caught:
+        await provision(connection, queue)
+    assert str(caught.value).startswith(
+        "what exists differs from the declaration in ways the server can't change, so nothing was changed:\n"
+        f"update stream {name}\n"
+    )
+    assert reason.format(name) in str(caught.value)
+    assert await _configs(connection, name) == before
+
+
+async def test_a_consumer_that_acknowledges_otherwise_is_refused(connection: Connection, name: str) -> None:
+    stream = {"name": name, "subjects": [f"{name}.>"], "retention": "interest"}
+    await connection.api(f"STREAM.CREATE.{name}", stream)
+    subjects = [f"{name}.>", f"$JS.EVENT.ADVISORY.CONSUMER.*.{name}q.*"]
+    consumers = [{"name": "r", "max_deliver": 3}]
+    letters = {"name": name, "subjects": subjects, "retention": "interest", "consumers": consumers}
+    body = {"stream_name": name, "config": {"durable_name": "r", "ack_policy": "all", "max_deliver": 3}}
+    await connection.api(f"CONSUMER.CREATE.{name}.r", body)
+    before = await _configs(connection, name)
+    with pytest.raises(DriftError, match=r"ack_policy: all → explicit\n.*ack_policy of a consumer is fixed when"):
+        await provision(connection, _alone(f"{name}q", dead_letters=letters))
+    assert await _configs(connection, name) == before
+
+
+async def test_several_provisioners_at_once_all_succeed(settings: ConnectionSettings, name: str) -> None:
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(connect(settings)) for _ in range(4)]
+        for turn in range(5):
+            queue = _queue(f"{name}{turn}")
+            await asyncio.gather(*(provision(connection, queue) for connection in connections))
+            assert (await plan(connections[0], queue)).changes == ()
+        changed = _queue(f"{name}0", max_msgs=7)
+        await asyncio.gather(*(provision(connection, changed) for connection in connections))
+        assert (await _stream(connections[0], f"{name}0"))["config"]["max_msgs"] == 7
+
+
+async def test_a_refusal_of_the_server_is_told_with_its_own_words(connection: Connection, name: str) -> None:
+    queue = _alone(name, num_replicas=3, events=f"{name}_events")
+    with pytest.raises(ProvisioningError, match=f"the server refused to create stream {name}_events: .*error 10074"):
+        await provision(connection, queue)
+
+
+async def test_after_a_refusal_half_way_provisioning_again_goes_on(connection: Connection, name: str) -> None:
+    other = {"name": f"{name}_other", "subjects": [f"{name}.taken"]}
+    await connection.api(f"STREAM.CREATE.{name}_other", other)
+    with pytest.raises(ProvisioningError):
+        await provision(connection, _queue(name))
+    await connection.api(f"STREAM.DELETE.{name}_other")
+    done = await provision(connection, _queue(name))
+    assert [step.action for step in done.steps] == ["keep"] * 3 + ["create"] * 3
+
+
+@pytest.mark.parametrize("exists", [False, True], ids=["create", "update"])
+async def test_a_subject_that_another_stream_captures_is_told_with_that_streams_name(
+    connection: Connection, name: str, *, exists: bool
+) -> None:
+    await connection.api(f"STREAM.CREATE.{name}_other", {"name": f"{name}_other", "subjects": [f"{name}.b.>"]})
+    if exists:
+        await provision(connection, _alone(name, subjects=[f"{name}.a"]))
+    with pytest.raises(ProvisioningError) as caught:
+        await provision(connection, _alone(name, subjects=[f"{name}.a", f"{name}.b.*"]))
+    assert str(caught.value) == (
+        f"the server refused to {'update' if exists else 'create'} stream {name}: subjects overlap with an existing"
+        f" stream (error 10065): stream {name}_other already captures {name}.b.*; declare that stream's name instead"
+    )
+
+
+async def test_consumers_that_the_declaration_does_not_know_are_left_alone(connection: Connection, name: str) -> None:
+    await provision(connection, _alone(name))
+    config = _alone(name, consumers=[_consumer(name) | {"name": "other", "filter_subject": f"{name}.z"}]).consumer(
+        "other"
+    )
+    body = {"stream_name": name, "config": config.config(), "action": "create"}
+    await connection.api(f"CONSUMER.CREATE.{name}.other", body)
+    before = await connection.api(f"CONSUMER.INFO.{name}.other")
+    await provision(connection, _alone(name, max_msgs=9))
+    after = await connection.api(f"CONSUMER.INFO.{name}.other")
+    assert (after["created"], after["config"]) == (before["created"], before["config"])
+    with pytest.raises(ApiError, match="10014"):
+        await connection.api(f"CONSUMER.INFO.{name}.never")

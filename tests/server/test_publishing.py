@@ -1,0 +1,291 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.errors import (
+    JobError,
+    JobNotSerializableError,
+    JobTooLargeError,
+    NotFoundError,
+    PublishIncompleteError,
+    PublishRefusedError,
+    QueueFullError,
+    UnreachableError,
+)
+from airflow_provider_jetstream.jetstream.jobs import Job, Origin, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.publishing import PublishReport, publish
+from airflow_provider_jetstream.jetstream.stored import get_message
+from testbed.queues import eventually, make_queue, stored_count, take
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from testbed.nats_server import NatsServer
+
+
+def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterator[OutgoingJob]:
+    return prepare(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
+
+
+def _subscriptions(server: NatsServer, connection: Connection) -> int:
+    clients = server.monitor("connz?limit=10000")["connections"]
+    return int(next(c["subscriptions"] for c in clients if c["cid"] == connection.client.client_id))
+
+
+def _errors(report: PublishReport) -> dict[int, str]:
+    return {failure.index: str(failure.error) for failure in report.failures}
+
+
+async def test_five_thousand_jobs_are_stored_in_order(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "max_ack_pending": -1})
+    bodies = [f"job {number}" for number in range(5_000)]
+    report = await publish(connection, _jobs(name, bodies))
+    assert (report.stream, report.stored, report.duplicates, report.failures) == (name, 5_000, 0, [])
+    assert list(report.sequences) == list(range(1, 5_001))
+    delivered = await take(connection, queue, 5_000, within=20)
+    assert [message.data.decode() for message in delivered] == bodies
+    report.raise_for_failures()
+
+
+async def test_publishing_the_same_jobs_again_stores_nothing_and_counts_them(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    origin = Origin("dag", "run", "task")
+    first = await publish(connection, _jobs(name, range(300), origin=origin))
+    again = await publish(connection, _jobs(name, range(350), origin=origin))
+    assert again.duplicates == 300
+    assert list(again.sequences)[:300] == list(first.sequences)
+    assert await stored_count(connection, name) == 350
+
+
+async def test_no_jobs_are_an_empty_report(connection: Connection) -> None:
+    report = await publish(connection, [])
+    assert (report.stored, report.stream, list(report.sequences)) == (0, None, [])
+    report.raise_for_failures()
+
+
+@pytest.mark.parametrize("window", [1, 7, 100])
+async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_read_no_faster(
+    connection: Connection, name: str, window: int
+) -> None:
+    waiting: list[Msg] = []
+    read = acknowledged = 0
+
+    async def stand_in_for_the_stream(message: Msg) -> None:
+        waiting.append(message)
+
+    def items() -> Iterator[int]:
+        nonlocal read
+        for read in range(1, 201):
+            # One more than the window is read: the job that waits for a place.
+            assert read - acknowledged <= window + 1
+            yield read
+
+    subscription = await connection.client.subscribe(f"{name}.jobs.>", cb=stand_in_for_the_stream)
+    task = asyncio.create_task(publish(connection, _jobs(name, items()), window=window, ack_timeout=30))
+    while acknowledged < 200:
+        full = min(window, 200 - acknowledged)
+        await eventually(lambda full=full: len(waiting) == full)  # type: ignore[misc]
+        assert read == min(acknowledged + window + 1, 200)
+        acknowledged += 1
+        await waiting.pop(0).respond(json.dumps({"stream": name, "seq": acknowledged}).encode())
+    report = await task
+    assert report.stored == 200
+    await subscription.unsubscribe()
+
+
+async def test_the_headers_are_stored_as_the_contract_says(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    job = Job({"id": "i1", "n": 1}, id="i1", advisory="done.i1", headers={"Colour": "grün"})
+    origin = Origin("dag", "manual__2026-01-01T00:00:00+00:00", "task", 4)
+    report = await publish(connection, _jobs(name, [job, b"plain"], origin=origin))
+    stored = [await get_message(connection, name, sequence) for sequence in report.sequences]
+    assert stored[0] is not None
+    assert stored[1] is not None
+    assert stored[0].subject == f"{name}.jobs.a"
+    assert json.loads(stored[0].data) == {"id": "i1", "n": 1}
+    assert stored[0].headers == (
+        ("Colour", "grün"),
+        ("Airflow-Dag-Id", "dag"),
+        ("Airflow-Run-Id", "manual__2026-01-01T00:00:00+00:00"),
+        ("Airflow-Task-Id", "task"),
+        ("Airflow-Map-Index", "4"),
+        ("Nats-Msg-Id", "dag/manual__2026-01-01T00:00:00+00:00/task/4/i1"),
+        ("Job-Id", "i1"),
+        ("Job-Advisory", "done.i1"),
+    )
+    assert stored[1].header("Nats-Msg-Id") == "dag/manual__2026-01-01T00:00:00+00:00/task/4/#1"
+    assert stored[1].data == b"plain"
+
+
+async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connection: Connection, name: str) -> None:
+    await make_queue(connection, name, max_msgs=3, discard="new")
+    report = await publish(connection, _jobs(name, [Job(b"x", id=f"order-{n}") for n in range(12)]))
+    assert report.stored == 3
+    assert list(report.sequences) == [1, 2, 3] + [0] * 9
+    assert all(failure.certain and isinstance(failure.error, QueueFullError) for failure in report.failures)
+    assert {failure.index: failure.job_id for failure in report.failures} == {
+        index: f"{name}/order-{index}" for index in range(3, 12)
+    }
+    with pytest.raises(PublishIncompleteError) as caught:
+        report.raise_for_failures()
+    assert caught.value.report is report
+    full = f"{name} is full (maximum messages exceeded): let workers or a redrive make room, or raise the limit, then"
+    assert str(caught.value).startswith(
+        f"3 of 12 jobs are stored in {name} (sequences 1-3); 9 are not known to be: job 3 (id {name}/order-3) is not"
+        f" stored: {full} try again; job 4 (id {name}/order-4) is not stored: "
+    )
+    assert str(caught.value).endswith("try again; and 4 more")
+
+
+async def test_room_in_a_full_queue_lets_the_same_call_succeed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs=3, discard="new", consumer={"ack_wait": "1m"})
+    assert (await publish(connection, _jobs(name, range(5)))).stored == 3
+    for message in await take(connection, queue, 3):
+        await message.ack_sync()
+    again = await publish(connection, _jobs(name, range(5)))
+    assert (again.stored, again.duplicates) == (5, 3)
+    assert await stored_count(connection, name) == 2
+
+
+async def test_a_job_beyond_the_streams_limit_is_named_while_the_others_are_stored(
+    connection: Connection, name: str
+) -> None:
+    await make_queue(connection, name, max_msg_size=512)
+    report = await publish(connection, _jobs(name, [b"a", b"x" * 600, b"b"]))
+    assert _errors(report) == {
+        1: f"body and headers exceed max_msg_size of {name}: send a reference instead of the data, or raise the limit"
+    }
+    assert isinstance(report.failures[0].error, JobTooLargeError)
+    assert list(report.sequences) == [1, 0, 2]
+    with pytest.raises(PublishRefusedError, match=f"2 of 3 jobs are stored in {name} .sequences 1-2.; 1 are not"):
+        report.raise_for_failures()
+
+
+@pytest.mark.parametrize("over", [1, -20], ids=["the body alone", "only body and headers together"])
+async def test_a_job_beyond_the_servers_limit_is_named_and_the_connection_stays_open(
+    connection: Connection, name: str, over: int
+) -> None:
+    await make_queue(connection, name)
+    limit = connection.client.max_payload
+    report = await publish(connection, _jobs(name, [b"a", b"x" * (limit + over), b"b"]))
+    assert _errors(report) == {
+        1: f"body and headers exceed the server's limit of {limit} bytes: send a reference instead of the data, or"
+        " raise the limit"
+    }
+    assert report.failures[0].certain
+    assert list(report.sequences) == [1, 0, 2]
+    assert connection.client.is_connected
+    assert connection.client.stats["reconnects"] == 0
+
+
+async def test_the_largest_job_that_the_server_takes_is_stored(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    (small,) = _jobs(name, [b""])
+    lines = sum(len(f"{key}: {value}\r\n") for key, value in small.headers.items())
+    room = connection.client.max_payload - len("NATS/1.0\r\n\r\n") - lines
+    report = await publish(connection, _jobs(name, [b"x" * room]))
+    assert (report.stored, report.failures) == (1, [])
+    over = await publish(connection, _jobs(name, [b"x" * (room + 1)], batch=name[::-1]))
+    assert [type(failure.error) for failure in over.failures] == [JobTooLargeError]
+
+
+async def test_a_body_that_cannot_be_written_is_named_while_the_others_are_stored(
+    connection: Connection, name: str
+) -> None:
+    await make_queue(connection, name)
+    bodies = [1, object(), {"a": float("nan")}, {1, 2}, "five"]
+    report = await publish(connection, _jobs(name, bodies))
+    assert list(report.sequences) == [1, 0, 0, 0, 2]
+    assert all(isinstance(failure.error, JobNotSerializableError) for failure in report.failures)
+    assert [type(bodies[failure.index]).__name__ in str(failure.error) for failure in report.failures] == [True] * 3
+    with pytest.raises(PublishRefusedError, match=rf"2 of 5 .* job 1 \(id {name}/#1\) is not stored: expected a body"):
+        report.raise_for_failures()
+
+
+async def test_a_subject_that_no_stream_captures_is_told(connection: Connection, name: str) -> None:
+    report = await publish(connection, _jobs(name, [1, 2]))
+    message = f"no stream captures {name}.jobs.a: provision the queue first, or check the subject"
+    assert _errors(report) == {0: message, 1: message}
+    assert all(isinstance(failure.error, NotFoundError) and failure.certain for failure in report.failures)
+    with pytest.raises(PublishRefusedError, match="0 of 2 jobs are stored; 2 are not known to be: job 0"):
+        report.raise_for_failures()
+
+
+@pytest.mark.parametrize("answer", [b"hello", b'{"ok": true}', b"[1]", b"\xff"])
+async def test_an_answer_that_is_no_streams_counts_as_none(connection: Connection, name: str, answer: bytes) -> None:
+    async def somebody_else(message: Msg) -> None:
+        await message.respond(answer)
+
+    await connection.client.subscribe(f"{name}.jobs.>", cb=somebody_else)
+    report = await publish(connection, _jobs(name, [1]), ack_timeout=0.1, attempts=2)
+    assert _errors(report) == {
+        0: f"no acknowledgement after 2 attempts of 0.1 s: what answers on {name}.jobs.a isn't a stream; provision the"
+        " queue first"
+    }
+    assert report.stored == 0
+    assert isinstance(report.failures[0].error, UnreachableError)
+
+
+async def test_somebody_else_who_answers_first_does_not_hide_the_streams_acknowledgement(
+    connection: Connection, name: str
+) -> None:
+    async def somebody_else(message: Msg) -> None:
+        await message.respond(b"hello")
+
+    await connection.client.subscribe(f"{name}.jobs.>", cb=somebody_else)
+    await make_queue(connection, name)
+    report = await publish(connection, _jobs(name, range(50)))
+    assert list(report.sequences) == list(range(1, 51))
+
+
+async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connection: Connection, name: str) -> None:
+    read = asyncio.Event()
+
+    def items() -> Iterator[int]:
+        yield 1
+        read.set()
+
+    task = asyncio.create_task(publish(connection, _jobs(name, items())))
+    await read.wait()
+    # On the same connection, so the server sees the job first.
+    await make_queue(connection, name)
+    assert (await task).stored == 1
+
+
+async def test_an_input_that_fails_half_way_fails_the_call_and_leaves_nothing_behind(
+    connection: Connection, nats: NatsServer, name: str
+) -> None:
+    await make_queue(connection, name)
+    before = _subscriptions(nats, connection)
+
+    def items() -> Iterator[int]:
+        yield from range(600)
+        raise LookupError("the database went away")
+
+    with pytest.raises(LookupError, match="the database went away"):
+        await publish(connection, _jobs(name, items()))
+    await connection.client.flush()
+    assert _subscriptions(nats, connection) == before
+    assert (await publish(connection, _jobs(name, range(600)))).stored == 600
+
+
+async def test_a_bad_job_half_way_fails_the_call_by_its_index(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    with pytest.raises(JobError, match="job 2 can't be published to 'a b': it contains white space"):
+        await publish(connection, _jobs(name, [1, 2, Job(3, subject="a b")]))
+
+
+async def test_every_call_closes_its_subscription(connection: Connection, nats: NatsServer, name: str) -> None:
+    await make_queue(connection, name)
+    before = _subscriptions(nats, connection)
+    for turn in range(3):
+        await publish(connection, _jobs(name, range(10), batch=f"{name}{turn}"))
+    await connection.client.flush()
+    assert _subscriptions(nats, connection) == before

@@ -1,0 +1,82 @@
+"""The README's code runs, as it stands there."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.jobs import prepare
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.publishing import publish
+from testbed.workers import start_worker
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def _block(heading: str) -> str:
+    section = (ROOT / "README.md").read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
+    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert found, f"the README has no Python under {heading!r}"
+    return found[1]
+
+
+@pytest.fixture(scope="module")
+def dag_block() -> dict[str, Any]:
+    names: dict[str, Any] = {}
+    exec(compile(_block("A DAG"), "README.md", "exec"), names)
+    return names
+
+
+def test_the_dag_has_its_three_tasks_in_a_row(dag_block: dict[str, Any]) -> None:
+    dag: DAG = dag_block["dag"]
+    assert [task.task_id for task in dag.topological_sort()] == ["provision", "send", "retry_dead_letters"]
+
+
+async def test_the_worker_does_the_jobs_of_the_dag(
+    dag_block: dict[str, Any], nats: NatsServer, tmp_path: Path, connection: Connection
+) -> None:
+    queue: WorkQueue = dag_block["EMAILS"]
+    (tmp_path / "emails.yaml").write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))
+    (tmp_path / "mailer.py").write_text(_block("A worker"))
+    env = {**os.environ, "NATS_URL": nats.url, "PYTHONPATH": str(tmp_path)}
+
+    await provision(connection, queue)
+    worker = start_worker(
+        "mailer", queue=tmp_path / "emails.yaml", consumer="sender", handler="mailer:send", env=env, logs=tmp_path
+    )
+    try:
+        task = dag_block["send"]
+        mark = await take_mark(connection, queue)
+        jobs = prepare(list(task.jobs), subject=task.subject, origin=None, batch="readme")
+        report = await publish(connection, jobs)
+        async with asyncio.timeout(30):
+            ended = await wait_for_jobs(connection, mark, report.sequences)
+    finally:
+        worker.terminate()
+    assert len(ended.completed) == 2
+
+
+def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> None:
+    program = _block("Without Airflow").replace("nats://127.0.0.1:4222", nats.url)
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    assert "orders_stream/processor" in done.stdout
+    assert "0 dead letters" in done.stdout

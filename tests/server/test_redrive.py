@@ -1,0 +1,279 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import redrive as redrive_module
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadLetterGoneError,
+    NotFoundError,
+    QueueDeclarationError,
+    RedriveError,
+)
+from airflow_provider_jetstream.jetstream.names import late_ack_subject
+from airflow_provider_jetstream.jetstream.redrive import Headers, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
+from testbed.queues import drain, let_die, make_queue, put, small_queue, stored_count, take, use_up
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+
+async def stored(connection: Connection, queue: WorkQueue, sequence: int) -> StoredMessage:
+    message = await get_message(connection, queue.name, sequence)
+    assert message is not None
+    return message
+
+
+async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: bytes) -> None:
+    """Publish headers that no Python client would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await reader.readline()
+    head = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
+    writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
+    writer.write(f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode() + head + body + b"\r\nPING\r\n")
+    assert await reader.readline() == b"PONG\r\n"
+    writer.close()
+
+
+async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    headers = {"Nats-Msg-Id": "first", "Nats-Expected-Stream": name, "Job-Id": "order-1", "Customer": "Ünal"}
+    await let_die(connection, queue, ["größe"], headers=headers)
+    original = await stored(connection, queue, 1)
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.failed, report.gone, report.entries_left) == ({1: 2}, {}, (), 0)
+    copy = await stored(connection, queue, 2)
+    assert (copy.subject, copy.data) == (original.subject, original.data)
+    assert dict(copy.headers) == {
+        "Job-Id": "order-1",
+        "Customer": "Ünal",
+        "Redrive-Count": "1",
+        "Redrive-Stream": name,
+        "Redrive-Sequence": "1",
+        "Redrive-Consumer": "worker",
+        "Nats-Msg-Id": f"redrive:{name}:1:{original.time}",
+    }
+
+
+async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    pairs = (("Tag", "one"), ("Tag", "zwölf"), ("Empty", ""))
+    body = bytes(range(256))
+    await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(pairs))
+    await use_up(connection, queue, 1)
+    await redrive(connection, queue)
+    copy = await stored(connection, queue, 2)
+    assert copy.data == body
+    assert copy.headers[:3] == pairs
+
+
+@pytest.mark.parametrize("deny_delete", [True, False], ids=["deny_delete", "plain"])
+async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
+    connection: Connection, name: str, *, deny_delete: bool
+) -> None:
+    queue = await make_queue(connection, name, deny_delete=deny_delete, consumer={"max_deliver": 3})
+    await let_die(connection, queue, ["a"])
+    await redrive(connection, queue)
+    assert await get_message(connection, name, 1) is None
+    (message,) = await take(connection, queue, 1)
+    assert (message.metadata.num_delivered, message.metadata.sequence.stream) == (1, 2)
+    await message.ack_sync()
+    assert await stored_count(connection, name) == 0
+    assert (await find_dead_letters(connection, queue)).letters == ()
+
+
+async def test_the_count_grows_with_every_redrive(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    for count in (1, 2, 3):
+        assert (await redrive(connection, queue)).redriven == {count: count + 1}
+        copy = await stored(connection, queue, count + 1)
+        assert (copy.header("Redrive-Count"), copy.header("Redrive-Sequence")) == (str(count), str(count))
+        assert len([key for key, _ in copy.headers if key.startswith("Redrive-")]) == 4
+        await use_up(connection, queue, 1)
+    assert await stored_count(connection, name) == 1
+
+
+async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, duplicate_window="2m")
+    await let_die(connection, queue, ["a"], headers={"Nats-Msg-Id": "dag/run/task/-1/0"})
+    assert (await redrive(connection, queue)).redriven == {1: 2}
+    assert await drain(connection, queue) == {"a": 1}
+
+
+async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
+    await let_die(connection, queue, "ab")
+    letters = (await find_dead_letters(connection, queue)).letters
+    report = await redrive(connection, queue)
+    for letter in letters:
+        copy = await stored(connection, queue, report.redriven[letter.entry.sequence])
+        assert copy.stored_at >= letter.ready_at > letter.entry.died_at
+
+
+async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+
+    async def finish_late(_: datetime) -> None:
+        await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
+
+    monkeypatch.setattr(redrive_module, "_until", finish_late)
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.gone) == ({2: 3}, (1,))
+    assert await drain(connection, queue) == {"b": 1}
+
+
+async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+
+    async def forget_the_deaths(_: datetime) -> None:
+        await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
+
+    monkeypatch.setattr(redrive_module, "_until", forget_the_deaths)
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.gone) == ({1: 3}, (2,))
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_only_the_letters_that_were_asked_for_are_redriven(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "abcd")
+    report = await redrive(connection, queue, sequences=[4, 2, 4])
+    assert report.redriven == {2: 5, 4: 6}
+    assert await drain(connection, queue) == {"b": 1, "d": 1}
+    assert [letter.entry.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 3]
+    assert await stored_count(connection, f"{name}-dead") == 2
+
+
+async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "abc")
+    await connection.request(late_ack_subject(name, "worker", 2), b"+ACK")
+    expected = (
+        f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored"
+        " (finished late, redriven before, or deleted); 99: no entry in the dead letter queue); nothing was redriven:"
+        " leave them out, or redrive all"
+    )
+    with pytest.raises(DeadLetterGoneError, match=f"^{re.escape(expected)}$"):
+        await redrive(connection, queue, sequences=[1, 2, 99])
+    assert await drain(connection, queue) == {}
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.gone) == ({1: 4, 3: 5}, (2,))
+
+
+async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Connection, name: str) -> None:
+    await let_die(connection, await make_queue(connection, name), ["old"])
+    await connection.api(f"STREAM.DELETE.{name}")
+    queue = await make_queue(connection, name)
+    await put(connection, queue, ["new"])
+    told = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
+    with pytest.raises(DeadLetterGoneError, match=told):
+        await redrive(connection, queue, sequences=[1])
+    assert (await redrive(connection, queue)).redriven == {}
+    assert await drain(connection, queue) == {"new": 1}
+
+
+async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, discard="new", max_msgs=2)
+    await let_die(connection, queue, "ab")
+    report = await redrive(connection, queue)
+    refusal = f"{name} refused the copy of 1: maximum messages exceeded"
+    assert (report.redriven, report.failed[1], sorted(report.failed)) == ({}, refusal, [1, 2])
+    with pytest.raises(
+        RedriveError, match=f"0 dead letters were redriven, 2 stayed where they were: 1: {refusal}; 2: .*again is safe"
+    ):
+        report.raise_for_failures()
+    assert len((await find_dead_letters(connection, queue)).letters) == 2
+    await make_queue(connection, name, discard="new", max_msgs=4)
+    report = await redrive(connection, queue)
+    report.raise_for_failures()
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_others(
+    nats: NatsServer, connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await publish_raw(nats, f"{name}.jobs.a", b"City: K\xf6ln", b"latin")
+    await publish_raw(nats, f"{name}.jobs.a", b"Two Words: x", b"spaced")
+    await put(connection, queue, ["x" * (connection.client.max_payload - 20), "good"])
+    await use_up(connection, queue, 4)
+    report = await redrive(connection, queue)
+    assert report.redriven == {4: 5}
+    assert report.failed[1].startswith("expected headers in UTF-8, found others on job 1: it can't be copied unchanged")
+    assert report.failed[2].startswith("the copy of 2 was not sent: nats: invalid header")
+    assert re.match(r"expected a copy of at most 1048576 bytes, found 10487\d\d for job 3 with", report.failed[3])
+    assert (await stored(connection, queue, 1)).data == b"latin"
+    assert await drain(connection, queue) == {"good": 1}
+
+
+async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    # The stream stops capturing the subject, and a service answers there.
+    config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+    await connection.api(f"STREAM.UPDATE.{name}", config | {"subjects": [f"{name}.elsewhere"]})
+
+    async def respond(answer: bytes, message: Msg) -> None:
+        await message.respond(answer)
+
+    answers = [b"not JSON", b'"text"', json.dumps({"stream": "other", "seq": 7}).encode()]
+    told = ["something other than a stream", "something other than a stream", "other"]
+    for answer, found in zip(answers, told, strict=True):
+        service = await connection.client.subscribe(f"{name}.jobs.>", cb=partial(respond, answer))
+        report = await redrive(connection, queue)
+        await service.unsubscribe()
+        expected = f"expected {name} to store the copy of 1, found an answer of {found}: original kept"
+        assert (report.redriven, report.failed) == ({}, {1: expected})
+    assert (await redrive(connection, queue)).failed == {1: f"no stream captures {name}.jobs.plain just now"}
+    assert (await stored(connection, queue, 1)).data == b"a"
+
+
+async def test_the_report_fits_an_xcom() -> None:
+    report = RedriveReport(redriven={1: 11, 2: 12, 4: 13}, failed={7: "full"}, gone=(8, 9), entries_left=1)
+    expected = {
+        "redriven": 3,
+        "failed": 1,
+        "gone": 2,
+        "entries_left": 1,
+        "from_sequences": [(1, 2), (4, 4)],
+        "to_sequences": [(11, 13)],
+        "failures": {7: "full"},
+    }
+    assert report.as_json() == expected
+
+
+async def test_a_queue_without_dead_letters_or_without_its_streams_is_told(connection: Connection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none: provision the queue"):
+        await redrive(connection, small_queue(name))
+    queue = await make_queue(connection, name, dead_letters=None)
+    with pytest.raises(QueueDeclarationError, match="expected dead_letters, so that there is something to look at"):
+        await redrive(connection, queue)
+
+
+async def test_nothing_dead_means_nothing_done(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await put(connection, queue, "ab")
+    assert await redrive(connection, queue) == RedriveReport()
+    assert await drain(connection, queue) == {"a": 1, "b": 1}

@@ -1,0 +1,219 @@
+"""Redrives that are killed, cut off or run side by side: no job may be lost or done twice."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import sys
+from collections import Counter
+from contextlib import AsyncExitStack
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from testbed.processes import Process
+from testbed.queues import drain, eventually, let_die, make_queue, stored_count, use_up
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+# Redrives each queue in a process of its own that kills itself instead of its n-th call to the server: the one of the
+# first queue before its first call, and so on. Prints how each ended.
+DYING = """
+import asyncio, json, os, signal, sys
+from nats.aio.client import Client
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive import redrive
+
+async def run(url, queue, calls):
+    async with connect(connection_settings({"servers": (url,)})) as connection:
+        publish, sent = connection.client.publish, 0
+
+        async def dying(*args, **kwargs):
+            nonlocal sent
+            sent += 1
+            if sent == calls:
+                os.kill(os.getpid(), signal.SIGKILL)
+            await publish(*args, **kwargs)
+
+        connection.client.publish = dying
+        await redrive(connection, queue)
+
+url, queues = sys.argv[1], [WorkQueue(**queue) for queue in json.loads(sys.argv[2])]
+statuses = []
+for calls, queue in enumerate(queues, 1):
+    child = os.fork()
+    if not child:
+        asyncio.run(run(url, queue, calls))
+        os._exit(0)
+    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+print(json.dumps(statuses))
+"""
+
+JOBS = ["a", "b", "c"]
+
+HANDLER = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
+
+
+def fields(kind: str, name: str) -> dict[str, Any]:
+    """Declare a queue's special fields: nothing special, or as the orders document has it."""
+    if kind == "plain":
+        return {}
+    letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [HANDLER]}
+    return {"discard": "new", "deny_delete": True, "dead_letters": letters}
+
+
+async def kill_at_every_call(
+    nats: NatsServer, connection: Connection, name: str, kind: str, calls: int, logs: Path
+) -> list[WorkQueue]:
+    """Give queues whose redrive was killed before its first, second… call; the last one's came through."""
+    names = [f"{name}-{call}" for call in range(calls)]
+    queues = [await make_queue(connection, each, **fields(kind, each)) for each in names]
+    for queue in queues:
+        await let_die(connection, queue, JOBS)
+    declared = json.dumps([queue.model_dump(mode="json", exclude_unset=True) for queue in queues])
+    process = Process.start([sys.executable, "-c", DYING, nats.url, declared], log_file=logs / "dying.log")
+    try:
+        await eventually(lambda: not process.alive, within=60)
+        statuses = json.loads(process.output())
+    finally:
+        process.kill()
+    # Otherwise some call would go untested.
+    assert statuses[-1] == 0, f"redriving takes more than {calls - 1} calls"
+    assert -signal.SIGKILL in statuses
+    finished = statuses.index(0)
+    assert statuses == [-signal.SIGKILL] * finished + [0] * (calls - finished)
+    return queues[: finished + 1]
+
+
+@pytest.mark.parametrize("kind", ["plain", "orders"])
+@pytest.mark.parametrize("workers", ["workers are away", "workers take each copy at once"])
+async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothing_when_it_is_run_again(
+    nats: NatsServer, connection: Connection, name: str, kind: str, workers: str, tmp_path: Path
+) -> None:
+    queues = await kill_at_every_call(nats, connection, name, kind, 40, tmp_path)
+    # Reading, then five calls for each of three letters, then the removal of the entries.
+    print(len(queues) - 1)
+    assert len(queues) > 20
+    for queue in queues:
+        done: Counter[str] = Counter()
+        if workers == "workers take each copy at once":
+            done += await drain(connection, queue)
+        report = await redrive(connection, queue)
+        assert report.failed == {}
+        done += await drain(connection, queue)
+        assert done == dict.fromkeys(JOBS, 1), queue.name
+        assert await stored_count(connection, queue.name) == 0
+        assert (await find_dead_letters(connection, queue)).letters == ()
+
+
+@pytest.mark.parametrize("kind", ["plain", "orders"])
+@pytest.mark.parametrize("redrivers", [2, 3])
+async def test_redrives_side_by_side_lose_and_repeat_nothing(
+    connection: Connection, settings: ConnectionSettings, name: str, kind: str, redrivers: int
+) -> None:
+    queue = await make_queue(connection, name, **fields(kind, name))
+    jobs = [str(number) for number in range(40)]
+    await let_die(connection, queue, jobs, headers={"Customer": "x"})
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(connect(settings)) for _ in range(redrivers)]
+        draining = asyncio.create_task(drain_until_empty(connection, queue, len(jobs)))
+        reports = await asyncio.gather(*(redrive(each, queue) for each in connections))
+    assert await draining == dict.fromkeys(jobs, 1)
+    assert all(report.failed == {} for report in reports)
+    # Each saw every letter end: as its own doing, or gone.
+    assert all({*report.redriven, *report.gone} == set(range(1, 41)) for report in reports)
+    assert await stored_count(connection, name) == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def drain_until_empty(connection: Connection, queue: WorkQueue, count: int) -> Counter[str]:
+    """Work while the redrives run, and go on until so many jobs were done and none is left."""
+    done: Counter[str] = Counter()
+
+    async def over() -> bool:
+        done.update(await drain(connection, queue))
+        return done.total() >= count and not await stored_count(connection, queue.name)
+
+    await eventually(over, within=20)
+    return done
+
+
+@pytest.mark.parametrize("call", [2, 6, 8, 10, 11, 12, 13, 16])
+async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
+    own_nats: NatsServer, name: str, call: int
+) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name)
+        await let_die(connection, queue, JOBS)
+        await kill_server_before(own_nats, connection, call, redrive(connection, queue))
+        await eventually(lambda: connection.client.is_connected)
+        report = await redrive(connection, queue)
+        assert report.failed == {}
+        assert await drain(connection, queue) == dict.fromkeys(JOBS, 1)
+        assert await stored_count(connection, name) == 0
+
+
+async def kill_server_before(server: NatsServer, connection: Connection, call: int, redriving: Any) -> None:
+    """Run a redrive, and kill and restart the server before its n-th call."""
+    publish, sent = connection.client.publish, 0
+
+    async def killing(*args: Any, **kwargs: Any) -> None:
+        nonlocal sent
+        sent += 1
+        if sent == call:
+            server.kill()
+            await asyncio.to_thread(server.restart)
+        await publish(*args, **kwargs)
+
+    connection.client.publish = killing  # type: ignore[method-assign]
+    try:
+        await redriving
+    except TransientError:
+        pass
+    finally:
+        connection.client.publish = publish  # type: ignore[method-assign]
+    assert sent >= call
+
+
+async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    jobs = [str(number) for number in range(30)]
+    await let_die(connection, queue, jobs)
+    first = asyncio.create_task(redrive(connection, queue))
+
+    async def begun() -> bool:
+        return int((await connection.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]) > 33
+
+    await eventually(begun)
+    first.cancel()
+    await asyncio.wait([first])
+    assert first.cancelled()
+    second = await redrive(connection, queue)
+    assert second.redriven
+    assert second.gone
+    assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
+
+
+async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, JOBS)
+    for first in (4, 7, 10):
+        assert (await redrive(connection, queue)).redriven == {
+            first - 3: first,
+            first - 2: first + 1,
+            first - 1: first + 2,
+        }
+        await use_up(connection, queue, 3)
+    assert [letter.redrives for letter in (await find_dead_letters(connection, queue)).letters] == [3, 3, 3]
+    assert await stored_count(connection, name) == 3

@@ -1,0 +1,282 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, next_message
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.queues import eventually, let_die, make_queue, put, running, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+
+class Gate:
+    """A handler that holds its jobs until it is opened, and remembers them."""
+
+    def __init__(self) -> None:
+        self.open = asyncio.Event()
+        self.jobs: list[Delivery] = []
+        self.running = 0
+        self.most = 0
+
+    async def handle(self, job: Delivery) -> None:
+        self.jobs.append(job)
+        self.running += 1
+        self.most = max(self.most, self.running)
+        await self.open.wait()
+        self.running -= 1
+
+
+def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+    async def is_empty() -> bool:
+        return not await stored_count(connection, queue.name)
+
+    return is_empty
+
+
+async def completion(connection: Connection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
+    message = await next_message(connection, f"{queue.name}-events", 1, f"completed.{queue.name}.worker.{sequence}")
+    assert message is not None
+    found: dict[str, Any] = json.loads(message.data)
+    return found
+
+
+async def in_flight(connection: Connection, queue: WorkQueue) -> int:
+    return int((await consumer_info(connection, queue.name, "worker"))["num_ack_pending"])
+
+
+async def test_a_job_reaches_its_handler_with_everything_that_was_published(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    jobs: list[Delivery] = []
+    await put(connection, queue, ['{"id": 7}'], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"})
+    await put(connection, queue, ["no JSON"])
+    async with running(Worker(queue, "worker", jobs.append, settings)):
+        await eventually(empty(connection, queue))
+    with_id, without = jobs
+    assert with_id.json() == {"id": 7}
+    assert (with_id.id, with_id.subject, with_id.body) == ("order-7", f"{name}.jobs.a", b'{"id": 7}')
+    assert (with_id.headers, with_id.sequence, with_id.attempt) == ({"Job-Id": "order-7", "Customer": "Ünal"}, 1, 1)
+    assert (without.id, without.headers) == ("2", {})
+    with pytest.raises(ValueError, match="Expecting value"):
+        without.json()
+
+
+@pytest.mark.parametrize("concurrency", [1, 3])
+async def test_no_more_jobs_are_pulled_than_there_are_free_slots(
+    connection: Connection, settings: ConnectionSettings, name: str, concurrency: int
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await put(connection, queue, map(str, range(10)))
+    gate = Gate()
+    async with running(Worker(queue, "worker", gate.handle, settings, concurrency=concurrency)):
+        await eventually(lambda: gate.running == concurrency)
+        # Longer than one pull takes.
+        for _ in range(30):
+            assert await in_flight(connection, queue) <= concurrency
+            await asyncio.sleep(0.05)
+        gate.open.set()
+        await eventually(empty(connection, queue))
+    assert (gate.most, len(gate.jobs)) == (concurrency, 10)
+
+
+async def test_plain_functions_run_side_by_side_in_threads_however_many_slots_there_are(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    # More than the threads that asyncio's own pool has on a small machine.
+    slots = 40
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await put(connection, queue, ["alone"])
+    together = threading.Barrier(slots)
+
+    def handle(job: Delivery) -> str:
+        if job.body != b"alone":
+            together.wait(timeout=8)
+        return threading.current_thread().name
+
+    async with running(Worker(queue, "worker", handle, settings, concurrency=slots)):
+        await eventually(empty(connection, queue))
+        await put(connection, queue, map(str, range(slots)))
+        await eventually(empty(connection, queue))
+    names = {(await completion(connection, queue, sequence))["result"] for sequence in range(2, slots + 2)}
+    assert len(names) == slots
+
+
+async def test_a_job_starts_at_once_even_where_more_slots_are_free(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    started: list[float] = []
+    async with running(Worker(queue, "worker", lambda _: started.append(time.monotonic()), settings, concurrency=8)):
+        for count in range(1, 6):
+            published = time.monotonic()
+            await put(connection, queue, ["a"])
+            await eventually(lambda count=count: len(started) == count)  # type: ignore[misc]
+            assert started[-1] - published < 0.3
+
+
+async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies_promptly(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(
+        connection, name, consumer={"ack_wait": None, "max_deliver": 3, "backoff": ["300ms", "800ms", "5s"]}
+    )
+    attempts: list[float] = []
+
+    def fail(_: Delivery) -> None:
+        attempts.append(time.monotonic())
+        raise ValueError("no such printer")
+
+    async def dead() -> bool:
+        return await stored_count(connection, f"{name}-dead") == 1
+
+    async with running(Worker(queue, "worker", fail, settings)):
+        await put(connection, queue, ["a"])
+        await eventually(dead)
+        died = time.monotonic()
+    first, second, third = attempts
+    assert 0.3 <= second - first < 0.7
+    assert 0.8 <= third - second < 1.2
+    # Not after the last backoff.
+    assert died - third < 1.5
+    assert await stored_count(connection, f"{name}-events") == 0
+
+
+async def test_a_failure_without_backoff_is_tried_again_at_once(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+
+    async def fail_twice(job: Delivery) -> int:
+        if job.attempt < 3:
+            raise RuntimeError("not yet")
+        return job.attempt
+
+    async with running(Worker(queue, "worker", fail_twice, settings)):
+        await put(connection, queue, ["a"])
+        await eventually(empty(connection, queue), within=3)
+    found = await completion(connection, queue, 1)
+    assert (found["result"], found["deliveries"]) == (3, 3)
+
+
+async def test_a_completion_is_stored_with_its_worker_result_and_an_id_of_its_own(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    result = {"size": [1, None], "größe": "é"}
+    async with running(Worker(queue, "worker", lambda _: result, settings, name="worker-7")):
+        await put(connection, queue, ["a"], headers={"Job-Id": "order-1"})
+        await eventually(empty(connection, queue))
+    found = await completion(connection, queue, 1)
+    assert found.pop("timestamp")
+    assert found == {
+        "id": "",
+        "type": "io.airflow.jetstream.v1.completion",
+        "stream": name,
+        "consumer": "worker",
+        "stream_seq": 1,
+        "deliveries": 1,
+        "job_id": "order-1",
+        "worker": "worker-7",
+        "result": result,
+    }
+    message = await get_message(connection, f"{name}-events", 1)
+    assert message is not None
+    assert (message.header("Nats-Msg-Id") or "").startswith(f"done:{name}:1:")
+
+
+async def test_a_job_gets_its_report_on_its_own_advisory_subject_as_well(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    reports = await connection.client.subscribe(f"{name}.done")
+    async with running(Worker(queue, "worker", lambda _: "printed", settings)):
+        await put(connection, queue, ["a"], headers={"Job-Advisory": f"{name}.done"})
+        report = json.loads((await reports.next_msg(timeout=5)).data)
+    assert (report["stream_seq"], report["result"]) == (1, "printed")
+    assert report == await completion(connection, queue, 1)
+
+
+async def test_an_advisory_subject_that_is_none_does_not_make_the_job_fail(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name)
+    async with running(Worker(queue, "worker", lambda _: None, settings, name="w")):
+        await put(connection, queue, ["a"], headers={"Job-Advisory": "not a subject"})
+        await eventually(empty(connection, queue))
+    assert (await completion(connection, queue, 1))["deliveries"] == 1
+    assert "w can't report job 1 to 'not a subject': it contains white space" in caplog.text
+
+
+async def test_without_events_a_job_is_done_and_no_completion_is_stored(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, events=None)
+    async with running(Worker(queue, "worker", lambda _: None, settings)):
+        await put(connection, queue, ["a"])
+        await eventually(empty(connection, queue))
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+@pytest.mark.parametrize(
+    ("result", "told"),
+    [(object(), "Unable to serialize unknown type"), ("x" * 2_000_000, "return a reference instead of the data")],
+    ids=["no JSON", "too large"],
+)
+async def test_a_result_that_cannot_be_stored_fails_the_job(
+    connection: Connection,
+    settings: ConnectionSettings,
+    name: str,
+    result: object,
+    told: str,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+
+    async def dead() -> bool:
+        return await stored_count(connection, f"{name}-dead") == 1
+
+    async with running(Worker(queue, "worker", lambda _: result, settings)):
+        await put(connection, queue, ["a"])
+        await eventually(dead, within=3)
+    assert told in caplog.text
+
+
+@pytest.mark.parametrize("error", [SystemExit(3), StopIteration("end"), KeyboardInterrupt()], ids=repr)
+async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
+    connection: Connection, settings: ConnectionSettings, name: str, error: BaseException
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
+
+    def handle(job: Delivery) -> str:
+        if job.attempt == 1:
+            raise error
+        return "done"
+
+    async with running(Worker(queue, "worker", handle, settings)):
+        await put(connection, queue, ["a"])
+        await eventually(empty(connection, queue), within=3)
+    assert (await completion(connection, queue, 1))["deliveries"] == 2
+
+
+async def test_a_redriven_job_is_done_like_any_other(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    jobs: list[Delivery] = []
+    async with running(Worker(queue, "worker", jobs.append, settings)):
+        await redrive(connection, queue)
+        await eventually(empty(connection, queue))
+    assert [(job.sequence, job.attempt, job.headers["Redrive-Count"]) for job in jobs] == [(2, 1, "1")]

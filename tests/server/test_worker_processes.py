@@ -1,0 +1,249 @@
+"""Real worker processes: what becomes of jobs when they are killed, stopped or many."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+
+from airflow_provider_jetstream.jetstream.stored import consumer_info, next_message
+from testbed.processes import Process
+from testbed.queues import eventually, make_queue, put, stored_count
+from testbed.workers import start_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+ROOT = Path(__file__).resolve().parents[2]
+
+HANDLERS = """
+import json, os, signal, time
+from pathlib import Path
+from nats.aio.msg import Msg
+
+FOLDER = Path(os.environ["FOLDER"])
+
+def note(what, job):
+    with (FOLDER / "ledger").open("a") as ledger:
+        ledger.write(json.dumps([what, job.sequence, job.attempt, os.getpid()]) + "\\n")
+
+def quick(job):
+    time.sleep(0.01)
+    note("done", job)
+
+def gated(job):
+    note("start", job)
+    while not (FOLDER / "go").exists():
+        time.sleep(0.01)
+    note("done", job)
+
+def dies_before_its_acknowledgement(job):
+    note("done", job)
+    Msg.ack_sync = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+class Workers:
+    """Worker processes of one test, and what their handlers wrote down."""
+
+    def __init__(self, nats: NatsServer, folder: Path) -> None:
+        self.folder = folder
+        (folder / "handlers.py").write_text(HANDLERS)
+        path = os.pathsep.join([str(folder), str(ROOT)])
+        self.env = {**os.environ, "NATS_URL": nats.url, "FOLDER": str(folder), "PYTHONPATH": path}
+        self.started: list[Process] = []
+
+    def start(self, queue: WorkQueue, handler: str, concurrency: int = 1) -> Process:
+        process = start_worker(
+            f"worker-{len(self.started)}",
+            queue=self.declare(queue),
+            consumer="worker",
+            handler=f"handlers:{handler}",
+            env=self.env,
+            logs=self.folder,
+            concurrency=concurrency,
+        )
+        self.started.append(process)
+        return process
+
+    def run(self, queue: WorkQueue, handler: str, *arguments: str) -> Process:
+        command = [sys.executable, "-m", "airflow_provider_jetstream.worker.command", "run", "--consumer", "worker"]
+        command += ["--queue", str(self.declare(queue)), "--handler", f"handlers:{handler}", *arguments]
+        process = Process.start(command, env=self.env, log_file=self.folder / f"worker-{len(self.started)}.log")
+        self.started.append(process)
+        return process
+
+    def declare(self, queue: WorkQueue) -> Path:
+        file = self.folder / "queue.yaml"
+        file.write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))
+        return file
+
+    def notes(self, what: str) -> list[tuple[int, int, int]]:
+        """Tell sequence, attempt and process of each."""
+        ledger = self.folder / "ledger"
+        lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
+        return [(sequence, attempt, process) for noted, sequence, attempt, process in lines if noted == what]
+
+    def go(self) -> None:
+        (self.folder / "go").touch()
+
+
+@pytest.fixture
+def workers(nats: NatsServer, tmp_path: Path) -> Iterator[Workers]:
+    made = Workers(nats, tmp_path)
+    yield made
+    for process in made.started:
+        process.kill()
+
+
+async def drained(connection: Connection, queue: WorkQueue) -> None:
+    async def empty() -> bool:
+        return not await stored_count(connection, queue.name)
+
+    await eventually(empty, within=30)
+
+
+async def exited(process: Process, within: float) -> int | None:
+    await eventually(lambda: not process.alive, within=within)
+    return process.returncode
+
+
+async def completions(connection: Connection, queue: WorkQueue) -> Counter[int]:
+    found: Counter[int] = Counter()
+    start = 1
+    while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
+        found[json.loads(message.data)["stream_seq"]] += 1
+        start = message.sequence + 1
+    return found
+
+
+async def listening(connection: Connection, queue: WorkQueue, count: int = 1) -> None:
+    async def pulls() -> bool:
+        info: dict[str, Any] = await consumer_info(connection, queue.name, "worker")
+        return bool(info["num_waiting"] >= count)
+
+    await eventually(pulls, within=20)
+
+
+async def test_a_job_whose_worker_is_killed_is_done_once_more_and_completed_once(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
+    await put(connection, queue, ["a"])
+    first = workers.start(queue, "gated")
+    await eventually(lambda: workers.notes("start"), within=20)
+    first.kill()
+    second = workers.start(queue, "quick")
+    await drained(connection, queue)
+    assert workers.notes("done") == [(1, 2, second.pid)]
+    assert await completions(connection, queue) == {1: 1}
+
+
+async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_and_is_completed_once(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
+    await put(connection, queue, ["a"])
+    first = workers.start(queue, "dies_before_its_acknowledgement")
+    assert await exited(first, 20) == -signal.SIGKILL
+    assert await completions(connection, queue) == {1: 1}
+    assert await stored_count(connection, name) == 1
+    second = workers.start(queue, "quick")
+    await drained(connection, queue)
+    assert workers.notes("done") == [(1, 1, first.pid), (1, 2, second.pid)]
+    assert await completions(connection, queue) == {1: 1}
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
+async def test_a_worker_told_to_stop_finishes_its_jobs_and_takes_no_more(
+    connection: Connection, name: str, workers: Workers, number: signal.Signals
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    await put(connection, queue, map(str, range(8)))
+    worker = workers.start(queue, "gated", concurrency=5)
+    await eventually(lambda: len(workers.notes("start")) == 5, within=20)
+    worker.signal(number)
+    await eventually(lambda: "finishes 5 running jobs" in worker.output())
+    workers.go()
+    assert await exited(worker, 5) == 0
+    assert sorted(workers.notes("done")) == [(sequence, 1, worker.pid) for sequence in range(1, 6)]
+    assert await completions(connection, queue) == dict.fromkeys(range(1, 6), 1)
+    info = await consumer_info(connection, name, "worker")
+    assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 3, 5)
+
+
+async def test_two_workers_share_the_jobs_and_do_each_once(connection: Connection, name: str, workers: Workers) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    pids = {workers.start(queue, "quick", concurrency=2).pid for _ in range(2)}
+    await listening(connection, queue, 2)
+    await put(connection, queue, map(str, range(100)))
+    await drained(connection, queue)
+    done = workers.notes("done")
+    assert sorted(sequence for sequence, _, _ in done) == list(range(1, 101))
+    assert {pid for _, _, pid in done} == pids
+    assert await completions(connection, queue) == dict.fromkeys(range(1, 101), 1)
+
+
+async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_killed_among_many(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
+    await put(connection, queue, map(str, range(200)))
+    first, second = (workers.start(queue, "quick", concurrency=4) for _ in range(2))
+    await eventually(lambda: any(pid == first.pid for _, _, pid in workers.notes("done")), within=20)
+    first.kill()
+    await drained(connection, queue)
+    assert second.alive
+    assert {sequence for sequence, _, _ in workers.notes("done")} == set(range(1, 201))
+    assert await completions(connection, queue) == dict.fromkeys(range(1, 201), 1)
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_an_idle_worker_stops_within_three_seconds(connection: Connection, name: str, workers: Workers) -> None:
+    queue = await make_queue(connection, name)
+    worker = workers.start(queue, "quick")
+    await listening(connection, queue)
+    told = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert await exited(worker, 10) == 0
+    assert time.monotonic() - told < 3
+
+
+async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_time(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
+    await put(connection, queue, ["a"])
+    worker = workers.run(queue, "gated", "--grace", "0.5")
+    await eventually(lambda: workers.notes("start"), within=20)
+    told = time.monotonic()
+    worker.signal(signal.SIGTERM)
+    assert await exited(worker, 10) == 0
+    assert time.monotonic() - told < 3
+    workers.start(queue, "quick")
+    await drained(connection, queue)
+    assert await completions(connection, queue) == {1: 1}
+
+
+async def test_a_worker_without_its_consumer_ends_with_status_two_and_says_why(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name)
+    await connection.api(f"CONSUMER.DELETE.{name}.worker")
+    worker = workers.start(queue, "quick")
+    assert await exited(worker, 20) == 2
+    told = f"jetstream-worker: expected consumer worker of stream {name} on the server, found none: provision the queue"
+    assert told in worker.output()
+    assert "Traceback" not in worker.output()

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from airflow_provider_jetstream.jetstream.advisories import (
+    AckMetric,
+    Completion,
+    HandedBack,
+    MaxDeliveries,
+    Terminated,
+    parse_advisory,
+)
+
+# As a server 2.15.0 sent them.
+MAX_DELIVER = (
+    b'{"type":"io.nats.jetstream.advisory.v1.max_deliver","id":"a","timestamp":"2026-11-20T17:07:20.271234567Z",'
+    b'"stream":"orders","consumer":"w","stream_seq":1,"deliveries":2,"domain":"hub"}'
+)
+TERMINATED = (
+    b'{"type":"io.nats.jetstream.advisory.v1.terminated","id":"b","timestamp":"2026-11-20T17:07:20Z","stream":"orders",'
+    b'"consumer":"w","consumer_seq":9,"stream_seq":3,"deliveries":1,"reason":"bad printer"}'
+)
+NAKED = TERMINATED.replace(b"terminated", b"nak").replace(b',"reason":"bad printer"', b"")
+ACK = (
+    b'{"type":"io.nats.jetstream.metric.v1.consumer_ack","id":"c","timestamp":"2026-11-20T17:07:20.27Z","stream":"q",'
+    b'"consumer":"w","consumer_seq":1,"stream_seq":1,"ack_time":80487437,"deliveries":1}'
+)
+
+
+def test_used_up_deliveries_are_read_with_their_time() -> None:
+    advisory = parse_advisory(MAX_DELIVER)
+    assert isinstance(advisory, MaxDeliveries)
+    assert (advisory.stream, advisory.consumer, advisory.stream_seq, advisory.deliveries) == ("orders", "w", 1, 2)
+    assert advisory.timestamp == datetime(2026, 11, 20, 17, 7, 20, 271234, UTC)
+
+
+def test_a_termination_is_read_with_its_reason_and_without_one() -> None:
+    advisory = parse_advisory(TERMINATED)
+    assert isinstance(advisory, Terminated)
+    assert (advisory.reason, advisory.stream_seq) == ("bad printer", 3)
+    unexplained = parse_advisory(TERMINATED.replace(b',"reason":"bad printer"', b""))
+    assert isinstance(unexplained, Terminated)
+    assert unexplained.reason == ""
+
+
+def test_a_job_handed_back_and_an_acknowledgement_are_read() -> None:
+    assert isinstance(parse_advisory(NAKED), HandedBack)
+    metric = parse_advisory(ACK)
+    assert isinstance(metric, AckMetric)
+    assert metric.ack_time == 80487437
+
+
+@pytest.mark.parametrize("result", [None, "text", 0, [1, None], {"größe": {"a": None}}], ids=repr)
+def test_a_completion_is_read_as_it_was_written(result: object) -> None:
+    written = Completion(
+        timestamp=datetime(2026, 1, 1, tzinfo=UTC),
+        stream="orders",
+        consumer="w",
+        stream_seq=7,
+        deliveries=1,
+        job_id="order-7",
+        worker="worker-1",
+        result=result,
+    )
+    assert parse_advisory(written.model_dump_json(exclude_none=True).encode()) == written
+
+
+def test_a_completion_of_a_worker_in_another_language_needs_only_what_tells_the_job() -> None:
+    body = {
+        "type": "io.airflow.jetstream.v1.completion",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "stream": "orders",
+        "consumer": "w",
+        "stream_seq": 7,
+        "deliveries": 1,
+    }
+    completion = parse_advisory(json.dumps(body).encode())
+    assert isinstance(completion, Completion)
+    assert (completion.job_id, completion.worker, completion.result) == (None, None, None)
+
+
+def changed(**changes: Any) -> bytes:
+    body = json.loads(MAX_DELIVER) | changes
+    return json.dumps({key: value for key, value in body.items() if value is not None}).encode()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"",
+        b"order-7",
+        b"\xff\xfe",
+        b"[]",
+        b"null",
+        b"{}",
+        changed(type=None),
+        changed(type="io.nats.jetstream.advisory.v1.api_audit"),
+        changed(stream=None),
+        changed(stream_seq=None),
+        changed(stream_seq="first"),
+        changed(timestamp="yesterday"),
+    ],
+    ids=repr,
+)
+def test_anything_else_is_none(body: bytes) -> None:
+    assert parse_advisory(body) is None
+
+
+def test_an_advisory_cannot_be_changed() -> None:
+    advisory = parse_advisory(MAX_DELIVER)
+    with pytest.raises(ValidationError, match="frozen"):
+        advisory.stream_seq = 2  # type: ignore[union-attr]

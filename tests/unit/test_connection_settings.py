@@ -1,0 +1,192 @@
+from __future__ import annotations
+
+import traceback
+from typing import Any
+
+import pytest
+from pydantic import SecretStr, ValidationError
+
+from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
+
+_SECRET = "s3cr3t-Xyzzy"
+
+
+def _refused(**values: Any) -> str:
+    with pytest.raises(ConnectionSettingsError) as caught:
+        connection_settings(values)
+    error = caught.value
+    everything = "".join(traceback.format_exception(error)) + repr(error) + repr(error.args)
+    assert _SECRET not in everything
+    assert error.__context__ is None
+    return str(error)
+
+
+@pytest.mark.parametrize(
+    ("given", "server"),
+    [
+        ("nats-1.example.org", "nats://nats-1.example.org:4222"),
+        ("nats-1.example.org:4223", "nats://nats-1.example.org:4223"),
+        (" nats://HOST:4222/ ", "nats://host:4222"),
+        ("tls://host", "tls://host:4222"),
+        ("nats://127.0.0.1:1", "nats://127.0.0.1:1"),
+        ("nats://host:65535", "nats://host:65535"),
+        ("nats://[::1]", "nats://[::1]:4222"),
+        ("[2001:db8::1]:4333", "nats://[2001:db8::1]:4333"),
+    ],
+)
+def test_an_address_is_completed(given: str, server: str) -> None:
+    assert connection_settings({"servers": (given,)}).servers == (server,)
+
+
+@pytest.mark.parametrize(
+    "server",
+    [
+        f"nats://user:{_SECRET}@host:4222",
+        f"nats://{_SECRET}@host",
+        f"user:{_SECRET}@host",
+        f"tls://:{_SECRET}@host",
+        f"nats://user:{_SECRET}/with/slashes@host",
+        f"nats://user:{_SECRET}#fragment@host",
+        f"nats://user:℀{_SECRET}@host",
+        f"nats://[{_SECRET}@host",
+    ],
+)
+def test_credentials_in_an_address_are_refused_without_repeating_them(server: str) -> None:
+    assert _refused(servers=("nats://fine", server)) == (
+        "the NATS connection can't be used: servers: expected an address without credentials: give user, password or"
+        " token as settings"
+    )
+
+
+@pytest.mark.parametrize("server", ["host:0", "host:4222/path", "host?x=1", "host#x", "nats://", "", ":4222"])
+def test_anything_but_host_and_port_is_refused(server: str) -> None:
+    message = _refused(servers=(server,))
+    assert "servers: expected nothing but host and port in the address, found " in message
+    assert repr(server) in message
+
+
+@pytest.mark.parametrize("server", ["host:65536", "host:port", "host:-1", "::1", "nats://[::1"])
+def test_a_port_that_is_none_and_ipv6_without_brackets_are_refused(server: str) -> None:
+    message = _refused(servers=(server,))
+    assert "expected host:port with a port from 1 to 65535, and brackets around IPv6" in message
+    assert repr(server) in message
+
+
+@pytest.mark.parametrize("scheme", ["http", "ws", "wss", "amqp"])
+def test_another_scheme_is_refused(scheme: str) -> None:
+    message = _refused(servers=(f"{scheme}://host",))
+    assert message.endswith(f"servers: expected a nats:// or tls:// address, found the scheme '{scheme}'")
+
+
+def test_no_server_at_all_is_refused() -> None:
+    assert "servers: Tuple should have at least 1 item" in _refused(servers=())
+
+
+@pytest.mark.parametrize(
+    "credentials",
+    [
+        {"token": _SECRET, "user": "u", "password": _SECRET},
+        {"token": _SECRET, "user": "u"},
+        {"token": _SECRET, "password": _SECRET},
+    ],
+)
+def test_two_ways_to_authenticate_are_refused(credentials: dict[str, str]) -> None:
+    assert _refused(**credentials).endswith("settings: expected a token or user and password, found both: keep one")
+
+
+@pytest.mark.parametrize("credentials", [{"user": "u"}, {"password": _SECRET}])
+def test_half_of_user_and_password_is_refused(credentials: dict[str, str]) -> None:
+    assert _refused(**credentials).endswith("settings: expected user and password together, found only one of them")
+
+
+def test_plaintext_and_tls_side_by_side_are_refused() -> None:
+    message = _refused(servers=("tls://one", "two"), user="u", password=_SECRET)
+    assert message.endswith("settings: expected either tls:// for all servers or for none, found both")
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"password": [_SECRET], "user": "u"}, "password: Input should be a valid string"),
+        ({"token": {"value": _SECRET}}, "token: Input should be a valid string"),
+        ({"pasword": _SECRET}, "pasword: Extra inputs are not permitted"),
+        ({"timeout": 0, "token": _SECRET}, "timeout: Input should be greater than 0"),
+        ({"timeout": 301, "token": _SECRET}, "timeout: Input should be less than or equal to 300"),
+        ({"timeout": _SECRET}, "timeout: Input should be a valid number"),
+    ],
+)
+def test_a_bad_field_is_named_without_its_value(values: dict[str, Any], problem: str) -> None:
+    assert problem in _refused(**values)
+
+
+def test_every_bad_field_is_named() -> None:
+    message = _refused(timeout=0, bogus=_SECRET, servers=("http://x",))
+    assert [part in message for part in ("timeout:", "bogus:", "servers:")] == [True, True, True]
+
+
+def test_the_class_itself_refuses_as_the_function_does() -> None:
+    with pytest.raises(ConnectionSettingsError, match="found both: keep one") as caught:
+        ConnectionSettings(user="u", password=SecretStr(_SECRET), token=SecretStr(_SECRET))
+    assert caught.value.__context__ is None
+
+
+def test_pydantics_own_way_in_shows_no_secret_either() -> None:
+    with pytest.raises(ValidationError, match="found both: keep one") as caught:
+        ConnectionSettings.model_validate({"user": "u", "password": _SECRET, "token": _SECRET})
+    assert _SECRET not in f"{caught.value} {caught.value!r}" + "".join(traceback.format_exception(caught.value))
+
+
+def test_settings_never_show_a_secret() -> None:
+    settings = connection_settings({"servers": ("host",), "user": "u", "password": _SECRET})
+    with_token = connection_settings({"servers": ("host",), "token": _SECRET})
+    for shown in (settings, with_token):
+        assert _SECRET not in f"{shown!r} {shown} {shown.model_dump()} {shown.model_dump_json()}"
+    assert settings.password is not None
+    assert settings.password.get_secret_value() == _SECRET
+
+
+def test_equal_settings_are_one_key_and_different_secrets_are_not() -> None:
+    one, same, other = (connection_settings({"user": "u", "password": text}) for text in ("a", "a", "b"))
+    assert len({one, same, other}) == 2
+
+
+@pytest.mark.parametrize(
+    ("values", "encrypted"),
+    [
+        ({"servers": ("tls://a", "tls://b")}, True),
+        ({"servers": ("nats://a",), "tls_ca_file": "ca.pem"}, True),
+        ({"servers": ("nats://a",)}, False),
+    ],
+)
+def test_tls_is_asked_for_by_the_scheme_or_an_authority(values: dict[str, Any], encrypted: bool) -> None:  # noqa: FBT001
+    assert connection_settings(values).encrypted is encrypted
+
+
+def test_the_environment_gives_the_settings() -> None:
+    settings = ConnectionSettings.from_environment(
+        {
+            "NATS_URL": "tls://one:4223, tls://two",
+            "NATS_USER": "u",
+            "NATS_PASSWORD": _SECRET,
+            "NATS_CA": "/etc/ca.pem",
+            "PATH": "/bin",
+        }
+    )
+    assert settings.servers == ("tls://one:4223", "tls://two:4222")
+    assert (settings.user, settings.tls_ca_file, settings.token) == ("u", "/etc/ca.pem", None)
+    assert settings.password is not None
+    assert settings.password.get_secret_value() == _SECRET
+
+
+@pytest.mark.parametrize("url", ["", " ", ","])
+def test_an_empty_variable_counts_as_absent(url: str) -> None:
+    empty = {"NATS_URL": url, "NATS_USER": "", "NATS_PASSWORD": "", "NATS_TOKEN": "", "NATS_CA": ""}
+    assert ConnectionSettings.from_environment(empty) == ConnectionSettings.from_environment({})
+    assert ConnectionSettings.from_environment({}).servers == ("nats://127.0.0.1:4222",)
+
+
+def test_a_contradictory_environment_is_refused_without_its_secret() -> None:
+    with pytest.raises(ConnectionSettingsError, match="found both: keep one") as caught:
+        ConnectionSettings.from_environment({"NATS_TOKEN": _SECRET, "NATS_USER": "u", "NATS_PASSWORD": _SECRET})
+    assert _SECRET not in "".join(traceback.format_exception(caught.value))

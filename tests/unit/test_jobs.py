@@ -1,0 +1,185 @@
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
+from airflow_provider_jetstream.jetstream.jobs import Job, Origin, OutgoingJob, prepare
+
+_ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
+
+_json = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
+)
+
+
+def _prepared(*items: object, subject: str | None = "q.a", origin: Origin | None = _ORIGIN) -> list[OutgoingJob]:
+    return list(prepare(items, subject=subject, origin=origin, batch="batch"))
+
+
+@given(_json.filter(lambda value: not isinstance(value, str)))
+def test_a_json_body_comes_back_as_it_was(body: object) -> None:
+    assert json.loads(Job(body).payload()) == body
+
+
+@given(st.binary())
+def test_bytes_are_published_as_they_are(body: bytes) -> None:
+    assert Job(body).payload() == body
+
+
+def test_text_is_published_as_utf8() -> None:
+    assert Job("grün").payload() == "grün".encode()
+
+
+def _endless() -> list[Any]:
+    deep: list[Any] = []
+    for _ in range(100_000):
+        deep = [deep]
+    return deep
+
+
+@pytest.mark.parametrize(
+    ("body", "found"),
+    [
+        (object(), "object: Object of type object is not JSON serializable"),
+        ({1, 2}, "set: Object of type set is not JSON serializable"),
+        ({"a": float("nan")}, "dict: Out of range float values"),
+        ([float("inf")], "list: Out of range float values"),
+        ({(1, 2): 3}, "dict: keys must be str"),
+        (bytearray(b"x"), "bytearray: Object of type bytearray"),
+        ("\ud800", "str: 'utf-8' codec can't encode"),
+        (_endless(), "list: maximum recursion depth"),
+    ],
+    ids=["object", "set", "NaN", "infinity", "tuple key", "bytearray", "lone surrogate", "too deep"],
+)
+def test_a_body_that_cannot_be_written_is_told_with_its_type(body: object, found: str) -> None:
+    with pytest.raises(JobNotSerializableError) as caught:
+        Job(body).payload()
+    assert str(caught.value).startswith(f"expected a body of bytes, text or JSON values, found {found}")
+    assert str(caught.value).endswith("; convert it before publishing")
+
+
+def test_an_object_that_holds_itself_is_refused() -> None:
+    body: dict[str, Any] = {}
+    body["self"] = body
+    with pytest.raises(JobNotSerializableError, match="Circular reference"):
+        Job(body).payload()
+
+
+def test_a_json_object_may_carry_id_and_advisory() -> None:
+    job = Job.of({"id": 17, "image": "x.jpg", "advisory": "advisory.17"})
+    assert (job.id, job.advisory) == ("17", "advisory.17")
+    assert Job.of(job) is job
+    assert Job.of({"image": "x.jpg"}) == Job({"image": "x.jpg"})
+    assert Job.of(b"{}") == Job(b"{}")
+
+
+def test_a_job_of_a_task_tells_where_it_comes_from() -> None:
+    (job,) = _prepared(Job(b"x", id="order-1", advisory="done.1", headers={"Colour": "grün", "Priority": "high"}))
+    assert job.headers == {
+        "Colour": "grün",
+        "Priority": "high",
+        "Airflow-Dag-Id": "orders",
+        "Airflow-Run-Id": "manual__2026-01-01T00:00:00+00:00",
+        "Airflow-Task-Id": "publish",
+        "Airflow-Map-Index": "3",
+        "Nats-Msg-Id": "orders/manual__2026-01-01T00:00:00+00:00/publish/3/order-1",
+        "Job-Id": "order-1",
+        "Job-Advisory": "done.1",
+    }
+    assert job.message_id == job.headers["Nats-Msg-Id"]
+
+
+def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
+    (job,) = _prepared(b"x", origin=None)
+    assert job.headers == {"Nats-Msg-Id": "batch/#0", "Job-Id": "batch/#0"}
+
+
+def test_ids_are_the_same_at_every_try_of_a_task() -> None:
+    items = [b"a", {"id": 1}, Job("c", id="x/y")]
+    first, second = _prepared(*items), _prepared(*items)
+    assert [job.message_id for job in first] == [job.message_id for job in second]
+
+
+def test_ids_differ_between_tasks_runs_and_mapped_instances() -> None:
+    origins = [
+        _ORIGIN,
+        Origin("orders", _ORIGIN.run_id, "publish", 4),
+        Origin("orders", _ORIGIN.run_id, "other", 3),
+        Origin("orders", "another", "publish", 3),
+        Origin("other", _ORIGIN.run_id, "publish", 3),
+        Origin("orders", _ORIGIN.run_id, "publish/3", -1),
+    ]
+    assert len({_prepared(b"x", origin=origin)[0].message_id for origin in origins}) == len(origins)
+
+
+@given(st.lists(st.none() | st.text(alphabet="01#/%3", max_size=3) | st.integers(0, 5), max_size=8))
+def test_jobs_share_a_message_id_only_if_they_share_their_own_id(ids: list[str | int | None]) -> None:
+    prepared = _prepared(*({"id": id_} for id_ in ids))
+    own = [str(id_) if id_ not in (None, "") else ("index", index) for index, id_ in enumerate(ids)]
+    assert len({job.message_id for job in prepared}) == len(set(own))
+    assert all(job.headers["Job-Id"] == key for job, key in zip(prepared, own, strict=True) if isinstance(key, str))
+
+
+def test_message_ids_are_printable_ascii_whatever_the_names() -> None:
+    (job,) = _prepared(Job(b"x", id="é\n ü"), origin=Origin("dåg", "run id", "t\r\nask"))
+    assert job.message_id.isascii()
+    assert job.message_id.isprintable()
+    assert " " not in job.message_id
+
+
+def test_a_job_goes_to_its_own_subject_or_to_the_default() -> None:
+    own, default = _prepared(Job(b"", subject="q.own"), Job(b""))
+    assert (own.subject, default.subject) == ("q.own", "q.a")
+
+
+@pytest.mark.parametrize(
+    ("item", "message"),
+    [
+        (Job(b"", subject="q.*"), "job 1 can't be published to 'q.*': a job's subject can't have wildcards"),
+        (Job(b"", subject="q..a"), "job 1 can't be published to 'q..a': it has an empty token"),
+        (Job(b"", subject="q a"), "job 1 can't be published to 'q a': it contains white space"),
+        (
+            Job(b"", headers={"nats-msg-id": "x"}),
+            "job 1 sets nats-msg-id: headers starting with Nats- belong to the server",
+        ),
+        (
+            Job(b"", headers={"Retry After": "x"}),
+            "job 1 has a header 'Retry After': expected a name of letters, digits and dashes",
+        ),
+        (
+            Job(b"", headers={"Retries": 3}),  # type: ignore[dict-item]
+            "job 1, header Retries: expected text without line breaks, found 3",
+        ),
+        (
+            Job(b"", headers={"Note": "a\r\nb"}),
+            "job 1, header Note: expected text without line breaks, found 'a\\r\\nb'",
+        ),
+        (
+            {"advisory": "call me"},
+            (
+                "job 1 can't be reported on 'call me': it contains white space or control characters; hand over"
+                " Job(body) where the body's advisory means something else"
+            ),
+        ),
+    ],
+)
+def test_a_job_that_cannot_be_published_is_named_by_its_index(item: object, message: str) -> None:
+    with pytest.raises(JobError) as caught:
+        _prepared(b"fine", item)
+    assert str(caught.value).startswith(message)
+
+
+def test_a_job_without_any_subject_is_refused() -> None:
+    with pytest.raises(JobError, match="job 0 has no subject: set it on the job, or a default for all"):
+        _prepared(b"x", subject=None)
+
+
+def test_a_body_whose_advisory_means_something_else_is_published_as_a_job() -> None:
+    (job,) = _prepared(Job({"advisory": "call me"}))
+    assert "Job-Advisory" not in job.headers

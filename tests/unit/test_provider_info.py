@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+import importlib
+import json
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import airflow
+import jsonschema
+import pytest
+from packaging.utils import canonicalize_name
+
+import airflow_provider_jetstream
+from airflow_provider_jetstream import __version__
+from airflow_provider_jetstream.provider_info import get_provider_info
+
+_PACKAGE = "airflow_provider_jetstream"
+_INFO = get_provider_info()
+_COMPONENTS = ("hooks", "operators", "sensors", "triggers")
+
+
+def _schema() -> dict[str, Any]:
+    schema: dict[str, Any] = json.loads((Path(airflow.__file__).parent / "provider_info.schema.json").read_text())
+    return schema
+
+
+def _resolve(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _is_component(name: str) -> bool:
+    return name.startswith("JetStream") or name.endswith("Trigger")
+
+
+def test_it_follows_airflows_own_schema() -> None:
+    jsonschema.validate(_INFO, _schema())
+
+
+def test_the_schema_would_refuse_a_mistake() -> None:
+    validator = jsonschema.validators.validator_for(_schema())(_schema())
+    assert not validator.is_valid({**_INFO, "connection-types": [{"connection-type": "nats"}]})
+
+
+def test_the_package_name_is_the_distributions_canonical_name() -> None:
+    distribution = metadata.distribution("airflow-provider-jetstream")
+    assert _INFO["package-name"] == canonicalize_name(distribution.metadata["Name"])
+    assert _INFO["versions"] == [distribution.version] == [__version__]
+
+
+def test_every_module_that_it_names_is_there() -> None:
+    named = [module for kind in _COMPONENTS for group in _INFO[kind] for module in group["python-modules"]]
+    assert len(named) >= len(_COMPONENTS)
+    for module in named:
+        assert importlib.import_module(module).__name__ == module
+
+
+@pytest.mark.parametrize("kind", _COMPONENTS)
+def test_every_component_of_the_package_is_in_a_module_that_it_names(kind: str) -> None:
+    named = {module for group in _INFO[kind] for module in group["python-modules"]}
+    folder = Path(airflow_provider_jetstream.__file__).parent / kind
+    modules = [importlib.import_module(f"{_PACKAGE}.{kind}.{file.stem}") for file in folder.glob("[a-z]*.py")]
+    holding = {
+        module.__name__
+        for module in modules
+        for name, value in vars(module).items()
+        if _is_component(name) and value.__module__ == module.__name__
+    }
+    assert holding == named
+
+
+def test_every_integration_that_a_component_names_is_declared() -> None:
+    declared = {integration["integration-name"] for integration in _INFO["integrations"]}
+    used = {group["integration-name"] for kind in _COMPONENTS for group in _INFO[kind]}
+    assert used == declared
+
+
+def test_the_connection_type_is_the_hooks_own() -> None:
+    (connection_type,) = _INFO["connection-types"]
+    hook = _resolve(connection_type["hook-class-name"])
+    assert connection_type["connection-type"] == hook.conn_type == "nats"
+    assert connection_type["hook-name"] == hook.hook_name
+    assert hook.default_conn_name == "nats_default"
+
+
+def test_the_form_masks_what_is_secret() -> None:
+    (connection_type,) = _INFO["connection-types"]
+    fields = connection_type["conn-fields"]
+    assert fields["token"]["schema"]["format"] == "password"
+    for field in fields.values():
+        jsonschema.Draft202012Validator.check_schema(field["schema"])
+
+
+def test_the_entry_points_lead_to_what_exists() -> None:
+    points = {
+        (point.group, point.name): point for point in metadata.distribution("airflow-provider-jetstream").entry_points
+    }
+    assert points["apache_airflow_provider", "provider_info"].load() is get_provider_info
+    assert points["airflow.plugins", "jetstream_monitor"].load().name
+    assert callable(points["console_scripts", "jetstream-worker"].load())
+    assert len(points) == 3

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.units import format_duration, parse_duration, parse_size
+
+_UNITS = {
+    "ns": 1,
+    "us": 10**3,
+    "µs": 10**3,
+    "ms": 10**6,
+    "s": 10**9,
+    "m": 60 * 10**9,
+    "h": 3_600 * 10**9,
+    "d": 86_400 * 10**9,
+    "w": 604_800 * 10**9,
+}
+_CENTURIES = 10**19
+
+
+@pytest.mark.parametrize(
+    ("text", "nanoseconds"),
+    [
+        ("30s", 30_000_000_000),
+        ("1h30m", 5_400_000_000_000),
+        ("7d", 604_800_000_000_000),
+        ("2m0s", 120_000_000_000),
+        ("1.5s", 1_500_000_000),
+        ("250ms", 250_000_000),
+        (" 5s ", 5_000_000_000),
+        ("0", 0),
+        ("-1", -1),
+    ],
+)
+def test_a_duration_is_read_from_text(text: str, nanoseconds: int) -> None:
+    assert parse_duration(text) == nanoseconds
+
+
+@given(st.integers(min_value=-1, max_value=_CENTURIES))
+def test_a_formatted_duration_is_read_back_exactly(nanoseconds: int) -> None:
+    assert parse_duration(format_duration(nanoseconds)) == nanoseconds
+
+
+@given(st.integers(min_value=0, max_value=10**9), st.sampled_from(sorted(_UNITS)))
+def test_every_unit_counts_exactly(number: int, unit: str) -> None:
+    assert parse_duration(f"{number}{unit}") == number * _UNITS[unit]
+
+
+@given(st.timedeltas(min_value=timedelta(), max_value=timedelta.max))
+def test_a_timedelta_is_read_to_the_microsecond(value: timedelta) -> None:
+    expected = ((value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds) * 1_000
+    assert parse_duration(value) == expected
+
+
+@given(st.integers(min_value=1_000_000, max_value=_CENTURIES) | st.sampled_from([0, -1]))
+def test_an_integer_is_nanoseconds(nanoseconds: int) -> None:
+    assert parse_duration(nanoseconds) == nanoseconds
+
+
+@given(st.integers(min_value=1, max_value=999_999))
+def test_a_bare_small_number_is_refused_with_what_to_write_instead(number: int) -> None:
+    with pytest.raises(ValueError, match=rf'{number} ns is shorter than any limit: write "{number}s" for seconds'):
+        parse_duration(number)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["", "30", "s", "30 s", "30S", "1e3s", "5s!", "-5s", "1h-3m", "five", -2, -(10**9), True, None, 1.5, [], b"5s"],
+)
+def test_what_is_no_duration_is_refused_with_examples(value: Any) -> None:
+    with pytest.raises(ValueError, match=r'expected a duration such as "30s".*found') as caught:
+        parse_duration(value)
+    assert repr(value) in str(caught.value)
+
+
+def test_a_negative_timedelta_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"expected a duration .* found datetime\.timedelta\(days=-1"):
+        parse_duration(timedelta(seconds=-5))
+
+
+@pytest.mark.parametrize(
+    ("value", "size"),
+    [
+        ("512", 512),
+        ("512B", 512),
+        ("1KB", 1_024),
+        ("256MB", 268_435_456),
+        ("256 MB", 268_435_456),
+        ("1MiB", 1_048_576),
+        ("1MIB", 1_048_576),
+        ("2g", 2_147_483_648),
+        ("1TB", 1_099_511_627_776),
+        ("-1", -1),
+        (-1, -1),
+        (0, 0),
+        (7, 7),
+    ],
+)
+def test_a_size_is_read_in_powers_of_1024(value: str | int, size: int) -> None:
+    assert parse_size(value) == size
+
+
+@given(st.integers(min_value=0, max_value=10**9), st.integers(min_value=0, max_value=4))
+def test_every_spelling_of_a_size_means_the_same(number: int, power: int) -> None:
+    letter = ["", "K", "M", "G", "T"][power]
+    spellings = {parse_size(f"{number}{letter}{end}") for end in ("", "B", "b", "iB")}
+    assert spellings == {number * 1_024**power}
+
+
+@pytest.mark.parametrize("value", ["", "MB", "1.5GB", "1PB", "-2", "-5MB", -2, True, None, 1.5, [], b"5MB"])
+def test_what_is_no_size_is_refused_with_an_example(value: Any) -> None:
+    with pytest.raises(ValueError, match=r'expected a size such as "256MB" or bytes as an integer, found') as caught:
+        parse_size(value)
+    assert repr(value) in str(caught.value)

@@ -1,0 +1,120 @@
+from __future__ import annotations
+
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.worker.command import main
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+QUEUE = """
+name: orders
+subjects: ["orders.*"]
+consumers:
+  - {name: processor, max_deliver: 2}
+"""
+
+
+@pytest.fixture
+def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a queue's file in a folder that is also the working folder, with handlers of all kinds."""
+    file = tmp_path / "orders.yaml"
+    file.write_text(QUEUE)
+    (tmp_path / "command_handlers.py").write_text("NUMBER = 7\n\ndef process(job):\n    pass\n")
+    (tmp_path / "command_broken.py").write_text("import no_such_package\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    for name in ("NATS_URL", "NATS_USER", "NATS_PASSWORD", "NATS_TOKEN", "NATS_CA"):
+        monkeypatch.delenv(name, raising=False)
+    return file
+
+
+def run(queue: Path, *arguments: str, handler: str = "command_handlers:process", consumer: str = "processor") -> int:
+    return main(["run", "--queue", str(queue), "--consumer", consumer, "--handler", handler, *arguments])
+
+
+@pytest.mark.parametrize("path", ["command_handlers", "command_handlers:", ":process", "", ".command_handlers:process"])
+def test_a_handler_that_is_no_path_is_told_the_form(queue: Path, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(queue, handler=path) == 2
+    assert capsys.readouterr().err == (
+        f"jetstream-worker: expected a handler as package.module:function, found {path!r}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        ("no_such_module:process", "found none: No module named 'no_such_module'"),
+        ("command_handlers:other", "found none: module 'command_handlers' has no attribute 'other'"),
+        ("command_broken:process", "found none: No module named 'no_such_package'"),
+    ],
+)
+def test_a_handler_that_is_not_there_is_named_with_the_cause(
+    queue: Path, path: str, found: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(queue, handler=path) == 2
+    assert capsys.readouterr().err == f"jetstream-worker: expected a handler at {path}, {found}\n"
+
+
+def test_a_handler_that_is_no_function_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(queue, handler="command_handlers:NUMBER") == 2
+    assert capsys.readouterr().err == ("jetstream-worker: expected a function at command_handlers:NUMBER, found int\n")
+
+
+def test_a_consumer_that_the_queue_does_not_declare_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(queue, consumer="other") == 2
+    assert capsys.readouterr().err == (
+        "jetstream-worker: the declaration of work queue 'orders' can't be used:\n"
+        "  - expected one of its consumers (processor), found 'other'\n"
+    )
+
+
+def test_a_queue_file_that_is_not_there_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(queue.parent / "missing.yaml") == 2
+    told = capsys.readouterr().err
+    assert "missing.yaml' can't be used:" in told
+    assert "expected a YAML file at this path, found: No such file or directory" in told
+
+
+def test_connection_settings_that_contradict_each_other_are_named_without_their_values(
+    queue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NATS_USER", "ann")
+    monkeypatch.setenv("NATS_PASSWORD", "hunter2")
+    monkeypatch.setenv("NATS_TOKEN", "s3cret")
+    assert run(queue) == 2
+    told = capsys.readouterr().err
+    assert "expected a token or user and password, found both: keep one" in told
+    assert "hunter2" not in told
+    assert "s3cret" not in told
+
+
+def test_a_server_that_is_not_there_is_named(
+    queue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")
+    assert run(queue) == 2
+    assert "jetstream-worker: no NATS server reached at nats://127.0.0.1:1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["0", "-1", "many", "1.5", ""])
+def test_a_concurrency_that_is_no_positive_number_is_refused(
+    queue: Path, number: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(queue, f"--concurrency={number}")
+    assert ended.value.code == 2
+    assert f"--concurrency: expected a whole number of at least 1, found {number!r}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("missing", ["--queue", "--consumer", "--handler"])
+def test_an_option_that_is_needed_is_asked_for(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    given = {"--queue": "orders.yaml", "--consumer": "processor", "--handler": "orders:process"}
+    del given[missing]
+    with pytest.raises(SystemExit) as ended:
+        main(["run", *(part for option in given.items() for part in option)])
+    assert ended.value.code == 2
+    assert f"the following arguments are required: {missing}" in capsys.readouterr().err
