@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-from airflow.providers.common.compat.sdk import conf
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -14,6 +11,7 @@ from airflow_provider_jetstream.jetstream import publishing
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
 from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 from airflow_provider_jetstream.operators.job_source import JobSource, jobs_of
 from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
@@ -23,14 +21,16 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
+
+SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 
 
 class JetStreamPublishOperator(JobWaitingOperator):
     """Publish jobs to a work queue; succeed when all are stored, or when all have ended.
 
     Ids are made from DAG, run, task, map index and job, so a retry inside the stream's duplicate window stores nothing
-    twice and takes up the waiting.
+    twice and takes up the waiting. Airflow's default ``retry_delay`` of 5 minutes is longer than the server's default
+    window of 2: declare a longer ``duplicate_window`` where the task has retries.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
     :param jobs: a list or iterator of jobs, or a callable that returns one and may take anything of the task's context;
@@ -50,25 +50,11 @@ class JetStreamPublishOperator(JobWaitingOperator):
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
         jobs: Iterable[object] | Callable[..., Iterable[object]],
         subject: str | None = None,
-        wait_for_completion: bool = False,
-        max_dead: int | None = 0,
-        wait_timeout: timedelta = timedelta(days=1),
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            nats_conn_id=nats_conn_id,
-            wait_for_completion=wait_for_completion,
-            max_dead=max_dead,
-            wait_timeout=wait_timeout,
-            deferrable=deferrable,
-            **kwargs,
-        )
-        self.work_queue = work_queue
+        super().__init__(**kwargs)
         self.jobs = JobSource.keep(jobs)
         self.subject = subject
 
@@ -82,6 +68,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         """
         with terminal_errors_fail():
             queue = WorkQueue.load(self.work_queue)
+            self._warn_of_late_retries(queue)
             mark, report, ended = JetStreamHook(self.nats_conn_id).blocking(
                 self._publish, queue, jobs_of(self.jobs, context), _origin(context)
             )
@@ -97,6 +84,18 @@ class JetStreamPublishOperator(JobWaitingOperator):
         if ended is None:
             self.defer_waiting(mark, set(report.sequences), summary)
         return self.conclude(summary, ended.as_json())
+
+    def _warn_of_late_retries(self, queue: WorkQueue) -> None:
+        window = queue.duplicate_window or SERVERS_DUPLICATE_WINDOW
+        if self.retries and self.retry_delay.total_seconds() * NANOSECONDS >= window:
+            self.log.warning(
+                "A retry comes %s after a failure, and %s forgets the ids of jobs after %s: what this try stores and"
+                " workers finish would be stored and run again; declare a longer duplicate_window or a shorter"
+                " retry_delay",
+                self.retry_delay,
+                queue.name,
+                format_duration(window),
+            )
 
     async def _publish(
         self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin

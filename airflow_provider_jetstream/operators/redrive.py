@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
-
-from airflow.providers.common.compat.sdk import conf
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -21,7 +18,6 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
 
 
 class JetStreamRedriveOperator(JobWaitingOperator):
@@ -48,24 +44,10 @@ class JetStreamRedriveOperator(JobWaitingOperator):
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
         sequences: Sequence[int] | None = None,
-        wait_for_completion: bool = False,
-        max_dead: int | None = 0,
-        wait_timeout: timedelta = timedelta(days=1),
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
-        super().__init__(
-            nats_conn_id=nats_conn_id,
-            wait_for_completion=wait_for_completion,
-            max_dead=max_dead,
-            wait_timeout=wait_timeout,
-            deferrable=deferrable,
-            **kwargs,
-        )
-        self.work_queue = work_queue
+        super().__init__(**kwargs)
         self.sequences = sequences
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -8,8 +8,9 @@ from dataclasses import asdict
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, conf
 
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JobsDeadError
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import QueueSource
 
 # Jobs that end at once are answered without deferring, which costs seconds; see docs/decisions.md.
 INLINE_SECONDS = 2.0
@@ -32,11 +34,12 @@ _BACKSTOP = timedelta(minutes=2)
 class JobWaitingOperator(BaseOperator):
     """An operator that can wait until the jobs it made have ended.
 
-    :param nats_conn_id: the Airflow connection
+    :param work_queue: the queue
     :param wait_for_completion: wait until every job ended
     :param max_dead: dead letters to put up with; ``None`` for any number
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
+    :param nats_conn_id: the Airflow connection
     """
 
     retry_goes_on_waiting = True
@@ -44,14 +47,16 @@ class JobWaitingOperator(BaseOperator):
     def __init__(
         self,
         *,
-        nats_conn_id: str,
-        wait_for_completion: bool,
-        max_dead: int | None,
-        wait_timeout: timedelta,
-        deferrable: bool,
+        work_queue: QueueSource,
+        wait_for_completion: bool = False,
+        max_dead: int | None = 0,
+        wait_timeout: timedelta = timedelta(days=1),
+        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
+        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.work_queue = work_queue
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion
         self.max_dead = max_dead

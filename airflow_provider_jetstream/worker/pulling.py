@@ -79,7 +79,8 @@ class Puller:
         try:
             await self._connection.client.publish(self._subject, request, reply=f"{self._inbox}.{self._requests}")
             # The server tells when the request expires; only a lost connection leaves it unanswered.
-            await asyncio.wait_for(self._ended.wait(), 2 * _EXPIRES)
+            async with asyncio.timeout(2 * _EXPIRES):
+                await self._ended.wait()
         except TimeoutError:
             return
         except errors.Error as error:

@@ -125,3 +125,10 @@ def test_dead_letters_that_are_allowed_are_part_of_the_result(airflow: Airflow) 
     result = airflow.xcom("deaths", RUN, "dead_allowed")
     assert (result["completed"], result["dead"], result["dead_sequences"]) == (0, 3, [[1, 3]])
     assert result["dead_reasons"] == dict.fromkeys(("1", "2", "3"), "1 deliveries to worker")
+
+
+def test_a_retry_that_would_come_after_the_duplicate_window_is_warned_of(airflow: Airflow) -> None:
+    wait_for_states(airflow, "deaths", RUN, {"dead_allowed": "success"}, timeout=90)
+    warning = "A retry comes 1:00:00 after a failure, and dead_allowed forgets the ids of jobs after 2m: "
+    assert warning in log_text(airflow, "deaths", RUN, "dead_allowed")
+    assert "forgets the ids" not in log_text(airflow, "full", RUN, "full")
