@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.connection import Connection
 from airflow_provider_jetstream.jetstream.dead_letters import require_dead_letters
 from airflow_provider_jetstream.jetstream.names import completion_subject
 from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.pump import pump as pump_consumer
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
 from airflow_provider_jetstream.worker import Worker
@@ -144,11 +145,7 @@ async def pump(connection: Connection, queue: WorkQueue, *, consumer: str = CONS
     :param queue: the queue
     :param consumer: the consumer that delivered them
     """
-    request = json.dumps({"batch": 1, "no_wait": True, "max_bytes": 1}).encode()
-    # Somebody has to listen for the answer: the server passes over pulls that nobody waits for.
-    await connection.client.request(
-        f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{consumer}", request, timeout=connection.timeout, old_style=True
-    )
+    await pump_consumer(connection, queue.name, consumer)
 
 
 async def let_die(

@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, Termi
 from airflow_provider_jetstream.jetstream.completions import DELETED_IN_FLIGHT
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.names import JOB_ID, REDRIVE_COUNT, death_filter
+from airflow_provider_jetstream.jetstream.pump import pump_all
 from airflow_provider_jetstream.jetstream.stored import (
     StoredMessage,
     consumer_info,
@@ -105,7 +106,7 @@ class Findings:
 
 
 async def find_dead_letters(connection: Connection, queue: WorkQueue) -> Findings:
-    """Read the dead letter queue and prove every entry.
+    """Have the server tell of every death that it knows, read the dead letter queue, and prove every entry.
 
     :param connection: the server
     :param queue: the work queue
@@ -115,7 +116,9 @@ async def find_dead_letters(connection: Connection, queue: WorkQueue) -> Finding
     """
     letters: list[DeadLetter] = []
     dismissed: list[tuple[Entry, Verdict]] = []
+    require_dead_letters(queue)
     stream_created = (await stream_info(connection, queue.name))["created"]
+    await pump_all(connection, queue.name)
     consumers: dict[str, _ConsumerFacts | None] = {}
     for entry in await read_entries(connection, queue):
         if entry.consumer not in consumers:

@@ -132,6 +132,23 @@ async def consumer_info(connection: Connection, stream: str, consumer: str) -> d
         raise _missing(error, f"consumer {consumer} of stream {stream}") from None
 
 
+async def consumer_names(connection: Connection, stream: str) -> list[str]:
+    """Name a stream's consumers, all pages of them.
+
+    :param connection: the server
+    :param stream: the stream
+    :return: the names
+    :raises ApiError: the server refused to tell
+    """
+    names: list[str] = []
+    while True:
+        answer = await connection.api(f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
+        page: list[str] = answer.get("consumers") or []
+        names += page
+        if not page or len(names) >= answer.get("total", 0):
+            return names
+
+
 async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
     """Read what is stored from a sequence on, then go on as more is stored, without end and without a gap.
 

@@ -1,0 +1,115 @@
+"""Deaths that the server keeps to itself while no worker asks for jobs."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.pump import pump
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names
+from testbed.queues import CONSUMER, drain, eventually, make_queue, put, stored_count, take
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+
+async def abandoned(connection: Connection, name: str, bodies: str) -> WorkQueue:
+    """Deliver every job twice, which is once too often, and then have no worker any more."""
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
+    await put(connection, queue, bodies)
+    await take(connection, queue, len(bodies))
+    await take(connection, queue, len(bodies))
+    return queue
+
+
+async def over(connection: Connection, queue: WorkQueue) -> None:
+    """Wait until the ack wait of the last deliveries has passed, as far as time tells."""
+    wait = queue.consumer(CONSUMER).ack_wait or 0
+    await asyncio.sleep(1.2 * wait / 1e9)
+
+
+async def test_without_a_worker_the_server_says_nothing_of_the_last_deaths(connection: Connection, name: str) -> None:
+    queue = await abandoned(connection, name, "abc")
+    await over(connection, queue)
+    assert await stored_count(connection, f"{name}-dead") == 0
+    assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
+
+
+async def test_letters_are_found_although_every_worker_died_before_the_last_ack_wait_passed(
+    connection: Connection, name: str
+) -> None:
+    queue = await abandoned(connection, name, "abc")
+    await over(connection, queue)
+    looks = [await find_dead_letters(connection, queue) for _ in range(2)]
+    assert [letter.entry.sequence for letter in looks[-1].letters] == [1, 2, 3]
+    assert await stored_count(connection, f"{name}-dead") == 3
+
+
+async def test_what_nobody_told_of_is_redriven(connection: Connection, name: str) -> None:
+    queue = await abandoned(connection, name, "abc")
+    await over(connection, queue)
+    report = await redrive(connection, queue)
+    assert set(report.redriven) == {1, 2, 3}
+    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_jobs_in_flight_and_jobs_waiting_are_left_alone(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
+    await put(connection, queue, "abcd")
+    first, second = await take(connection, queue, 2)
+    before = await consumer_info(connection, name, CONSUMER)
+    for _ in range(5):
+        after = await pump(connection, name, CONSUMER)
+    kept = ("num_pending", "num_ack_pending", "num_redelivered", "delivered", "ack_floor")
+    assert {field: after[field] for field in kept} == {field: before[field] for field in kept}
+    await first.ack_sync()
+    await second.ack_sync()
+    assert await drain(connection, queue) == {"c": 1, "d": 1}
+
+
+async def test_fifty_looks_cost_a_job_none_of_its_deliveries(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
+    await put(connection, queue, "a")
+    await take(connection, queue, 1)
+    await over(connection, queue)
+    for _ in range(50):
+        await pump(connection, name, CONSUMER)
+    (message,) = await take(connection, queue, 1)
+    assert message.metadata.num_delivered == 2
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_deaths_behind_jobs_that_are_due_again_are_told_too(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
+    await put(connection, queue, "abcdef")
+    await take(connection, queue, 6)
+    # Due before they are asked for: a pull that ends unanswered would take more than it shows.
+    await over(connection, queue)
+    await take(connection, queue, 3)
+    await over(connection, queue)
+
+    async def found() -> bool:
+        return len((await find_dead_letters(connection, queue)).letters) == 3
+
+    await eventually(found)
+    assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
+
+
+async def test_a_consumer_that_does_not_exist_is_named(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    with pytest.raises(NotFoundError, match=f"expected consumer nobody of stream {name} on the server, found none"):
+        await pump(connection, name, "nobody")
+
+
+async def test_every_consumer_is_named(connection: Connection, name: str) -> None:
+    consumers = [
+        {"name": f"c{number}", "filter_subject": f"{name}.jobs.{number}", "max_deliver": 2} for number in range(3)
+    ]
+    await make_queue(connection, name, consumers=consumers)
+    assert sorted(await consumer_names(connection, name)) == ["c0", "c1", "c2"]
