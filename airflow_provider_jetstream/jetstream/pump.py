@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 _PROBE = json.dumps({"batch": 1, "no_wait": True, "max_bytes": 1}).encode()
 _PUT_BACK = "409"
 
-# A probe ends at the first job that could be delivered, and that job moves to the end of the line: deaths behind more jobs
-# than this are told at one of the next looks.
+# A probe ends at the first job that could be delivered, and that job moves to the end of the line: deaths behind more
+# jobs than this are told at one of the next looks.
 MAX_PROBES = 200
 ADVISORY_DELAY = 0.1
 
