@@ -207,7 +207,6 @@ def test_a_taken_port_is_exchanged_at_the_first_start(monkeypatch: pytest.Monkey
             assert second.port != first.port
 
 
-@pytest.mark.skipif(shutil.which("apt-get") is None, reason="needs Debian's apt-get")
 def test_debian_has_an_old_server() -> None:
     binary = debian_nats_server()
     assert nats_server_version(binary) == "2.9.10"
