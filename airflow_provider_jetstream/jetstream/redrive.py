@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DeadLetterGoneError,
     DeadlineError,
+    NotFoundError,
     RedriveError,
     TransientError,
     UnreachableError,
@@ -120,7 +121,7 @@ async def redrive(
         except DeadLetterGoneError as error:
             log.warning("%s", error)
             report.gone = (*report.gone, letter.entry.sequence)
-        except (TransientError, ApiError) as error:
+        except (TransientError, NotFoundError, ApiError) as error:
             report.failed[letter.entry.sequence] = str(error)
     entries = [sequence for letter in done for sequence in letter.entry.entry_sequences]
     report.entries_left = await remove_entries(connection, queue, entries)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream import redrive as redriving
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
@@ -20,6 +21,7 @@ from testbed.processes import Process
 from testbed.queues import drain, eventually, let_die, make_queue, stored_count, use_up
 
 if TYPE_CHECKING:
+    from datetime import datetime
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
@@ -217,3 +219,26 @@ async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: Connect
         await use_up(connection, queue, 3)
     assert [letter.redrives for letter in (await find_dead_letters(connection, queue)).letters] == [3, 3, 3]
     assert await stored_count(connection, name) == 3
+
+
+async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps_the_report(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    looked_at = 0
+
+    async def delete_before_the_second(_: datetime) -> None:
+        nonlocal looked_at
+        looked_at += 1
+        if looked_at == 2:
+            await connection.api(f"CONSUMER.DELETE.{name}.worker")
+
+    monkeypatch.setattr(redriving, "_until", delete_before_the_second)
+    report = await redrive(connection, queue)
+    assert report.redriven == {1: 3}
+    assert list(report.failed) == [2]
+    assert f"expected consumer worker of stream {name} on the server, found none" in report.failed[2]
+    assert await stored_count(connection, name) == 2
+    # The first letter's entry is gone, the second's is still there.
+    assert await stored_count(connection, f"{name}-dead") == 1
