@@ -10,15 +10,24 @@ import urllib.request
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from uuid import uuid4
 
 from testbed.certificates import TlsFiles
 from testbed.nats_binaries import debian_nats_server, find_nats_server, nats_server_version
 from testbed.ports import LOOPBACK, free_ports
 from testbed.processes import Process
 
-__all__ = ["NatsServer", "NatsServerError", "debian_nats_server", "find_nats_server", "nats_server_version"]
+__all__ = [
+    "NatsServer",
+    "NatsServerError",
+    "PortTakenError",
+    "debian_nats_server",
+    "find_nats_server",
+    "nats_server_version",
+]
 
 _ATTEMPTS = 5
+_OPTIONS = '{"verbose": false, "pedantic": false, "headers": true, "no_responders": true}'
 # The machine's proxy settings don't apply to the loopback address.
 _direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
@@ -27,8 +36,8 @@ class NatsServerError(RuntimeError):
     """A nats-server ended or didn't become ready; the message holds the end of its log."""
 
 
-class _PortTakenError(NatsServerError):
-    pass
+class PortTakenError(NatsServerError):
+    """A nats-server found one of its ports taken."""
 
 
 class NatsServer:
@@ -124,7 +133,7 @@ class NatsServer:
                 self.port, self.monitor_port = free_ports(2)
             try:
                 self._start_once(timeout)
-            except _PortTakenError:
+            except PortTakenError:
                 if attempt == _ATTEMPTS:
                     raise
                 if keep_port:
@@ -166,6 +175,28 @@ class NatsServer:
         with _direct.open(f"{self.monitor_url}/{path}", timeout=5) as answer:
             return json.load(answer)
 
+    def api(self, subject: str, timeout: float = 2.0) -> dict[str, Any]:
+        """
+        Ask JetStream's API something that needs no body, as a client without credentials does in plaintext.
+
+        :param subject: the API subject after ``$JS.API.``
+        :param timeout: seconds until :class:`TimeoutError`
+        """
+        inbox = f"_INBOX.{uuid4().hex}"
+        request = f"CONNECT {_OPTIONS}\r\nSUB {inbox} 1\r\nPUB $JS.API.{subject} {inbox} 0\r\n\r\n"
+        deadline = time.monotonic() + timeout
+        with socket.create_connection((LOOPBACK, self.port), timeout=timeout) as connection:
+            lines = connection.makefile("rb")
+            connection.sendall(request.encode())
+            while line := lines.readline():
+                if line.startswith((b"HMSG ", b"-ERR")):
+                    raise OSError(f"nobody serves {subject}: {line!r}")
+                if line.startswith(b"MSG "):
+                    answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
+                    return answer
+                connection.settimeout(max(0.001, deadline - time.monotonic()))
+        raise OSError(f"the server hung up on a question about {subject}")
+
     def _remove_temporary(self) -> None:
         if self._temporary:
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -201,7 +232,7 @@ class NatsServer:
         deadline = time.monotonic() + timeout
         while time.monotonic() < deadline:
             if not process.alive:
-                failed = _PortTakenError if "address already in use" in process.output() else NatsServerError
+                failed = PortTakenError if "address already in use" in process.output() else NatsServerError
                 raise failed(f"nats-server ended with {process.returncode}:\n{process.tail()}")
             with contextlib.suppress(OSError, ValueError):
                 if self._healthy():

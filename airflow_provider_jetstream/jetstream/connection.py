@@ -32,6 +32,13 @@ __all__ = ["MINIMUM_SERVER", "Connection", "ConnectionSettings", "connect", "con
 MINIMUM_SERVER = (2, 10, 27)
 
 _NOT_ENABLED = {10039, 10076}
+# What else the server answers with 503 although waiting doesn't help: no cluster, no such account, not in a cluster.
+_LASTING = _NOT_ENABLED | {10010, 10035, 10036}
+_SERVICE_UNAVAILABLE = 503
+
+# Seconds; the first patience with a cluster, doubled each time, and the pause after an answer that says to wait.
+_PATIENCE = 1.0
+_PAUSE = 0.25
 
 
 class Connection:
@@ -62,17 +69,12 @@ class Connection:
         :param request: the body, as JSON
         :return: the decoded answer
         :raises ApiError: the server refused
-        :raises DeadlineError: no answer within the time limit
-        :raises UnreachableError: the connection is gone, or nobody serves the API just now
+        :raises DeadlineError: no answer within the time limit; a cluster gives none while it elects a leader
+        :raises UnreachableError: the connection is gone, or the server says that JetStream is unavailable just now
         """
         payload = json.dumps(request).encode() if request is not None else b""
         message = await self.request(f"$JS.API.{subject}", payload)
-        answer: dict[str, Any] = json.loads(message.data)
-        if error := answer.get("error"):
-            raise ApiError(
-                error.get("code", 0), error.get("err_code", 0), error.get("description", "no description"), subject
-            )
-        return answer
+        return _decoded(message, subject)
 
     async def request(self, subject: str, payload: bytes = b"") -> Msg:
         """Send a request and wait for its one answer.
@@ -92,21 +94,25 @@ class Connection:
                 f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
             ) from None
         except TimeoutError:
-            hint = f" (the connection last reported: {self.last_error})" if self.last_error else ""
-            raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s{hint}") from None
+            raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s{_last_report(self)}") from None
         except errors.Error as error:
             raise UnreachableError(f"the connection failed while asking {subject}: {error}") from None
+
+
+def _last_report(connection: Connection) -> str:
+    return f" (the connection last reported: {connection.last_error})" if connection.last_error else ""
 
 
 @asynccontextmanager
 async def connect(settings: ConnectionSettings) -> AsyncIterator[Connection]:
     """Connect, make sure that JetStream is there and new enough, and close at the end.
 
-    After that the connection mends itself for as long as it is open.
+    A cluster that is electing a leader is waited for within the time limit. After that the connection mends itself for
+    as long as it is open.
 
     :param settings: where and as whom
     :return: the open connection
-    :raises UnreachableError: no server answered
+    :raises UnreachableError: no server answered, or JetStream's cluster has no leader
     :raises AuthenticationError: the credentials were refused
     :raises TLSError: no encrypted connection came about
     :raises JetStreamDisabledError: the server or the account has no JetStream
@@ -155,7 +161,7 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
         )
-        await _require_jetstream(connection)
+        await _require_jetstream(connection, failures)
     except (OSError, nats.errors.Error) as error:
         await _close(client)
         failures.append(error)
@@ -179,23 +185,58 @@ def _tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
         ) from None
 
 
-async def _require_jetstream(connection: Connection) -> None:
+async def _require_jetstream(connection: Connection, failures: list[Exception]) -> None:
     if connection.server_version < MINIMUM_SERVER:
         raise ServerTooOldError(
             f"expected nats-server {_dotted(MINIMUM_SERVER)} or later, found {_dotted(connection.server_version)}:"
             " older servers lose or repeat dead letters; upgrade the server"
         )
-    try:
-        account = await connection.api("INFO")
-    except UnreachableError:
-        raise JetStreamDisabledError(_NO_JETSTREAM) from None
-    except ApiError as error:
-        if error.err_code in _NOT_ENABLED:
-            raise JetStreamDisabledError(_NO_JETSTREAM) from None
-        raise
+    account = await _account(connection, failures)
     connection.api_level = int(account.get("api", {}).get("level", 0))
 
 
+async def _account(connection: Connection, failures: list[Exception]) -> dict[str, Any]:
+    """Ask again until there is an answer: a cluster that elects a leader drops what it is asked meanwhile."""
+    from nats import errors
+
+    client, patience = connection.client, min(_PATIENCE, connection.timeout / 2)
+    failures_before, connection.last_error = len(failures), None
+    while True:
+        try:
+            return _decoded(await client.request("$JS.API.INFO", timeout=patience), "INFO")
+        except errors.NoRespondersError:
+            raise JetStreamDisabledError(_NO_JETSTREAM) from None
+        except ApiError as error:
+            if error.err_code in _NOT_ENABLED:
+                raise JetStreamDisabledError(_NO_JETSTREAM) from None
+            raise
+        except UnreachableError as error:
+            failures.insert(0, error)
+            await asyncio.sleep(_PAUSE)
+        except TimeoutError:
+            patience *= 2
+            # A connection that went away has told its own reasons.
+            if client.is_connected and len(failures) == failures_before:
+                found = f"no answer{_last_report(connection)}"
+                failures.insert(0, UnreachableError(_UNAVAILABLE.format(found=found)))
+
+
+def _decoded(message: Msg, subject: str) -> dict[str, Any]:
+    answer: dict[str, Any] = json.loads(message.data)
+    if not (found := answer.get("error")):
+        return answer
+    error = ApiError(
+        found.get("code", 0), found.get("err_code", 0), found.get("description", "no description"), subject
+    )
+    if error.status == _SERVICE_UNAVAILABLE and error.err_code not in _LASTING:
+        raise UnreachableError(_UNAVAILABLE.format(found=error))
+    raise error
+
+
+_UNAVAILABLE = (
+    "JetStream is unavailable just now: {found}; try again, since a cluster that elects a leader is back in seconds;"
+    " if it stays so, make sure that most of the cluster's servers run and reach each other"
+)
 _NO_JETSTREAM = (
     "expected JetStream, found a server or account without it: start nats-server with -js (or a jetstream block in its"
     " configuration), or enable JetStream for the account"

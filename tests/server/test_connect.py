@@ -165,6 +165,13 @@ async def test_an_account_without_jetstream_is_told() -> None:
         await _open(nats.url, user="w", password="w")
 
 
+async def test_a_user_who_may_not_ask_jetstream_is_told_what_the_server_said() -> None:
+    users = f'authorization {{ users: [{{user: u, password: "{_SECRET}", permissions: {{publish: "jobs.>"}}}}] }}'
+    with NatsServer(config=users) as nats, _raises(UnreachableError, within=2) as caught:
+        await _open(nats.url, timeout=2, user="u", password=_SECRET)
+    assert "no answer (the connection last reported: nats: permissions violation" in str(caught.value)
+
+
 async def test_an_old_server_is_refused() -> None:
     with NatsServer(binary=debian_nats_server()) as nats, _raises(ServerTooOldError, within=1) as caught:
         await _open(nats.url)

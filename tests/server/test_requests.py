@@ -28,6 +28,11 @@ async def test_a_request_without_an_answer_ends_in_time(connection: Connection, 
         await connection.request(name)
 
 
+async def test_a_refusal_that_does_not_pass_stays_one(connection: Connection, name: str) -> None:
+    with pytest.raises(ApiError, match=r"clustering support required \(status 503, error 10010\)"):
+        await connection.api(f"STREAM.PEER.REMOVE.{name}", {"peer": "n1"})
+
+
 async def test_a_closed_connection_says_so(nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (nats.url,)})) as opened:
         pass

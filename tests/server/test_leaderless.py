@@ -1,0 +1,60 @@
+"""A cluster that has no leader just now isn't taken for a server without JetStream, nor for one that refuses."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
+from testbed.nats_cluster import NatsCluster
+from testbed.queues import eventually
+
+
+async def _open(cluster: NatsCluster, within: float) -> None:
+    async with connect(connection_settings({"servers": cluster.urls, "timeout": within})):
+        pass
+
+
+async def test_connecting_waits_for_a_cluster_that_elects_its_leader() -> None:
+    with NatsCluster() as cluster:
+        cluster.kill(cluster.meta_leader())
+        with pytest.raises(UnreachableError, match=r"^JetStream is unavailable just now: no answer; try again, "):
+            await _open(cluster, 0.8)
+        await _open(cluster, 30)
+        # The one that is left takes some seconds to know that it is alone. A leader would answer until then.
+        killed = cluster.meta_leader()
+        cluster.kill(killed)
+        with pytest.raises(
+            UnreachableError, match=r"just now: JetStream system temporarily .* \(status 503, error 10008"
+        ):
+            await _open(cluster, 20)
+        cluster.restart(killed)
+        await _open(cluster, 30)
+
+
+async def test_a_cluster_without_a_majority_says_that_it_passes() -> None:
+    with NatsCluster() as cluster:
+        async with connect(connection_settings({"servers": cluster.urls, "timeout": 2})) as opened:
+            await opened.api("STREAM.CREATE.kept", {"name": "kept", "subjects": ["kept"], "num_replicas": 3})
+            _, *others = cluster.servers
+            for other in others:
+                cluster.kill(other)
+
+            async def told() -> str:
+                # Until the server that is left knows that it is alone it refuses in other ways, or not at all.
+                try:
+                    await opened.api("STREAM.MSG.GET.kept", {"seq": 1})
+                except (ApiError, TransientError) as error:
+                    return str(error) if isinstance(error, UnreachableError) and "10008" in str(error) else ""
+                return ""
+
+            assert await eventually(told, within=40) == (
+                "JetStream is unavailable just now: JetStream system temporarily unavailable (status 503, error 10008)"
+                " in answer to STREAM.MSG.GET.kept; try again, since a cluster that elects a leader is back in seconds;"
+                " if it stays so, make sure that most of the cluster's servers run and reach each other"
+            )
+            await asyncio.to_thread(cluster.restart, others[0])
+            await asyncio.to_thread(cluster.leader, "kept")
+            assert (await opened.api("STREAM.INFO.kept"))["config"]["name"] == "kept"

@@ -1,0 +1,154 @@
+"""Runs that are killed at their n-th call: each call is met, and those before it were made."""
+
+from __future__ import annotations
+
+import signal
+from typing import TYPE_CHECKING
+
+import psutil
+import pytest
+
+from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
+from testbed.dying import call_kind, changes_something, die_at_every_call
+from testbed.queues import complete, make_queue, put, small_queue, stored_count, take
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+KILLED = -signal.SIGKILL
+
+
+async def work(connection: Connection, queue: WorkQueue, *, body: str) -> None:
+    """Read, and change something in each of the ways that there are."""
+    await stream_info(connection, queue.name)
+    first, second = await put(connection, queue, [body, "not wanted"])
+    await connection.api(f"STREAM.MSG.DELETE.{queue.name}", {"seq": second})
+    await get_message(connection, queue.name, first)
+    (message,) = await take(connection, queue, 1)
+    await complete(connection, queue, first)
+    await message.ack_sync()
+    # In the client's old style of requests.
+    request = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.worker"
+    await connection.client.request(request, b'{"batch": 1, "no_wait": true}', old_style=True, timeout=5)
+
+
+WORK = [
+    "$JS.API.STREAM.INFO",
+    "publish jobs",
+    "publish jobs",
+    "$JS.API.STREAM.MSG.DELETE",
+    "$JS.API.STREAM.MSG.GET",
+    "$JS.API.CONSUMER.MSG.NEXT",
+    "publish completed.<queue>.worker.*",
+    "$JS.ACK",
+    "$JS.API.CONSUMER.MSG.NEXT",
+]
+CHANGES = [kind for kind in WORK if not kind.endswith((".INFO", ".GET", ".NEXT"))]
+# Of the jobs and of the completions, after each of the changes.
+STORED = [(0, 0), (1, 0), (2, 0), (1, 0), (1, 1), (0, 1)]
+
+
+async def fail(_connection: Connection, _queue: WorkQueue) -> None:
+    raise KeyError("mine")
+
+
+async def read_on(connection: Connection, _queue: WorkQueue) -> None:
+    while True:
+        await connection.api("INFO")
+
+
+def children() -> list[str]:
+    running = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
+    return [line for child in running if "testbed.dying" in (line := " ".join(child.cmdline()))]
+
+
+@pytest.fixture
+def prepare(connection: Connection, name: str) -> Callable[[int], Awaitable[WorkQueue]]:
+    """Give the queue of each run."""
+
+    def prepared(call: int) -> Awaitable[WorkQueue]:
+        return make_queue(connection, f"{name}-{call}")
+
+    return prepared
+
+
+async def test_each_run_is_killed_instead_of_its_own_call(
+    nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+) -> None:
+    deaths = await die_at_every_call((nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"})
+    assert deaths.killed == WORK
+    assert deaths.statuses == [KILLED] * len(WORK) + [0]
+    assert [run.call for run in deaths.runs] == list(range(1, len(WORK) + 2))
+    assert deaths.runs[2].subject == f"{deaths.queues[2].name}.jobs.plain"
+    shown = deaths.table().splitlines()
+    assert [line.split("  ")[0] for line in shown[2:]] == [*WORK, "nothing: it came through"]
+    assert children() == []
+
+
+async def test_reading_calls_can_be_left_out(
+    nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+) -> None:
+    deaths = await die_at_every_call(
+        (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, counted="changes"
+    )
+    assert deaths.killed == CHANGES
+    found = [
+        (await stored_count(connection, queue.name), await stored_count(connection, f"{queue.name}-events"))
+        for queue in deaths.queues
+    ]
+    assert found == STORED
+
+
+async def test_the_first_calls_can_be_left_out(
+    nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+) -> None:
+    deaths = await die_at_every_call(
+        (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, first_call=8
+    )
+    assert deaths.killed == WORK[7:]
+
+
+async def test_a_run_that_fails_by_itself_is_told(
+    nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)a run ended with 1 by itself:.*KeyError: 'mine'"):
+        await die_at_every_call((nats.url,), f"{__name__}:fail", prepare, logs=tmp_path)
+    with pytest.raises(RuntimeError, match=r"(?s)the process that forks ended with 1:.*has no attribute 'absent'"):
+        await die_at_every_call((nats.url,), f"{__name__}:absent", prepare, logs=tmp_path)
+
+
+async def test_what_makes_calls_without_end_is_ended(
+    nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+) -> None:
+    with pytest.raises(RuntimeError, match=r"(?s)makes more than 3 calls:.*INFO +3 +-9"):
+        await die_at_every_call((nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, most=3)
+    with pytest.raises(TimeoutError):
+        await die_at_every_call((nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, counted="changes", within=3)
+    assert children() == []
+
+
+@pytest.mark.parametrize(
+    ("subject", "kind", "change"),
+    [
+        ("$JS.API.INFO", "$JS.API.INFO", False),
+        ("$JS.API.STREAM.NAMES", "$JS.API.STREAM.NAMES", False),
+        ("$JS.API.DIRECT.GET.INFO.a.b", "$JS.API.DIRECT.GET", False),
+        ("$JS.API.STREAM.MSG.GET.CREATE", "$JS.API.STREAM.MSG.GET", False),
+        ("$JS.API.CONSUMER.CREATE.q.w.q.jobs.>", "$JS.API.CONSUMER.CREATE", True),
+        ("$JS.API.CONSUMER.DURABLE.CREATE.q.w", "$JS.API.CONSUMER.DURABLE.CREATE", True),
+        ("$JS.API.CONSUMER.PAUSE.INFO.NAMES", "$JS.API.CONSUMER.PAUSE", True),
+        ("$JS.API.CONSUMER.RESET.q.w", "$JS.API.CONSUMER.RESET", True),
+        ("$JS.API.SOMETHING.NEW", "$JS.API.SOMETHING.NEW", True),
+        ("$JS.ACK.q.w.1.7.1.0.0", "$JS.ACK", True),
+        ("q.jobs.plain", "publish jobs", True),
+        ("requeued.q.17", "publish requeued.<queue>.*", True),
+    ],
+)
+def test_calls_are_told_apart(subject: str, kind: str, *, change: bool) -> None:
+    assert call_kind(subject, small_queue("q")) == kind
+    assert changes_something(subject) is change
