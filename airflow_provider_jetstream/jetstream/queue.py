@@ -1,181 +1,40 @@
-"""A work queue as one declaration, from Python, a dict or a YAML file.
-
-Field names and units are JetStream's own; durations and sizes may also be written as ``"30s"`` and ``"256MB"``. A field
-that isn't declared keeps the server's default when the stream is created and whatever it has when it exists.
-"""
+"""A work queue as one declaration, from Python, a dict or a YAML file."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import field_validator, model_validator
 
+from airflow_provider_jetstream.jetstream.declarations import (
+    Archive,
+    Audit,
+    Consumer,
+    DeadLetterQueue,
+    Events,
+    Stream,
+)
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import DEAD_LETTER_MARK, completion_filter, dead_letter_subjects
-from airflow_provider_jetstream.jetstream.queue_rules import consumer_problems, queue_problems, queue_warnings
-from airflow_provider_jetstream.jetstream.units import Duration, Size
+from airflow_provider_jetstream.jetstream.names import (
+    ACK_METRIC,
+    archive_filter,
+    audit_filter,
+    completion_filter,
+    dead_letter_subjects,
+    marker_filter,
+)
+from airflow_provider_jetstream.jetstream.queue_rules import queue_problems
+from airflow_provider_jetstream.jetstream.queue_warnings import queue_warnings
 
-_Declared = TypeVar("_Declared")
+__all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "WorkQueue"]
 
 QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 
-
-class _Declaration(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    kind: ClassVar[str] = "work queue"
-
-    def __init__(self, **values: Any) -> None:
-        try:
-            super().__init__(**values)
-        except ValidationError as error:
-            raise QueueDeclarationError(str(values.get("name", "?")), _problems(error), self.kind) from None
-
-
-class Consumer(_Declaration):
-    """A durable pull consumer with explicit acknowledgement.
-
-    :param name: its durable name
-    :param filter_subjects: the jobs it takes; also as ``filter_subject`` with one. Empty: all jobs of the queue
-    :param max_deliver: deliveries after which a job is a dead letter; ``-1`` for endless retries, which only a queue
-        without dead letters may have
-    :param ack_wait: how long a worker may stay silent; the server takes the first ``backoff`` where there is one
-    :param backoff: waits between deliveries
-    :param max_ack_pending: jobs in flight at a time
-    :param sample_freq: share of acknowledgements the server reports, such as ``"100%"``
-    :param description: for people
-    :param metadata: for tools
-    """
-
-    kind = "consumer"
-
-    name: str
-    description: str | None = None
-    filter_subjects: tuple[str, ...] = ()
-    max_deliver: int | None = None
-    ack_wait: Duration | None = None
-    backoff: tuple[Duration, ...] = ()
-    max_ack_pending: int | None = None
-    sample_freq: str | None = None
-    metadata: dict[str, str] | None = None
-
-    @model_validator(mode="before")
-    @classmethod
-    def _accept_one_filter(cls, values: Any) -> Any:
-        if isinstance(values, dict) and "filter_subject" in values:
-            if "filter_subjects" in values:
-                raise ValueError("expected filter_subject or filter_subjects, found both: keep one")
-            values = {**values, "filter_subjects": (values["filter_subject"],)}
-            del values["filter_subject"]
-        return values
-
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        return _raise_or(self, consumer_problems(self))
-
-    def config(self) -> dict[str, Any]:
-        """Give the consumer's configuration as JetStream's JSON.
-
-        :return: only what is declared or what a work queue can't do without
-        """
-        config: dict[str, Any] = {
-            "durable_name": self.name,
-            "name": self.name,
-            "ack_policy": "explicit",
-            "deliver_policy": "all",
-            "replay_policy": "instant",
-            "max_deliver": self.max_deliver,
-        }
-        if len(self.filter_subjects) == 1:
-            config["filter_subject"] = self.filter_subjects[0]
-        elif self.filter_subjects:
-            config["filter_subjects"] = list(self.filter_subjects)
-        if self.backoff:
-            config["backoff"] = list(self.backoff)
-        for field in ("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata"):
-            if (value := getattr(self, field)) is not None:
-                config[field] = value
-        return config
-
-
-class Stream(_Declaration):
-    """What every stream of a queue may declare; see JetStream's stream configuration for each field."""
-
-    name: str
-    subjects: tuple[str, ...] = ()
-    description: str | None = None
-    storage: Literal["file", "memory"] = "file"
-    num_replicas: int = Field(default=1, ge=1, le=5)
-    discard: Literal["old", "new"] | None = None
-    max_msgs: int | None = Field(default=None, ge=-1)
-    max_msgs_per_subject: int | None = Field(default=None, ge=-1)
-    max_bytes: Size | None = None
-    max_msg_size: Size | None = None
-    max_age: Duration | None = None
-    duplicate_window: Duration | None = None
-    deny_delete: bool | None = None
-    deny_purge: bool | None = None
-    allow_direct: bool | None = None
-    allow_rollup_hdrs: bool | None = None
-    metadata: dict[str, str] | None = None
-
-    def config(self) -> dict[str, Any]:
-        """Give the stream's configuration as JetStream's JSON.
-
-        :return: only what is declared
-        """
-        declared = {field: getattr(self, field) for field in Stream.model_fields}
-        config = {field: value for field, value in declared.items() if value is not None}
-        # The server counts a missing age as none but answers with 0, where people write -1.
-        if config.get("max_age") == -1:
-            config["max_age"] = 0
-        return config | {"subjects": list(self.subjects), "retention": self._retention()}
-
-    def _retention(self) -> str:
-        return "limits"
-
-
-class DeadLetterQueue(Stream):
-    """The stream that keeps the dead letters of a work queue.
-
-    :param retention: ``limits`` unless the stream exists otherwise: a work-queue retention lets one consumer read it
-    :param consumers: consumers to provision on it, for processors other than this package's
-    """
-
-    kind = "dead letter queue"
-
-    retention: Literal["limits", "workqueue", "interest"] = "limits"
-    consumers: tuple[Consumer, ...] = ()
-    allow_direct: bool | None = True
-    metadata: dict[str, str] | None = Field(default_factory=lambda: {DEAD_LETTER_MARK: "true"})
-
-    def _retention(self) -> str:
-        return self.retention
-
-    def config(self) -> dict[str, Any]:
-        """Give the stream's configuration as JetStream's JSON.
-
-        :return: only what is declared
-        """
-        config = super().config()
-        if not self.metadata:
-            config.pop("metadata", None)
-        return config
-
-
-class Events(Stream):
-    """The stream that stores how jobs ended, for whoever waits for them.
-
-    :param max_age: how long an end is kept; nobody can wait longer than that for a job already done
-    """
-
-    kind = "events stream"
-
-    discard: Literal["old", "new"] | None = "old"
-    max_age: Duration | None = 7 * 86_400 * 1_000_000_000
-    allow_direct: bool | None = True
+# What a part takes over from its queue, as text, so that a bad value is told once rather than for each part.
+_REPLICAS = {"num_replicas": frozenset("12345")}
+_REPLICAS_AND_STORAGE = _REPLICAS | {"storage": frozenset({"file", "memory"})}
 
 
 class WorkQueue(Stream):
@@ -186,23 +45,35 @@ class WorkQueue(Stream):
     :param consumers: who takes them; their filters may not overlap
     :param dead_letters: where dead letters go; a name is enough. ``None``: nowhere
     :param events: where the ends of jobs are stored; a name is enough. ``None``: nobody can wait for jobs
+    :param archive: where the server stores a copy of each job; ``True`` or a name is enough, ``False``: nowhere. Where
+        it isn't said, a queue with dead letters has one
+    :param audit: where it is recorded what became of dead letters; said as for ``archive``
+    :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash at any time can repeat;
+        takes server 2.12.1, and a marker of one day in the queue for each redriven letter
     :raises QueueDeclarationError: if the server would refuse it, or jobs would be lost
     """
 
     consumers: tuple[Consumer, ...] = ()
     dead_letters: DeadLetterQueue | None = None
     events: Events | None = None
+    archive: Archive | None = None
+    audit: Audit | None = None
+    atomic_redrive: bool = False
 
     @model_validator(mode="before")
     @classmethod
     def _complete(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = dict(values)
+        values = values | _switched("archive", values) | _switched("audit", values)
         name = values.get("name")
-        for field, model, subjects in (
-            ("dead_letters", DeadLetterQueue, dead_letter_subjects(name)),
-            ("events", Events, (completion_filter(name),)),
+        replicas, alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
+        ends = (completion_filter(name), *([f"{ACK_METRIC}.{name}.*"] if _sampled(values.get("consumers")) else []))
+        for field, model, defaults in (
+            ("dead_letters", DeadLetterQueue, replicas | {"subjects": dead_letter_subjects(name)}),
+            ("events", Events, replicas | {"subjects": ends}),
+            ("archive", Archive, alike | {"name": f"{name}-archive", "subjects": (archive_filter(name),)}),
+            ("audit", Audit, alike | {"name": f"{name}-audit", "subjects": (audit_filter(name),)}),
         ):
             part = values.get(field)
             if isinstance(part, str):
@@ -210,7 +81,7 @@ class WorkQueue(Stream):
             elif isinstance(part, model):
                 part = {key: getattr(part, key) for key in part.model_fields_set}
             if isinstance(part, dict):
-                values[field] = {"subjects": subjects, "num_replicas": values.get("num_replicas", 1)} | part
+                values[field] = defaults | part
         return values
 
     @field_validator("subjects", mode="before")
@@ -218,12 +89,44 @@ class WorkQueue(Stream):
     def _accept_one_subject(cls, subjects: Any) -> Any:
         return (subjects,) if isinstance(subjects, str) else subjects
 
-    @model_validator(mode="after")
-    def _check(self) -> Self:
-        return _raise_or(self, queue_problems(self))
+    def _problems(self) -> list[str]:
+        return queue_problems(self)
 
     def _retention(self) -> str:
         return "workqueue"
+
+    @property
+    def archive_refused(self) -> bool:
+        """Whether the declaration says that there is to be no archive, rather than nothing about it."""
+        return self.archive is None and "archive" in self.model_fields_set
+
+    def companions(self) -> tuple[Stream, ...]:
+        """Give the streams that belong to the queue.
+
+        :return: those it declares, in the order in which they are provisioned, all before the queue itself
+        """
+        parts = (self.dead_letters, self.events, self.archive, self.audit)
+        return tuple(part for part in parts if part is not None)
+
+    def captured(self) -> tuple[str, ...]:
+        """Give the subjects that the stream has on the server.
+
+        :return: the jobs' subjects, and that of the markers of atomic redrives
+        """
+        return (*self.subjects, marker_filter(self.name)) if self.atomic_redrive else self.subjects
+
+    def config(self) -> dict[str, Any]:
+        """Give the stream's configuration as JetStream's JSON.
+
+        :return: only what is declared
+        """
+        config = super().config()
+        if self.archive:
+            # A narrower source would keep atomic redrives out: the archive refuses a batch of which it gets a part.
+            config["republish"] = {"src": ">", "dest": archive_filter(self.name)}
+        if self.atomic_redrive:
+            config |= {"allow_atomic": True, "allow_msg_ttl": True}
+        return config
 
     def warnings(self) -> list[str]:
         """Say what works but will hurt later.
@@ -279,22 +182,24 @@ def _read(path: Path) -> Any:
         raise QueueDeclarationError(str(path), [f"expected YAML, found something else: {error}"]) from None
 
 
-def _raise_or(declaration: _Declared, problems: list[str]) -> _Declared:
-    if problems:
-        raise ValueError("\n".join(problems))
-    return declaration
+def _inherited(values: Mapping[str, Any], fields: Mapping[str, frozenset[str]]) -> dict[str, Any]:
+    return {field: values[field] for field, good in fields.items() if str(values.get(field)) in good}
 
 
-def _problems(error: ValidationError) -> list[str]:
-    found: list[str] = []
-    for problem in error.errors(include_url=False):
-        cause = problem.get("ctx", {}).get("error")
-        place = ".".join(str(part) for part in problem["loc"])
-        if isinstance(cause, QueueDeclarationError):
-            texts = list(cause.problems)
-        elif problem["type"] == "extra_forbidden":
-            texts = ["no such field: check its spelling, it is JetStream's own name"]
-        else:
-            texts = problem["msg"].removeprefix("Value error, ").split("\n")
-        found += [f"{place}: {text}" if place else text for text in texts]
-    return found
+def _switched(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Read whether a part that need not be described is on; by default it is where there are dead letters."""
+    if field not in values:
+        return {field: {}} if values.get("dead_letters") else {}
+    if values[field] is True:
+        return {field: {}}
+    return {field: None} if values[field] is False else {}
+
+
+def _sampled(consumers: Any) -> bool:
+    if not isinstance(consumers, list | tuple):
+        return False
+    shares = [
+        consumer.get("sample_freq") if isinstance(consumer, dict) else getattr(consumer, "sample_freq", None)
+        for consumer in consumers
+    ]
+    return any(share not in (None, "", "0", "0%") for share in shares)

@@ -1,15 +1,18 @@
-"""What makes a queue's declaration an error or worth a warning.
-
-An error is what the server would refuse, or accept and then lose jobs over; everything else that hurts is a warning.
-"""
+"""What makes a queue's declaration an error: what the server would refuse, or accept and then lose jobs over."""
 
 from __future__ import annotations
 
-import re
 from itertools import combinations
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, completion_filter
+from airflow_provider_jetstream.jetstream.consumer_rules import name_problems
+from airflow_provider_jetstream.jetstream.names import (
+    MAX_DELIVERIES,
+    archive_filter,
+    audit_filter,
+    completion_filter,
+    marker_filter,
+)
 from airflow_provider_jetstream.jetstream.subjects import (
     covered_by_any,
     covers,
@@ -17,74 +20,20 @@ from airflow_provider_jetstream.jetstream.subjects import (
     overlaps,
     subject_problem,
 )
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
+from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.queue import Consumer, Stream, WorkQueue
+    from airflow_provider_jetstream.jetstream.declarations import Stream
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
-_NAME = re.compile(r"[^\s.*>/\\\x00-\x1f\x7f]{1,255}")
-_SAMPLE = re.compile(r"(\d{1,3})%?")
-_ALL = 100
 # The server's own subjects, and those among them that a stream may capture all the same.
 _RESERVED = (
     ("$JS.>", "$JS.EVENT.>", "JetStream's own API"),
     ("$SYS.>", "$SYS.ACCOUNT.>", "the server's system API"),
 )
-_LONG_ACK_WAIT = 15 * 60 * NANOSECONDS
 _SHORTEST_WINDOW = 100_000_000
-_SHORTEST_WAIT = 1_000_000
-
-
-def consumer_problems(consumer: Consumer) -> list[str]:
-    """Find what makes a consumer unusable by itself.
-
-    :param consumer: the declaration
-    :return: a sentence each
-    """
-    problems = list(_name_problems("consumer", consumer.name))
-    problems += [
-        f"filter subject {subject!r} of consumer {consumer.name}: {problem}"
-        for subject in consumer.filter_subjects
-        if (problem := subject_problem(subject))
-    ]
-    if pair := first_overlap(consumer.filter_subjects):
-        problems.append(f"the filter subjects {pair[0]} and {pair[1]} of consumer {consumer.name} overlap: keep one")
-    if consumer.max_deliver is None:
-        problems.append(
-            f"consumer {consumer.name} has no max_deliver, so the server would retry a poison job for ever and no job"
-            " could become a dead letter: set it (5, say), or -1 where endless retries are wanted"
-        )
-    elif consumer.max_deliver < 1 and consumer.max_deliver != -1:
-        problems.append(f"consumer {consumer.name}: expected max_deliver of at least 1, found {consumer.max_deliver}")
-    if consumer.backoff and consumer.ack_wait is not None and consumer.ack_wait != consumer.backoff[0]:
-        problems.append(
-            f"consumer {consumer.name}: the server replaces ack_wait ({format_duration(consumer.ack_wait)}) by the"
-            f" first backoff ({format_duration(consumer.backoff[0])}): drop ack_wait"
-        )
-    if consumer.backoff and consumer.max_deliver and 0 < consumer.max_deliver < len(consumer.backoff):
-        problems.append(
-            f"consumer {consumer.name}: expected at most max_deliver ({consumer.max_deliver}) backoff steps, found"
-            f" {len(consumer.backoff)}"
-        )
-    waits = [*consumer.backoff, *([] if consumer.ack_wait is None else [consumer.ack_wait])]
-    if too_short := [wait for wait in waits if wait < _SHORTEST_WAIT]:
-        problems.append(
-            f"consumer {consumer.name}: expected ack_wait and backoff of at least 1ms, found"
-            f" {format_duration(too_short[0])}"
-        )
-    if consumer.max_ack_pending is not None and consumer.max_ack_pending < 1 and consumer.max_ack_pending != -1:
-        problems.append(
-            f"consumer {consumer.name}: expected max_ack_pending of at least 1, or -1 for no limit, found"
-            f" {consumer.max_ack_pending}"
-        )
-    sample = _SAMPLE.fullmatch(consumer.sample_freq or "0")
-    if not sample or int(sample[1]) > _ALL:
-        problems.append(
-            f'consumer {consumer.name}: expected sample_freq such as "100%", found {consumer.sample_freq!r}'
-        )
-    return problems
 
 
 def queue_problems(queue: WorkQueue) -> list[str]:
@@ -95,21 +44,19 @@ def queue_problems(queue: WorkQueue) -> list[str]:
     """
     problems = list(_stream_problems(queue))
     problems += _filter_problems(queue)
-    streams: list[Stream] = [stream for stream in (queue, queue.dead_letters, queue.events) if stream is not None]
-    for part in streams[1:]:
+    problems += _marker_problems(queue)
+    for part in queue.companions():
         problems += _stream_problems(part)
-    for one, other in combinations(streams, 2):
+    for one, other in combinations((queue, *queue.companions()), 2):
         problems += _shared_stream_problems(one, other)
-    if queue.dead_letters and not covered_by_any(queue.dead_letters.subjects, f"{MAX_DELIVERIES}.{queue.name}.*"):
-        problems.append(
-            f"the dead letter queue {queue.dead_letters.name} doesn't capture {MAX_DELIVERIES}.{queue.name}.*, so dead"
-            " letters would go unseen: add that subject"
-        )
-    if queue.events and not covered_by_any(queue.events.subjects, completion_filter(queue.name)):
-        problems.append(
-            f"the events stream {queue.events.name} doesn't capture {completion_filter(queue.name)}, so nobody would"
-            " learn that a job ended: add that subject"
-        )
+    for stream, subject, harm in (
+        (queue.dead_letters, f"{MAX_DELIVERIES}.{queue.name}.*", "dead letters would go unseen"),
+        (queue.events, completion_filter(queue.name), "nobody would learn that a job ended"),
+        (queue.archive, archive_filter(queue.name), "no job would have a copy"),
+        (queue.audit, audit_filter(queue.name), "nothing would tell what became of dead letters"),
+    ):
+        if stream and not covered_by_any(stream.subjects, subject):
+            problems.append(f"the {stream.kind} {stream.name} doesn't capture {subject}, so {harm}: add that subject")
     if queue.dead_letters:
         problems += [
             f"consumer {consumer.name} retries for ever (max_deliver -1), so the dead letter queue"
@@ -118,51 +65,6 @@ def queue_problems(queue: WorkQueue) -> list[str]:
             if consumer.max_deliver == -1
         ]
     return problems
-
-
-def queue_warnings(queue: WorkQueue) -> list[str]:
-    """Find what works but will hurt later.
-
-    :param queue: a usable declaration
-    :return: a sentence each
-    """
-    warnings: list[str] = []
-    if queue.discard != "new" and _limited(queue.max_msgs, queue.max_bytes, queue.max_msgs_per_subject):
-        warnings.append(
-            'discard "old" with a limit drops the oldest waiting jobs without a word when the queue is full: use'
-            ' discard "new", which refuses new jobs instead'
-        )
-    if queue.max_age is not None and queue.max_age > 0:
-        warnings.append(
-            f"max_age {format_duration(queue.max_age)} removes waiting jobs and dead letters of that age without an"
-            " advisory"
-        )
-    if queue.dead_letters is None:
-        warnings.append("no dead_letters: jobs that use up their deliveries stay in the queue, and nothing tells")
-    else:
-        letters = queue.dead_letters
-        if not covered_by_any(letters.subjects, f"{TERMINATED}.{queue.name}.*"):
-            warnings.append(f"{letters.name} doesn't capture {TERMINATED}.{queue.name}.*: terminated jobs go unseen")
-        if letters.discard == "new" and any(
-            limit is not None and limit > 0 for limit in (letters.max_msgs, letters.max_bytes)
-        ):
-            warnings.append(f"{letters.name} refuses advisories once it is full (discard new): dead letters go unseen")
-    warnings += [
-        f"consumer {consumer.name}: an ack_wait of {format_duration(consumer.ack_wait)} means that a worker's death is"
-        " noticed only after that time; use a shorter one and let workers report progress"
-        for consumer in queue.consumers
-        if consumer.ack_wait is not None and consumer.ack_wait > _LONG_ACK_WAIT
-    ]
-    warnings += [
-        f"consumer {consumer.name} retries for ever (max_deliver -1): a poison job is run again and again"
-        for consumer in queue.consumers
-        if consumer.max_deliver == -1
-    ]
-    return warnings
-
-
-def _limited(*limits: int | None) -> bool:
-    return any(limit is not None and limit > 0 for limit in limits)
 
 
 def _filter_problems(queue: WorkQueue) -> Iterator[str]:
@@ -191,8 +93,27 @@ def _filter_problems(queue: WorkQueue) -> Iterator[str]:
                 )
 
 
+def _marker_problems(queue: WorkQueue) -> Iterator[str]:
+    if not queue.atomic_redrive:
+        return
+    markers = marker_filter(queue.name)
+    for subject in queue.subjects:
+        if overlaps(subject, markers):
+            yield (
+                f"subject {subject} of stream {queue.name} overlaps {markers}, which is for the markers of atomic"
+                " redrives: narrow it, or drop atomic_redrive"
+            )
+    for consumer in queue.consumers:
+        for subject in consumer.filter_subjects:
+            if overlaps(subject, markers):
+                yield (
+                    f"filter {subject} of consumer {consumer.name} would take the markers of atomic redrives"
+                    f" ({markers}) for jobs: narrow it, or drop atomic_redrive"
+                )
+
+
 def _stream_problems(stream: Stream) -> Iterator[str]:
-    yield from _name_problems("stream", stream.name)
+    yield from name_problems("stream", stream.name)
     if not stream.subjects:
         yield f"stream {stream.name} has no subjects: name at least one"
     for subject in stream.subjects:
@@ -221,15 +142,10 @@ def _stream_problems(stream: Stream) -> Iterator[str]:
 def _shared_stream_problems(one: Stream, other: Stream) -> Iterator[str]:
     if one.name == other.name:
         yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
-    for ours in one.subjects:
-        for theirs in other.subjects:
+    for ours in one.captured():
+        for theirs in other.captured():
             if overlaps(ours, theirs):
                 yield (
                     f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one"
                     " stream per subject"
                 )
-
-
-def _name_problems(kind: str, name: str) -> Iterator[str]:
-    if not _NAME.fullmatch(name):
-        yield f"{name!r} can't name a {kind}: expected no white space, dots, wildcards or slashes, at most 255 of them"

@@ -87,6 +87,42 @@ async def test_subjects_are_good_if_and_only_if_the_server_takes_them(own: Conne
     assert _declared(name="q", subjects=subjects) == await _stream_taken(own, name="q", subjects=subjects)
 
 
+@pytest.mark.parametrize(
+    "subject",
+    [
+        "q.>",
+        "archive.>",
+        "archive.q",
+        "archive.*",
+        "archive.q.x",
+        "archive.*.x",
+        "archive.other.>",
+        "*.q.>",
+        "requeued.>",
+    ],
+)
+async def test_a_subject_beside_an_archive_is_good_if_and_only_if_the_server_takes_it(
+    own: Connection, subject: str
+) -> None:
+    archived = {"subjects": [subject], "republish": {"src": ">", "dest": "archive.q.>"}}
+    alone = await _stream_taken(own, name="q", **archived)
+    await own.api("STREAM.CREATE.q-archive", {"name": "q-archive", "subjects": ["archive.q.>"]})
+    beside = await _stream_taken(own, name="q", **archived)
+    await own.api("STREAM.DELETE.q-archive")
+    assert _declared(name="q", subjects=[subject], archive=True) == beside
+    # What the server refuses even where nothing stores the copies, it calls a cycle.
+    assert alone or not beside
+
+
+@pytest.mark.parametrize("subject", ["q.>", "requeued.>", "requeued.q.1", "requeued.*.x", "requeued.q", "requeued.q.>"])
+async def test_a_subject_beside_the_markers_is_good_if_and_only_if_the_server_takes_it(
+    own: Connection, subject: str
+) -> None:
+    subjects = [subject, "requeued.q.*"]
+    declared = _declared(name="q", subjects=[subject], atomic_redrive=True)
+    assert declared == await _stream_taken(own, name="q", subjects=subjects, allow_atomic=True, allow_msg_ttl=True)
+
+
 @pytest.mark.parametrize("name", ["q", "q-1_x", "grün", "$q", "q.1", "q*", "q>", "q/1", "q\\1", "n" * 255, "n" * 256])
 async def test_a_name_is_good_only_if_the_server_takes_it(own: Connection, name: str) -> None:
     good = _declared(name=name, subjects=["s.>"])

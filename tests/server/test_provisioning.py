@@ -84,6 +84,8 @@ async def test_a_queue_is_created_with_what_hears_of_its_ends_first(connection: 
         f"create stream {name}_dead",
         f"create consumer {name}_dead/reader",
         f"create stream {name}_events",
+        f"create stream {name}-archive",
+        f"create stream {name}-audit",
         f"create stream {name}",
         f"create consumer {name}/high",
         f"create consumer {name}/low",
@@ -114,7 +116,7 @@ async def test_provisioning_again_keeps_everything(connection: Connection, name:
     await provision(connection, _queue(name))
     before, created = await _configs(connection, name), (await _stream(connection, name))["created"]
     again = await provision(connection, _queue(name))
-    assert [step.action for step in again.steps] == ["keep"] * 6
+    assert [step.action for step in again.steps] == ["keep"] * 8
     assert again.changes == ()
     assert await _configs(connection, name) == before
     assert (await _stream(connection, name))["created"] == created
@@ -175,7 +177,7 @@ async def test_what_the_server_cannot_change_is_refused_and_nothing_is_changed(
 ) -> None:
     await connection.api(f"STREAM.CREATE.{name}", {**_alone(name).config(), **existing})
     before = await _configs(connection, name)
-    queue = _alone(name, dead_letters=f"{name}_dead", events=f"{name}_events", **declared)
+    queue = _alone(name, dead_letters=f"{name}_dead", events=f"{name}_events", archive=False, **declared)
     with pytest.raises(DriftError) as caught:
         await provision(connection, queue)
     assert str(caught.value).startswith(
@@ -225,7 +227,7 @@ async def test_after_a_refusal_half_way_provisioning_again_goes_on(connection: C
         await provision(connection, _queue(name))
     await connection.api(f"STREAM.DELETE.{name}_other")
     done = await provision(connection, _queue(name))
-    assert [step.action for step in done.steps] == ["keep"] * 3 + ["create"] * 3
+    assert [step.action for step in done.steps] == ["keep"] * 5 + ["create"] * 3
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["create", "update"])

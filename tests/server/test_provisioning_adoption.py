@@ -59,9 +59,8 @@ def _processor(name: str, description: str | None, **more: Any) -> dict[str, Any
     }
 
 
-async def test_the_orders_streams_made_by_hand_are_adopted_as_they_are(own: Connection) -> None:
+async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_nothing_else(own: Connection) -> None:
     queue = WorkQueue.load(_ORDERS)
-    assert queue.dead_letters is not None
     limits = {"discard": "new", "max_bytes": 256 * _MEGABYTE, "deny_delete": True, "allow_direct": True}
     await _create(
         own,
@@ -74,12 +73,16 @@ async def test_the_orders_streams_made_by_hand_are_adopted_as_they_are(own: Conn
         _processor("unprocessed_order_handler", "handle unprocessed jobs"),
     )
     created = await _created(own, "orders_stream")
+    as_it_is = WorkQueue(**queue.model_dump(mode="json", exclude_unset=True) | {"archive": False, "audit": False})
+    assert [str(step) for step in (await plan(own, as_it_is)).changes] == ["create stream orders_events"]
     done = await provision(own, queue)
     assert [str(step) for step in done.steps] == [
         "keep stream orders_unprocessed",
         "keep consumer orders_unprocessed/unprocessed_order_handler",
         "create stream orders_events",
-        "keep stream orders_stream",
+        "create stream orders_stream-archive",
+        "create stream orders_stream-audit",
+        "update stream orders_stream\n    republish: unset → > to archive.orders_stream.>",
         "keep consumer orders_stream/processor",
     ]
     assert await _created(own, "orders_stream") == created
@@ -106,7 +109,9 @@ async def test_the_jobs_streams_made_by_hand_are_adopted_and_the_dead_letter_que
     done = await provision(own, queue)
     assert str(done) == (
         "update stream jobs_dlq\n    metadata: {} → {'dead_letter_queue': 'true'}\n"
-        "keep stream jobs\n"
+        "create stream jobs-archive\n"
+        "create stream jobs-audit\n"
+        "update stream jobs\n    republish: unset → > to archive.jobs.>\n"
         "create consumer jobs/high"
     )
     metadata = (await own.api("STREAM.INFO.jobs_dlq"))["config"]["metadata"]

@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue import Consumer, DeadLetterQueue, Events, WorkQueue
+from airflow_provider_jetstream.jetstream.queue import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -269,7 +269,14 @@ def test_problems_of_several_fields_and_consumers_are_listed_together() -> None:
 
 
 @pytest.mark.parametrize(
-    ("declare", "kind"), [(Consumer, "consumer"), (DeadLetterQueue, "dead letter queue"), (Events, "events stream")]
+    ("declare", "kind"),
+    [
+        (Consumer, "consumer"),
+        (DeadLetterQueue, "dead letter queue"),
+        (Events, "events stream"),
+        (Archive, "archive"),
+        (Audit, "audit stream"),
+    ],
 )
 def test_a_part_declared_by_itself_is_named_as_what_it_is(declare: Callable[..., object], kind: str) -> None:
     with pytest.raises(QueueDeclarationError, match=f"the declaration of {kind} 'part' can't be used:\n  - bogus: no"):

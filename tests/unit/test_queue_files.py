@@ -71,6 +71,8 @@ _NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in t
             [
                 "max_age 7d removes waiting jobs and dead letters of that age without an advisory",
                 f"jobs_dlq doesn't capture {_TERMINATED}.jobs.*: terminated jobs go unseen",
+                "jobs_dlq doesn't capture dead.jobs.>: a dead letter whose job the server removes has no copy there",
+                "jobs_dlq doesn't capture parked.jobs.>: a letter that is given up can't be parked",
             ],
         ),
         (
@@ -86,6 +88,11 @@ _NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in t
             _ORDERS,
             [
                 f"orders_unprocessed doesn't capture {_TERMINATED}.orders_stream.*: terminated jobs go unseen",
+                (
+                    "orders_unprocessed doesn't capture dead.orders_stream.>: a dead letter whose job the server"
+                    " removes has no copy there"
+                ),
+                "orders_unprocessed doesn't capture parked.orders_stream.>: a letter that is given up can't be parked",
                 "orders_unprocessed refuses advisories once it is full (discard new): dead letters go unseen",
             ],
         ),
@@ -115,6 +122,7 @@ def test_the_jobs_queue_is_told_to_the_server_in_its_own_units() -> None:
         "allow_rollup_hdrs": False,
         "deny_delete": False,
         "deny_purge": False,
+        "republish": {"src": ">", "dest": "archive.jobs.>"},
     }
     assert queue.dead_letters.config()["metadata"] == {"dead_letter_queue": "true"}
     assert queue.dead_letters.config()["retention"] == "limits"
@@ -141,7 +149,7 @@ def test_a_queue_of_names_alone_gets_streams_that_capture_all_ends() -> None:
     )
     assert queue.warnings() == []
     assert queue.dead_letters is not None
-    assert queue.dead_letters.subjects == (f"{_MAX}.q.*", f"{_TERMINATED}.q.*", "dead.q.>")
+    assert queue.dead_letters.subjects == (f"{_MAX}.q.*", f"{_TERMINATED}.q.*", "dead.q.>", "parked.q.>")
     assert queue.dead_letters.metadata == {"dead_letter_queue": "true"}
     assert queue.events is not None
     assert queue.events.subjects == ("completed.q.>",)

@@ -1,0 +1,137 @@
+"""Where a stream or consumer differs from its declaration, told from the two configurations alone."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+_UNLIMITED = frozenset({"max_msgs", "max_bytes", "max_msgs_per_subject", "max_msg_size"})
+_DURATIONS = frozenset({"max_age", "duplicate_window", "ack_wait"})
+_SERVER_DEFAULTS = {"discard": "old", "storage": "file", "replay_policy": "instant", "max_deliver": -1}
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One field that differs.
+
+    :param field: JetStream's name of it
+    :param found: what the server has
+    :param declared: what the declaration says
+    """
+
+    field: str
+    found: Any
+    declared: Any
+
+    def __str__(self) -> str:
+        return f"{self.field}: {_shown(self.field, self.found)} → {_shown(self.field, self.declared)}"
+
+
+def stream_differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Compare a stream with its declaration.
+
+    :param existing: the server's configuration
+    :param declared: the fields that are declared; ``None`` for one that is to be removed
+    :return: the declared fields that differ
+    """
+    return tuple(_differences(existing, declared))
+
+
+def consumer_differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[Difference, ...]:
+    """Compare a consumer with its declaration.
+
+    :param existing: the server's configuration
+    :param declared: the fields that are declared
+    :return: the declared fields that differ, and those that contradict the declaration by being there
+    """
+    existing = _one_filter_as_such(existing)
+    return (*_differences(existing, declared), *_leftovers(existing, declared))
+
+
+def merged_stream(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the whole configuration to send for a stream that exists.
+
+    :param existing: the server's configuration
+    :param declared: the fields that are declared; ``None`` for one that is to be removed
+    :return: the declared fields, and all others as the server has them
+    """
+    merged = {**existing, **declared}
+    if "metadata" in declared:
+        merged["metadata"] = {**(existing.get("metadata") or {}), **declared["metadata"]}
+    return {field: value for field, value in merged.items() if value is not None}
+
+
+def merged_consumer(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
+    """Give the whole configuration to send for a consumer that exists.
+
+    :param existing: the server's configuration
+    :param declared: the fields that are declared
+    :return: the declared fields, and all others as the server has them unless they contradict the declaration
+    """
+    merged = merged_stream(_one_filter_as_such(existing), declared)
+    for field in _replaced_fields(declared):
+        merged.pop(field, None)
+    return merged
+
+
+def _differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
+    for field, value in declared.items():
+        found = existing.get(field)
+        if field == "metadata":
+            found = {key: text for key, text in (found or {}).items() if key in value}
+        if _canonical(field, found) != _canonical(field, value):
+            yield Difference(field, found, value)
+
+
+def _replaced_fields(declared: Mapping[str, Any]) -> set[str]:
+    """Name the fields of a consumer that would contradict the declaration if the server's were kept."""
+    replaced = {"filter_subject", "filter_subjects"} - declared.keys()
+    if "ack_wait" in declared and "backoff" not in declared:
+        replaced.add("backoff")
+    return replaced
+
+
+def _leftovers(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
+    filtered = {"filter_subject", "filter_subjects"} & declared.keys()
+    for field in sorted(_replaced_fields(declared)):
+        # A filter that another kind of filter replaces is told by the other one.
+        if existing.get(field) and not (filtered and field.startswith("filter")):
+            yield Difference(field, existing[field], None)
+
+
+def _one_filter_as_such(existing: Mapping[str, Any]) -> dict[str, Any]:
+    config = dict(existing)
+    filters: list[str] = config.get("filter_subjects") or []
+    if len(filters) == 1:
+        config["filter_subject"] = filters[0]
+        del config["filter_subjects"]
+    return config
+
+
+def _canonical(field: str, value: Any) -> Any:
+    if field in _UNLIMITED and value in (None, 0, -1):
+        return -1
+    if value is None:
+        return _SERVER_DEFAULTS.get(field, False)
+    if field in ("subjects", "filter_subjects"):
+        return sorted(value)
+    if field == "republish":
+        return {key: part for key, part in value.items() if part}
+    if value in (0, ""):
+        return False
+    return value
+
+
+def _shown(field: str, value: Any) -> str:
+    if field in _DURATIONS and isinstance(value, int):
+        return format_duration(value)
+    if field == "backoff" and value:
+        return "[" + ", ".join(format_duration(step) for step in value) + "]"
+    if field == "republish" and value:
+        return f"{value.get('src')} to {value.get('dest')}"
+    return "unset" if value is None else str(value)

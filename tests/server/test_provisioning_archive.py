@@ -1,0 +1,245 @@
+"""The copy that the server makes of each job: which jobs get one, and how the server is told to make it."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.errors import DriftError
+from airflow_provider_jetstream.jetstream.headers import Headers
+from airflow_provider_jetstream.jetstream.provisioning import plan, provision
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.stored import get_message
+from testbed.queues import eventually, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+_BATCH, _NUMBER, _COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
+
+
+def _queue(name: str, **changes: Any) -> WorkQueue:
+    values = {
+        "name": name,
+        "subjects": [f"{name}.jobs.>", f"{name}.more.*"],
+        "consumers": [{"name": "w", "max_deliver": 2}],
+        "dead_letters": f"{name}-dead",
+    }
+    return WorkQueue(**values | changes)
+
+
+async def _config(connection: Connection, name: str) -> dict[str, Any]:
+    config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
+    return config
+
+
+async def _publish(connection: Connection, subject: str, body: bytes = b"job", **headers: str) -> dict[str, Any]:
+    named = [(name.replace("_", "-"), value) for name, value in headers.items()]
+    answer = await connection.client.request(subject, body, timeout=5, headers=Headers(named) if named else None)
+    ack: dict[str, Any] = json.loads(answer.data or b"{}")
+    assert "error" not in ack
+    return ack
+
+
+async def _archived(connection: Connection, name: str) -> list[str]:
+    """Wait until a last plain job has its copy, which comes after all others, and give the bodies of those."""
+    await _publish(connection, f"{name}.more.last", b"last")
+    bodies: list[str] = []
+    sequence = 1
+
+    async def arrived() -> bool:
+        nonlocal sequence
+        while (copy := await get_message(connection, f"{name}-archive", sequence)) is not None:
+            bodies.append(copy.data.decode())
+            sequence += 1
+        return bodies[-1:] == ["last"]
+
+    await eventually(arrived)
+    return bodies[:-1]
+
+
+async def test_the_server_is_told_once_to_copy_every_subject(connection: Connection, name: str) -> None:
+    queue = _queue(name)
+    await provision(connection, queue)
+    assert (await _config(connection, name))["republish"] == {"src": ">", "dest": f"archive.{name}.>"}
+    assert (await plan(connection, queue)).changes == ()
+    await _publish(connection, f"{name}.jobs.a.b", b"one")
+    await _publish(connection, f"{name}.more.c", b"two")
+    assert await _archived(connection, name) == ["one", "two"]
+
+
+async def test_a_copy_has_every_header_of_its_job_and_tells_its_origin(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name))
+    pairs = [("K", "1"), ("K", "2"), ("k", "3"), ("Job-Id", "grün"), ("Nats-Msg-Id", "m")]
+    answer = await connection.client.request(f"{name}.jobs.a", b"body", timeout=5, headers=Headers(pairs))
+    sequence = json.loads(answer.data)["seq"]
+
+    async def arrived() -> Any:
+        return await stored_count(connection, f"{name}-archive")
+
+    await eventually(arrived)
+    copy = await get_message(connection, f"{name}-archive", 1)
+    job = await get_message(connection, name, sequence)
+    assert copy is not None
+    assert job is not None
+    assert list(copy.headers)[: len(pairs)] == pairs
+    assert (copy.subject, copy.data) == (f"archive.{name}.{name}.jobs.a", b"body")
+    origin = dict(list(copy.headers)[len(pairs) :])
+    assert origin == {
+        "Nats-Stream": name,
+        "Nats-Subject": f"{name}.jobs.a",
+        "Nats-Sequence": str(sequence),
+        "Nats-Time-Stamp": job.time,
+        "Nats-Last-Sequence": "0",
+    }
+
+
+async def test_jobs_of_any_size_that_the_queue_takes_have_a_copy(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name))
+    body = b"x" * connection.client.max_payload
+    await _publish(connection, f"{name}.jobs.a", body)
+    assert [len(copy) for copy in await _archived(connection, name)] == [len(body)]
+
+
+async def test_a_job_whose_headers_are_conditions_on_the_queue_alone_has_no_copy(
+    connection: Connection, name: str
+) -> None:
+    await provision(connection, _queue(name))
+    await _publish(connection, f"{name}.jobs.a", b"id", Nats_Msg_Id="1")
+    await _publish(connection, f"{name}.jobs.a", b"again", Nats_Msg_Id="1")
+    await _publish(connection, f"{name}.jobs.a", b"stream", Nats_Expected_Stream=name)
+    ack = await _publish(connection, f"{name}.jobs.b", b"first", Nats_Expected_Last_Subject_Sequence="0")
+    await _publish(connection, f"{name}.jobs.b", b"sequence", Nats_Expected_Last_Sequence=str(ack["seq"]))
+    await _publish(connection, f"{name}.jobs.b", b"second", Nats_Expected_Last_Subject_Sequence=str(ack["seq"] + 1))
+    assert await _archived(connection, name) == ["id", "first"]
+
+
+async def test_jobs_with_a_time_to_live_have_a_copy_that_lives_as_long(connection: Connection, name: str) -> None:
+    queue = _queue(name)
+    await connection.api(f"STREAM.CREATE.{name}", queue.config() | {"allow_msg_ttl": True})
+    await provision(connection, queue)
+    await _publish(connection, f"{name}.jobs.a", b"short", Nats_TTL="1s")
+    await _publish(connection, f"{name}.jobs.a", b"long", Nats_TTL="1h")
+    assert await _archived(connection, name) == ["short", "long"]
+
+    async def expired() -> bool:
+        return await get_message(connection, f"{name}-archive", 1) is None
+
+    await eventually(expired)
+    assert await get_message(connection, f"{name}-archive", 2) is not None
+
+
+async def test_jobs_of_an_atomic_batch_have_copies(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name, atomic_redrive=True))
+    marker = {"Nats_Expected_Last_Subject_Sequence": "0", "Nats_TTL": "86400"}
+    headers = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1"}
+    await _publish(connection, f"requeued.{name}.7", b"marker", **headers, **marker)
+    headers |= {"Nats_Batch_Sequence": "2", "Nats_Batch_Commit": "1", "Nats_Msg_Id": "redrive"}
+    assert (await _publish(connection, f"{name}.jobs.a", b"copy", **headers))["count"] == 2
+    assert await _archived(connection, name) == ["marker", "copy"]
+
+
+async def test_a_job_that_rolls_up_has_no_copy_and_takes_none_away(connection: Connection, name: str) -> None:
+    queue = _queue(name, allow_rollup_hdrs=True)
+    assert any("Nats-Rollup" in warning for warning in queue.warnings())
+    await provision(connection, queue)
+    await _publish(connection, f"{name}.jobs.a", b"one")
+    await _publish(connection, f"{name}.jobs.a", b"rolled", Nats_Rollup="all")
+    assert await _archived(connection, name) == ["one"]
+
+
+async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_copy_again(
+    connection: Connection, name: str
+) -> None:
+    queue = _queue(name, duplicate_window="400ms")
+    await provision(connection, queue)
+    stored = set()
+
+    async def stored_twice() -> bool:
+        stored.add((await _publish(connection, f"{name}.jobs.a", b"same", Nats_Msg_Id="1"))["seq"])
+        return len(stored) == 2
+
+    await eventually(stored_twice)
+    assert await _archived(connection, name) == ["same", "same"]
+
+
+async def test_a_terminated_job_lives_on_in_the_archive(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name))
+    await _publish(connection, f"{name}.jobs.a", b"poison")
+    pull = await connection.client.jetstream().pull_subscribe_bind("w", stream=name)
+    (message,) = await pull.fetch(1, timeout=5)
+    await message.term()
+    await pull.unsubscribe()
+    assert await _archived(connection, name) == ["poison"]
+
+
+async def test_an_archive_is_added_to_a_queue_that_exists_and_its_waiting_jobs_stay(
+    connection: Connection, name: str
+) -> None:
+    await provision(connection, _queue(name, archive=False))
+    assert "republish" not in await _config(connection, name)
+    await _publish(connection, f"{name}.jobs.a", b"early")
+    done = await provision(connection, _queue(name))
+    assert [str(step) for step in done.changes] == [
+        f"create stream {name}-archive",
+        f"update stream {name}\n    republish: unset → > to archive.{name}.>",
+    ]
+    await _publish(connection, f"{name}.jobs.a", b"late")
+    assert await _archived(connection, name) == ["late"]
+    assert await stored_count(connection, name) == 3
+
+
+async def test_an_archive_that_is_refused_gets_no_more_copies_and_keeps_those_that_it_has(
+    connection: Connection, name: str
+) -> None:
+    await provision(connection, _queue(name))
+    await _publish(connection, f"{name}.jobs.a", b"one")
+    assert await _archived(connection, name) == ["one"]
+    without = _queue(name, archive=False)
+    done = await provision(connection, without)
+    assert [str(step) for step in done.changes] == [
+        f"update stream {name}\n    republish: > to archive.{name}.> → unset"
+    ]
+    assert "republish" not in await _config(connection, name)
+    await _publish(connection, f"{name}.jobs.a", b"two")
+    assert await stored_count(connection, f"{name}-archive") == 2
+    assert (await plan(connection, without)).changes == ()
+
+
+async def test_a_declaration_that_says_nothing_about_an_archive_leaves_it_on(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name))
+    silent = _queue(name, dead_letters=None)
+    assert (await plan(connection, silent)).changes == ()
+    await provision(connection, _queue(name, dead_letters=None, max_msgs=9))
+    assert (await _config(connection, name))["republish"]["dest"] == f"archive.{name}.>"
+
+
+async def test_a_queue_that_someone_else_republishes_is_left_as_it_is_and_told_so(
+    connection: Connection, name: str
+) -> None:
+    theirs = {"src": ">", "dest": f"theirs.{name}.>"}
+    await connection.api(f"STREAM.CREATE.{name}", _queue(name, archive=False).config() | {"republish": theirs})
+    before = await connection.api("STREAM.NAMES")
+    with pytest.raises(DriftError) as caught:
+        await provision(connection, _queue(name))
+    assert (
+        f"republish: > to theirs.{name}.> → > to archive.{name}.>\n    not possible: {name} republishes to"
+        f" theirs.{name}.>, and a stream republishes to one place only; declare archive: false to keep that, or take it"
+        f" away by hand to have an archive on archive.{name}.>, then provision again"
+    ) in str(caught.value)
+    assert (await connection.api("STREAM.NAMES"))["streams"] == before["streams"]
+    await provision(connection, _queue(name, archive=False))
+    assert (await _config(connection, name))["republish"] == theirs
+
+
+async def test_an_older_server_is_not_asked_for_what_it_does_not_know(connection: Connection, name: str) -> None:
+    connection.api_level = 0
+    await provision(connection, _queue(name))
+    archive = await _config(connection, f"{name}-archive")
+    assert (archive["allow_msg_ttl"], archive.get("allow_atomic", False)) == (False, False)
+    connection.api_level = 5
+    assert str(await provision(connection, _queue(name))).count("update") == 1
+    archive = await _config(connection, f"{name}-archive")
+    assert (archive["allow_msg_ttl"], archive["allow_atomic"]) == (True, True)

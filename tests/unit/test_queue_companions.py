@@ -1,0 +1,260 @@
+"""The streams beside a queue: which it has by default, how they are said, and what they may not be."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from typing import Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.queue import Archive, Audit, Consumer, Events, WorkQueue
+from airflow_provider_jetstream.jetstream.subjects import overlaps
+
+_DAY = 86_400 * 1_000_000_000
+_MAX = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
+_TERMINATED = "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED"
+_METRIC = "$JS.EVENT.METRIC.CONSUMER.ACK"
+_PARTS = {"archive": Archive, "audit": Audit}
+
+
+def _queue(**changes: Any) -> WorkQueue:
+    values = {"name": "q", "subjects": ["q.>"], "consumers": [{"name": "w", "max_deliver": 2}], "dead_letters": "dead"}
+    return WorkQueue(**values | changes)
+
+
+def _again(queue: WorkQueue) -> WorkQueue:
+    return WorkQueue(**json.loads(json.dumps(queue.model_dump(mode="json", exclude_unset=True))))
+
+
+@pytest.mark.parametrize("part", _PARTS)
+@pytest.mark.parametrize("said", [None, True, {}], ids=["nothing", "true", "no fields"])
+def test_a_queue_with_dead_letters_has_an_archive_and_an_audit(part: str, said: object) -> None:
+    queue = _queue() if said is None else _queue(**{part: said})
+    stream = getattr(queue, part)
+    assert (stream.name, stream.subjects) == (f"q-{part}", (f"{part}.q.>",))
+    assert (stream.storage, stream.num_replicas, stream.discard, stream.allow_direct) == ("file", 1, "old", True)
+    assert stream.max_age == {"archive": 7, "audit": 90}[part] * _DAY
+    assert _again(queue) == queue
+
+
+@pytest.mark.parametrize("part", _PARTS)
+@pytest.mark.parametrize("off", [None, False])
+def test_a_part_is_off_where_that_is_said(part: str, off: object) -> None:
+    queue = _queue(**{part: off})
+    assert getattr(queue, part) is None
+    assert getattr(_again(queue), part) is None
+    assert (queue.archive_refused, _again(queue).archive_refused) == (part == "archive",) * 2
+
+
+def test_a_queue_without_dead_letters_says_nothing_about_an_archive() -> None:
+    queue = _queue(dead_letters=None)
+    assert queue.companions() == ()
+    assert (queue.archive_refused, _again(queue).archive_refused) == (False, False)
+    assert "republish" not in queue.config()
+
+
+@pytest.mark.parametrize("part", _PARTS)
+@pytest.mark.parametrize("form", ["name", "dict", "object"])
+def test_a_part_is_declared_by_its_name_or_its_fields(part: str, form: str) -> None:
+    fields = {"name": "mine", "max_age": "30d", "max_bytes": "1MB"}
+    said: Any = {"name": "mine", "dict": fields, "object": _PARTS[part](**fields)}[form]
+    queue = _queue(dead_letters=None, **{part: said})
+    stream = getattr(queue, part)
+    assert (stream.name, stream.subjects) == ("mine", (f"{part}.q.>",))
+    assert (stream.max_age == 30 * _DAY, stream.max_bytes == 1_048_576) == (form != "name",) * 2
+    assert _again(queue) == queue
+    assert queue.companions() == (stream,)
+
+
+@pytest.mark.parametrize("part", _PARTS)
+def test_a_part_has_the_replicas_and_storage_of_its_queue_unless_it_says_otherwise(part: str) -> None:
+    alike = getattr(_queue(storage="memory", num_replicas="3"), part)
+    assert (alike.storage, alike.num_replicas) == ("memory", 3)
+    other = getattr(_queue(storage="memory", num_replicas=3, **{part: {"storage": "file", "num_replicas": 1}}), part)
+    assert (other.storage, other.num_replicas) == ("file", 1)
+
+
+def test_a_bad_value_that_the_parts_would_take_over_is_told_once() -> None:
+    with pytest.raises(QueueDeclarationError) as caught:
+        _queue(num_replicas=9, storage="tape", events="events")
+    assert [problem.split(":")[0] for problem in caught.value.problems] == ["storage", "num_replicas"]
+
+
+def test_the_companions_are_in_the_order_in_which_they_are_provisioned_and_keep_apart() -> None:
+    queue = _queue(events="events", atomic_redrive=True)
+    assert [part.kind for part in queue.companions()] == [
+        "dead letter queue",
+        "events stream",
+        "archive",
+        "audit stream",
+    ]
+    streams = (queue, *queue.companions())
+    assert len({stream.name for stream in streams}) == 5
+    for one, other in combinations(streams, 2):
+        assert [(a, b) for a in one.captured() for b in other.captured() if overlaps(a, b)] == []
+
+
+def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_the_headers_ask_for() -> None:
+    queue = _queue(subjects=["a.>", "b"])
+    assert queue.archive is not None
+    assert queue.config()["republish"] == {"src": ">", "dest": "archive.q.>"}
+    archive = queue.archive.config()
+    assert (archive["duplicate_window"], archive["allow_msg_ttl"], archive["allow_atomic"]) == (100_000_000, True, True)
+    assert "deny_delete" not in archive
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"archive": "q"}, "the work queue and the archive are both named q: each needs its own stream"),
+        (
+            {"audit": "dead"},
+            "the dead letter queue and the audit stream are both named dead: each needs its own stream",
+        ),
+        ({"archive": {"name": "same"}, "audit": "same"}, "the archive and the audit stream are both named same"),
+        (
+            {"archive": {"subjects": ["archive.other.>"]}},
+            "the archive q-archive doesn't capture archive.q.>, so no job would have a copy: add that subject",
+        ),
+        (
+            {"audit": {"subjects": ["audit.other.>"]}},
+            (
+                "the audit stream q-audit doesn't capture audit.q.>, so nothing would tell what became of dead"
+                " letters: add that subject"
+            ),
+        ),
+        (
+            {"subjects": ["q.>", "archive.>"]},
+            "subject archive.q.> of stream q-archive overlaps archive.> of q: the server allows one stream per subject",
+        ),
+        (
+            {"archive": {"subjects": ["archive.q.>", "audit.>"]}},
+            "subject audit.q.> of stream q-audit overlaps audit.> of q-archive: the server allows one stream per",
+        ),
+        ({"archive": {"retention": "limits"}}, "archive: retention: no such field"),
+        ({"archive": 5}, "archive: Input should be a valid dictionary"),
+        (
+            {"atomic_redrive": True, "subjects": ["q.>", "requeued.>"]},
+            (
+                "subject requeued.> of stream q overlaps requeued.q.*, which is for the markers of atomic redrives:"
+                " narrow it, or drop atomic_redrive"
+            ),
+        ),
+        (
+            {"atomic_redrive": True, "consumers": [{"name": "w", "filter_subject": ">", "max_deliver": 2}]},
+            (
+                "filter > of consumer w would take the markers of atomic redrives (requeued.q.*) for jobs: narrow it,"
+                " or drop atomic_redrive"
+            ),
+        ),
+        (
+            {"atomic_redrive": True, "events": {"name": "events", "subjects": ["completed.q.>", "requeued.>"]}},
+            "subject requeued.> of stream events overlaps requeued.q.* of q: the server allows one stream per subject",
+        ),
+    ],
+)
+def test_parts_that_get_in_each_others_way_are_refused(changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(QueueDeclarationError) as caught:
+        _queue(**changes)
+    assert any(problem.startswith(message) for problem in caught.value.problems), str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changes", "warnings"),
+    [
+        ({}, []),
+        (
+            {"archive": False},
+            ["no archive: a job that a worker terminates, or that the server deletes, takes its body with it"],
+        ),
+        ({"archive": {"max_age": "1d"}}, []),
+        (
+            {"archive": {"max_age": "1d"}, "max_age": "2d"},
+            [
+                "max_age 2d removes waiting jobs and dead letters of that age without an advisory",
+                (
+                    "max_age 1d of q-archive is shorter than the queue's (2d): a job that waits longer has no copy when"
+                    " it dies"
+                ),
+            ],
+        ),
+        (
+            {"archive": {"discard": "new", "max_msgs": 5}},
+            ["q-archive refuses copies once it is full (discard new): later jobs have none"],
+        ),
+        (
+            {"archive": {"max_msg_size": "1MB"}},
+            [
+                (
+                    "max_msg_size of q-archive may refuse copies: each is larger than its job by some hundred bytes of"
+                    " headers; leave it out"
+                )
+            ],
+        ),
+        ({"archive": {"max_msg_size": "1MB"}, "max_msg_size": "512KB"}, []),
+        (
+            {"allow_rollup_hdrs": True},
+            ["allow_rollup_hdrs: a job published with Nats-Rollup has no copy in q-archive, which refuses it"],
+        ),
+        (
+            {"atomic_redrive": True},
+            [
+                (
+                    "atomic_redrive leaves a marker in the queue for a day for each redriven letter: markers count"
+                    " towards max_msgs and max_bytes"
+                )
+            ],
+        ),
+        (
+            {"dead_letters": {"name": "dead", "max_age": "1d"}},
+            ["max_age 1d of dead removes dead letters of that age unseen"],
+        ),
+        (
+            {"dead_letters": {"name": "dead", "subjects": [f"{_MAX}.q.*"]}},
+            [
+                f"dead doesn't capture {_TERMINATED}.q.*: terminated jobs go unseen",
+                "dead doesn't capture dead.q.>: a dead letter whose job the server removes has no copy there",
+                "dead doesn't capture parked.q.>: a letter that is given up can't be parked",
+            ],
+        ),
+    ],
+)
+def test_what_works_but_will_hurt_is_warned_of(changes: dict[str, Any], warnings: list[str]) -> None:
+    assert _queue(**changes).warnings() == warnings
+
+
+def test_an_atomic_queue_captures_markers_that_none_of_its_consumers_takes() -> None:
+    queue = _queue(subjects=["a.>", "b"], atomic_redrive=True)
+    assert queue.subjects == ("a.>", "b")
+    config = queue.config()
+    assert config["subjects"] == ["a.>", "b", "requeued.q.*"]
+    assert (config["allow_atomic"], config["allow_msg_ttl"]) == (True, True)
+    assert queue.consumer("w").config(unfiltered=queue.subjects)["filter_subjects"] == ["a.>", "b"]
+    assert _again(queue) == queue
+    plain = _queue().config()
+    assert {"allow_atomic", "allow_msg_ttl"} & plain.keys() == set()
+
+
+@pytest.mark.parametrize(
+    ("share", "captured"),
+    [("100%", True), ("5", True), ("0", False), ("0%", False), (None, False)],
+)
+@pytest.mark.parametrize("form", [dict, Consumer], ids=["dict", "object"])
+def test_the_events_capture_the_servers_metrics_where_a_consumer_asks_for_them(
+    share: str | None, form: Any, *, captured: bool
+) -> None:
+    consumers = [form(name="v", filter_subject="q.v", max_deliver=2)]
+    consumers.append(form(name="w", filter_subject="q.w", max_deliver=2, sample_freq=share))
+    queue = _queue(consumers=consumers, events="events")
+    assert queue.events is not None
+    assert queue.events.subjects == ("completed.q.>", *([f"{_METRIC}.q.*"] if captured else []))
+    assert _again(queue) == queue
+
+
+def test_events_with_subjects_of_their_own_keep_them() -> None:
+    consumers = [{"name": "w", "max_deliver": 2, "sample_freq": "100%"}]
+    queue = _queue(consumers=consumers, events=Events(name="events", subjects=("completed.q.>",)))
+    assert queue.events is not None
+    assert queue.events.subjects == ("completed.q.>",)
