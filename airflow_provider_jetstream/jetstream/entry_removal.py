@@ -6,17 +6,19 @@ import asyncio
 import json
 import logging
 import time
+from bisect import bisect_right
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, late_ack_subject
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, stream_info
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.names import dead_letter_subjects, late_ack_subject
+from airflow_provider_jetstream.jetstream.reading import at_once
+from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, get_message, stream_info
+from airflow_provider_jetstream.jetstream.subjects import covered_by_any, overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
 
     from nats.aio.msg import Msg
 
@@ -58,56 +60,98 @@ async def remove_entries(connection: Connection, queue: WorkQueue, entries: Sequ
 
 
 async def _delete(connection: Connection, letters: str, entries: Sequence[int]) -> int:
-    left = 0
-    for sequence in entries:
+    async def stays(sequence: int) -> bool:
         try:
             # The server's default overwrites the message on disk, at milliseconds each.
             await connection.api(f"STREAM.MSG.DELETE.{letters}", {"seq": sequence, "no_erase": True})
         except (ApiError, TransientError):
-            left += await get_message(connection, letters, sequence) is not None
-    return left
+            return await get_message(connection, letters, sequence) is not None
+        return False
+
+    return sum(await at_once(stays, entries))
 
 
 async def _acknowledge(connection: Connection, letters: str, queue: str, entries: Sequence[int]) -> int:
-    consumer = await _consumer(connection, letters, queue)
-    waiting = sorted(entries, reverse=True)
+    async def subject_of(sequence: int) -> str | None:
+        message = await get_message(connection, letters, sequence)
+        return message.subject if message else None
+
+    # What is gone already is never answered.
+    subjects = {
+        entry: subject
+        for entry, subject in zip(entries, await at_once(subject_of, entries), strict=True)
+        if subject is not None
+    }
+    if not subjects:
+        return 0
+    left = 0
+    for consumer, filters in (await _consumers(connection, letters, queue, set(subjects.values()))).items():
+        taken = sorted(entry for entry, subject in subjects.items() if covered_by_any(filters, subject))
+        if not taken:
+            continue
+        left += await _acknowledge_through(connection, letters, consumer, taken)
+        for entry in taken:
+            del subjects[entry]
+    return left + len(subjects)
+
+
+async def _acknowledge_through(connection: Connection, letters: str, consumer: str, entries: Sequence[int]) -> int:
+    async def acknowledge(sequence: int) -> None:
+        with suppress(TransientError):
+            await connection.request(late_ack_subject(letters, consumer, sequence), b"+ACK")
+
+    async def stays(sequence: int) -> bool:
+        return await get_message(connection, letters, sequence) is not None
+
+    waiting = list(entries)
     given_up = time.monotonic() + connection.timeout
     async with _pulling(connection, letters, consumer) as pull:
         while waiting and time.monotonic() < given_up:
             delivered = (await consumer_info(connection, letters, consumer))["delivered"]["stream_seq"]
-            while waiting and waiting[-1] <= delivered:
-                with suppress(TransientError):
-                    await connection.request(late_ack_subject(letters, consumer, waiting.pop()), b"+ACK")
+            if due := bisect_right(waiting, delivered):
+                await at_once(acknowledge, waiting[:due])
+                del waiting[:due]
                 given_up = time.monotonic() + connection.timeout
             if waiting:
                 # Not beyond the last one: a delivery is one less for whoever processes the others.
-                await pull(min(waiting[0] - delivered, _PULL_BATCH))
+                await pull(min(waiting[-1] - delivered, _PULL_BATCH))
                 await asyncio.sleep(_PULL_PAUSE)
-    stored = [await get_message(connection, letters, sequence) is not None for sequence in entries]
-    return sum(stored)
+    return sum(await at_once(stays, entries))
 
 
-async def _consumer(connection: Connection, letters: str, queue: str) -> str:
-    ours = f"{MAX_DELIVERIES}.{queue}.*"
-    for info in (await connection.api(f"CONSUMER.LIST.{letters}")).get("consumers") or []:
-        config = info["config"]
-        if covered_by_any(config.get("filter_subjects") or [config.get("filter_subject") or ">"], ours):
-            return str(info["name"])
-    name = f"redrive-{queue}"
+async def _consumers(
+    connection: Connection, letters: str, queue: str, subjects: Collection[str]
+) -> dict[str, list[str]]:
+    """Find who takes entries of these subjects, and add a consumer for those that nobody takes."""
+    taken: dict[str, list[str]] = {}
+    for name in await consumer_names(connection, letters):
+        config = (await consumer_info(connection, letters, name))["config"]
+        taken[name] = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
+    everyone = [each for filters in taken.values() for each in filters]
+    if all(covered_by_any(everyone, subject) for subject in subjects):
+        return taken
+    own = f"redrive-{queue}"
+    others = [each for name, filters in taken.items() if name != own for each in filters]
+    captured = (await stream_info(connection, letters))["config"].get("subjects") or []
+    taken[own] = [
+        each
+        for each in dead_letter_subjects(queue)
+        if any(overlaps(each, other) for other in captured) and not any(overlaps(each, other) for other in others)
+    ]
+    if not taken[own]:
+        return taken
     config = {
-        "durable_name": name,
-        "name": name,
+        "durable_name": own,
+        "name": own,
         "ack_policy": "explicit",
         "deliver_policy": "all",
-        "filter_subject": ours,
+        "filter_subjects": taken[own],
         "max_ack_pending": -1,
         # As long as it exists, the server refuses other consumers of these entries.
         "inactive_threshold": _OWN_CONSUMER_STAYS,
     }
-    await connection.api(
-        f"CONSUMER.CREATE.{letters}.{name}.{ours}", {"stream_name": letters, "config": config, "action": "create"}
-    )
-    return name
+    await connection.api(f"CONSUMER.CREATE.{letters}.{own}", {"stream_name": letters, "config": config})
+    return taken
 
 
 @asynccontextmanager

@@ -17,9 +17,12 @@
     │   │   ├── JobNotSerializableError    also TypeError
     │   │   └── JobTooLargeError
     │   ├── DeadLetterGoneError            also LookupError
+    │   ├── SelectionError                 also ValueError
+    │   ├── RedriveOrderError              also ValueError
     │   ├── JobsDeadError
     │   ├── EventLoopError                 also RuntimeError
-    │   └── HandlerNotFoundError           also LookupError
+    │   ├── HandlerNotFoundError           also LookupError
+    │   └── GiveUpError
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
     │   ├── DeadlineError                  also TimeoutError
@@ -144,6 +147,18 @@ class DeadLetterGoneError(TerminalError, LookupError):
     code = "JS130"
 
 
+class SelectionError(TerminalError, ValueError):
+    """A selection of dead letters that isn't understood."""
+
+    code = "JS132"
+
+
+class RedriveOrderError(TerminalError, ValueError):
+    """A redrive that can't be done in the way that is asked for."""
+
+    code = "JS133"
+
+
 class JobsDeadError(TerminalError):
     """Jobs that were waited for ended as dead letters."""
 
@@ -160,6 +175,12 @@ class HandlerNotFoundError(TerminalError, LookupError):
     """A worker's handler isn't where the command line says."""
 
     code = "JS150"
+
+
+class GiveUpError(TerminalError):
+    """Raised by a handler: this job can't be done, and further deliveries would change nothing."""
+
+    code = "JS151"
 
 
 class TransientError(JetStreamProviderError):

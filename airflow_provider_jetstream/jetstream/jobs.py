@@ -154,7 +154,7 @@ def prepare(
                 f"job {index} can't be reported on {job.advisory!r}: {problem}; hand over Job(body) where the body's"
                 " advisory means something else"
             )
-        _check_headers(index, job.headers)
+        check_headers(index, job.headers)
         job_id = _text(job.id)
         key = job_id or index
         message_id = origin.message_id(key) if origin else f"{batch}/{_last_part(key)}"
@@ -171,7 +171,13 @@ def _last_part(key: str | int) -> str:
     return f"#{key}" if isinstance(key, int) else quote(key, safe=":+")
 
 
-def _check_headers(index: int, headers: Mapping[str, str]) -> None:
+def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
+    """Refuse headers that can't be sent, or that the server would act on.
+
+    :param index: the job's place or id, for the message
+    :param headers: the headers
+    :raises JobError: if there is such a header
+    """
     for name, value in headers.items():
         if name.lower().startswith("nats-"):
             raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")

@@ -138,11 +138,14 @@ async def consumer_names(connection: Connection, stream: str) -> list[str]:
     :param connection: the server
     :param stream: the stream
     :return: the names
-    :raises ApiError: the server refused to tell
+    :raises NotFoundError: the stream doesn't exist
     """
     names: list[str] = []
     while True:
-        answer = await connection.api(f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
+        try:
+            answer = await connection.api(f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
+        except ApiError as error:
+            raise _missing(error, f"stream {stream}") from None
         page: list[str] = answer.get("consumers") or []
         names += page
         if not page or len(names) >= answer.get("total", 0):

@@ -1,16 +1,17 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import Verdict, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters import Keeper, Scan, Selection, Verdict, find_dead_letters
 from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
 from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
 from testbed.queues import drain, let_die, make_queue, small_queue, stored_count
 
@@ -34,6 +35,10 @@ async def consumers(connection: Connection, stream: str) -> list[str]:
     return (await connection.api(f"CONSUMER.NAMES.{stream}")).get("consumers") or []
 
 
+def only(*sequences: int) -> RedriveOrder:
+    return RedriveOrder(selection=Selection(sequences=frozenset(sequences)))
+
+
 async def left(connection: Connection, queue: WorkQueue, *entries: int) -> list[int]:
     return [entry for entry in entries if await get_message(connection, f"{queue.name}-dead", entry) is not None]
 
@@ -44,7 +49,7 @@ async def test_entries_are_deleted_where_that_is_allowed(connection: Connection,
     fields = {"consumers": [HANDLER]} if retention == "interest" else {}
     queue = await make_queue(connection, name, dead_letters=letters(name, retention=retention, **fields))
     await let_die(connection, queue, "abc")
-    report = await redrive(connection, queue, sequences=[1, 3])
+    report = await redrive(connection, queue, only(1, 3))
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3) == [2]
 
@@ -64,7 +69,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=work_queue_letters(name, HANDLER))
     await let_die(connection, queue, "abcd")
-    report = await redrive(connection, queue, sequences=[1, 3])
+    report = await redrive(connection, queue, only(1, 3))
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3, 4) == [2, 4]
     assert await consumers(connection, f"{name}-dead") == ["unprocessed_order_handler"]
@@ -151,15 +156,15 @@ async def test_entries_that_have_to_stay_are_never_taken_for_dead_again(connecti
     assert await left(connection, queue, 1, 2) == [1, 2]
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert [verdict for _, verdict in findings.dismissed] == [Verdict.GONE, Verdict.GONE]
+    assert [each.verdict for each in findings.dismissed] == [Verdict.REDRIVEN, Verdict.REDRIVEN]
     again = await redrive(connection, queue)
-    assert (again.redriven, again.gone, again.entries_left) == ({}, (1, 2), 0)
+    assert (again.redriven, list(again.gone), again.entries_left) == ({}, [1, 2], 2)
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_the_report_is_kept_when_the_entries_cannot_be_removed(connection: Connection, name: str) -> None:
     # A consumer of some of the advisories keeps the server from accepting one of them all.
-    narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.worker"}
+    narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.other"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow))
     await let_die(connection, queue, "ab")
     report = await redrive(connection, queue)
@@ -182,3 +187,35 @@ async def test_entries_that_are_gone_already_count_as_removed(connection: Connec
         assert await remove_entries(connection, queue, sequences) == 0
         async with asyncio.timeout(2):
             assert await remove_entries(connection, queue, sequences) == 0
+
+
+async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_whoever_takes_them(
+    connection: Connection, name: str
+) -> None:
+    handler = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.*"}
+    queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
+    await let_die(connection, queue, "ab")
+    scan = await Scan.begin(connection, queue)
+    keeper = Keeper(connection, scan)
+    async for page in scan.pages(Selection()):
+        await keeper.keep(page.letters)
+    assert (keeper.kept, await stored_count(connection, f"{name}-dead")) == (2, 4)
+    found = (await find_dead_letters(connection, queue)).letters
+    assert [letter.entries for letter in found] == [(1, 3), (2, 4)]
+    assert await remove_entries(connection, queue, [1, 2, 3, 4]) == 0
+    assert await stored_count(connection, f"{name}-dead") == 0
+    assert sorted(await consumers(connection, f"{name}-dead")) == [f"redrive-{name}", HANDLER["name"]]
+
+
+@pytest.mark.parametrize("kind", ["deleted", "acknowledged"])
+async def test_a_page_of_entries_is_removed_together(connection: Connection, name: str, kind: str) -> None:
+    fields = letters(name) if kind == "deleted" else work_queue_letters(name)
+    queue = await make_queue(connection, name, dead_letters=fields, consumer={"max_ack_pending": -1})
+    sequences = await let_die(connection, queue, map(str, range(1_000)))
+    before = connection.client.stats["out_msgs"]
+    started = time.monotonic()
+    assert await remove_entries(connection, queue, sequences) == 0
+    taken = time.monotonic() - started
+    requests = connection.client.stats["out_msgs"] - before
+    print(f"1000 entries {kind} in {taken:.2f} s with {requests} requests")
+    assert await stored_count(connection, f"{name}-dead") == 0

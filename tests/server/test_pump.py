@@ -47,7 +47,7 @@ async def test_letters_are_found_although_every_worker_died_before_the_last_ack_
     queue = await abandoned(connection, name, "abc")
     await over(connection, queue)
     looks = [await find_dead_letters(connection, queue) for _ in range(2)]
-    assert [letter.entry.sequence for letter in looks[-1].letters] == [1, 2, 3]
+    assert [letter.sequence for letter in looks[-1].letters] == [1, 2, 3]
     assert await stored_count(connection, f"{name}-dead") == 3
 
 

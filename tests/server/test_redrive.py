@@ -3,21 +3,24 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from array import array
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import redrive as redrive_module
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
     NotFoundError,
     QueueDeclarationError,
     RedriveError,
 )
+from airflow_provider_jetstream.jetstream.headers import Headers
 from airflow_provider_jetstream.jetstream.names import late_ack_subject
-from airflow_provider_jetstream.jetstream.redrive import Headers, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive import run as running
+from airflow_provider_jetstream.jetstream.redrive.report import SequenceMap
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
 from testbed.queues import drain, let_die, make_queue, put, small_queue, stored_count, take, use_up
 
@@ -37,6 +40,10 @@ async def stored(connection: Connection, queue: WorkQueue, sequence: int) -> Sto
     return message
 
 
+def only(*sequences: int) -> RedriveOrder:
+    return RedriveOrder(Selection(sequences=frozenset(sequences)))
+
+
 async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: bytes) -> None:
     """Publish headers that no Python client would send."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
@@ -54,7 +61,7 @@ async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connect
     await let_die(connection, queue, ["größe"], headers=headers)
     original = await stored(connection, queue, 1)
     report = await redrive(connection, queue)
-    assert (report.redriven, report.failed, report.gone, report.entries_left) == ({1: 2}, {}, (), 0)
+    assert (report.redriven, report.failed, list(report.gone), report.entries_left) == ({1: 2}, {}, [], 0)
     copy = await stored(connection, queue, 2)
     assert (copy.subject, copy.data) == (original.subject, original.data)
     assert dict(copy.headers) == {
@@ -120,8 +127,8 @@ async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(connec
     letters = (await find_dead_letters(connection, queue)).letters
     report = await redrive(connection, queue)
     for letter in letters:
-        copy = await stored(connection, queue, report.redriven[letter.entry.sequence])
-        assert copy.stored_at >= letter.ready_at > letter.entry.died_at
+        copy = await stored(connection, queue, report.redriven[letter.sequence])
+        assert copy.stored_at >= letter.ready_at > letter.death.died_at
 
 
 async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
@@ -130,12 +137,13 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
 
-    async def finish_late(_: datetime) -> None:
+    async def finish_late(_: datetime) -> bool:
         await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
+        return True
 
-    monkeypatch.setattr(redrive_module, "_until", finish_late)
+    monkeypatch.setattr(running, "_until", finish_late)
     report = await redrive(connection, queue)
-    assert (report.redriven, report.gone) == ({2: 3}, (1,))
+    assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
     assert await drain(connection, queue) == {"b": 1}
 
 
@@ -145,22 +153,23 @@ async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
 
-    async def forget_the_deaths(_: datetime) -> None:
+    async def forget_the_deaths(_: datetime) -> bool:
         await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
+        return True
 
-    monkeypatch.setattr(redrive_module, "_until", forget_the_deaths)
+    monkeypatch.setattr(running, "_until", forget_the_deaths)
     report = await redrive(connection, queue)
-    assert (report.redriven, report.gone) == ({1: 3}, (2,))
+    assert (report.redriven, list(report.gone)) == ({1: 3}, [2])
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_only_the_letters_that_were_asked_for_are_redriven(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "abcd")
-    report = await redrive(connection, queue, sequences=[4, 2, 4])
+    report = await redrive(connection, queue, only(4, 2, 4))
     assert report.redriven == {2: 5, 4: 6}
     assert await drain(connection, queue) == {"b": 1, "d": 1}
-    assert [letter.entry.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 3]
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 3]
     assert await stored_count(connection, f"{name}-dead") == 2
 
 
@@ -171,15 +180,16 @@ async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
     await let_die(connection, queue, "abc")
     await connection.request(late_ack_subject(name, "worker", 2), b"+ACK")
     expected = (
-        f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored"
-        " (finished late, redriven before, or deleted); 99: no entry in the dead letter queue); nothing was redriven:"
+        f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored,"
+        " though its body was kept (finished late by a slow worker, or lost by the server); select vanished to bring it"
+        " back all the same; 99: no entry in the dead letter queue); nothing was redriven:"
         " leave them out, or redrive all"
     )
     with pytest.raises(DeadLetterGoneError, match=f"^{re.escape(expected)}$"):
-        await redrive(connection, queue, sequences=[1, 2, 99])
+        await redrive(connection, queue, only(1, 2, 99))
     assert await drain(connection, queue) == {}
     report = await redrive(connection, queue)
-    assert (report.redriven, report.gone) == ({1: 4, 3: 5}, (2,))
+    assert (report.redriven, list(report.gone)) == ({1: 4, 3: 5}, [2])
 
 
 async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Connection, name: str) -> None:
@@ -189,7 +199,7 @@ async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Co
     await put(connection, queue, ["new"])
     told = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
     with pytest.raises(DeadLetterGoneError, match=told):
-        await redrive(connection, queue, sequences=[1])
+        await redrive(connection, queue, only(1))
     assert (await redrive(connection, queue)).redriven == {}
     assert await drain(connection, queue) == {"new": 1}
 
@@ -197,7 +207,8 @@ async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Co
 async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=2)
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue)
+    by_copy = RedriveOrder(protocol=Protocol.COPY)
+    report = await redrive(connection, queue, by_copy)
     refusal = f"{name} refused the copy of 1: maximum messages exceeded"
     assert (report.redriven, report.failed[1], sorted(report.failed)) == ({}, refusal, [1, 2])
     with pytest.raises(
@@ -206,7 +217,7 @@ async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connecti
         report.raise_for_failures()
     assert len((await find_dead_letters(connection, queue)).letters) == 2
     await make_queue(connection, name, discard="new", max_msgs=4)
-    report = await redrive(connection, queue)
+    report = await redrive(connection, queue, by_copy)
     report.raise_for_failures()
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -222,7 +233,7 @@ async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_oth
     report = await redrive(connection, queue)
     assert report.redriven == {4: 5}
     assert report.failed[1].startswith("expected headers in UTF-8, found others on job 1: it can't be copied unchanged")
-    assert report.failed[2].startswith("the copy of 2 was not sent: nats: invalid header")
+    assert report.failed[2].startswith(f"nothing was sent on {name}.jobs.a: nats: invalid header")
     assert re.match(r"expected a copy of at most 1048576 bytes, found 10487\d\d for job 3 with", report.failed[3])
     assert (await stored(connection, queue, 1)).data == b"latin"
     assert await drain(connection, queue) == {"good": 1}
@@ -239,27 +250,37 @@ async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connecti
         await message.respond(answer)
 
     answers = [b"not JSON", b'"text"', json.dumps({"stream": "other", "seq": 7}).encode()]
-    told = ["something other than a stream", "something other than a stream", "other"]
-    for answer, found in zip(answers, told, strict=True):
+    strange = (
+        f"expected a stream's acknowledgement on {name}.jobs.plain, found another answer: someone else listens there"
+    )
+    other = f"expected {name} to store the copy of 1, found an answer of other: original kept"
+    for answer, expected in zip(answers, [strange, strange, other], strict=True):
         service = await connection.client.subscribe(f"{name}.jobs.>", cb=partial(respond, answer))
         report = await redrive(connection, queue)
         await service.unsubscribe()
-        expected = f"expected {name} to store the copy of 1, found an answer of {found}: original kept"
         assert (report.redriven, report.failed) == ({}, {1: expected})
     assert (await redrive(connection, queue)).failed == {1: f"no stream captures {name}.jobs.plain just now"}
     assert (await stored(connection, queue, 1)).data == b"a"
 
 
 async def test_the_report_fits_an_xcom() -> None:
-    report = RedriveReport(redriven={1: 11, 2: 12, 4: 13}, failed={7: "full"}, gone=(8, 9), entries_left=1)
+    gone = array("Q", [8, 9])
+    redriven = SequenceMap({1: 11, 2: 12, 4: 13})
+    report = RedriveReport(redriven=redriven, failed={7: "full"}, failures=1, gone=gone, entries_left=1)
     expected = {
+        "protocol": "copy",
         "redriven": 3,
+        "parked": 0,
         "failed": 1,
         "gone": 2,
         "entries_left": 1,
+        "uncertain": 0,
+        "undeliverable": 0,
+        "resumed": 0,
         "from_sequences": [(1, 2), (4, 4)],
         "to_sequences": [(11, 13)],
         "failures": {7: "full"},
+        "risks": [],
     }
     assert report.as_json() == expected
 
@@ -275,5 +296,6 @@ async def test_a_queue_without_dead_letters_or_without_its_streams_is_told(conne
 async def test_nothing_dead_means_nothing_done(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await put(connection, queue, "ab")
-    assert await redrive(connection, queue) == RedriveReport()
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.failed, list(report.gone)) == ({}, {}, [])
     assert await drain(connection, queue) == {"a": 1, "b": 1}

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import signal
-import sys
 from collections import Counter
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import redrive as redriving
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.jetstream.redrive import redrive
-from testbed.processes import Process
+from airflow_provider_jetstream.jetstream.redrive import run as redriving
+from testbed.dying import die_at_every_call
 from testbed.queues import drain, eventually, let_die, make_queue, stored_count, use_up
 
 if TYPE_CHECKING:
@@ -27,40 +25,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
     from testbed.nats_server import NatsServer
-
-# Redrives each queue in a process of its own that kills itself instead of its n-th call to the server: the one of the
-# first queue before its first call, and so on. Prints how each ended.
-DYING = """
-import asyncio, json, os, signal, sys
-from nats.aio.client import Client
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import redrive
-
-async def run(url, queue, calls):
-    async with connect(connection_settings({"servers": (url,)})) as connection:
-        publish, sent = connection.client.publish, 0
-
-        async def dying(*args, **kwargs):
-            nonlocal sent
-            sent += 1
-            if sent == calls:
-                os.kill(os.getpid(), signal.SIGKILL)
-            await publish(*args, **kwargs)
-
-        connection.client.publish = dying
-        await redrive(connection, queue)
-
-url, queues = sys.argv[1], [WorkQueue(**queue) for queue in json.loads(sys.argv[2])]
-statuses = []
-for calls, queue in enumerate(queues, 1):
-    child = os.fork()
-    if not child:
-        asyncio.run(run(url, queue, calls))
-        os._exit(0)
-    statuses.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-print(json.dumps(statuses))
-"""
 
 JOBS = ["a", "b", "c"]
 
@@ -75,39 +39,22 @@ def fields(kind: str, name: str) -> dict[str, Any]:
     return {"discard": "new", "deny_delete": True, "dead_letters": letters}
 
 
-async def kill_at_every_call(
-    nats: NatsServer, connection: Connection, name: str, kind: str, calls: int, logs: Path
-) -> list[WorkQueue]:
-    """Give queues whose redrive was killed before its first, second… call; the last one's came through."""
-    names = [f"{name}-{call}" for call in range(calls)]
-    queues = [await make_queue(connection, each, **fields(kind, each)) for each in names]
-    for queue in queues:
-        await let_die(connection, queue, JOBS)
-    declared = json.dumps([queue.model_dump(mode="json", exclude_unset=True) for queue in queues])
-    process = Process.start([sys.executable, "-c", DYING, nats.url, declared], log_file=logs / "dying.log")
-    try:
-        await eventually(lambda: not process.alive, within=60)
-        statuses = json.loads(process.output())
-    finally:
-        process.kill()
-    # Otherwise some call would go untested.
-    assert statuses[-1] == 0, f"redriving takes more than {calls - 1} calls"
-    assert -signal.SIGKILL in statuses
-    finished = statuses.index(0)
-    assert statuses == [-signal.SIGKILL] * finished + [0] * (calls - finished)
-    return queues[: finished + 1]
-
-
 @pytest.mark.parametrize("kind", ["plain", "orders"])
 @pytest.mark.parametrize("workers", ["workers are away", "workers take each copy at once"])
 async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothing_when_it_is_run_again(
     nats: NatsServer, connection: Connection, name: str, kind: str, workers: str, tmp_path: Path
 ) -> None:
-    queues = await kill_at_every_call(nats, connection, name, kind, 40, tmp_path)
+    async def prepare(call: int) -> WorkQueue:
+        queue = await make_queue(connection, f"{name}-{call}", **fields(kind, f"{name}-{call}"))
+        await let_die(connection, queue, JOBS)
+        return queue
+
+    deaths = await die_at_every_call((nats.url,), f"{redrive.__module__}:redrive", prepare, logs=tmp_path)
+    print(deaths.table())
+    assert set(deaths.statuses) == {-signal.SIGKILL, 0}
     # Reading, then five calls for each of three letters, then the removal of the entries.
-    print(len(queues) - 1)
-    assert len(queues) > 20
-    for queue in queues:
+    assert len(deaths.killed) >= 20
+    for queue in deaths.queues:
         done: Counter[str] = Counter()
         if workers == "workers take each copy at once":
             done += await drain(connection, queue)
@@ -190,12 +137,12 @@ async def kill_server_before(server: NatsServer, connection: Connection, call: i
 
 async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    jobs = [str(number) for number in range(30)]
+    jobs = [str(number) for number in range(1_000)]
     await let_die(connection, queue, jobs)
     first = asyncio.create_task(redrive(connection, queue))
 
     async def begun() -> bool:
-        return int((await connection.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]) > 33
+        return int((await connection.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]) > 1_000
 
     await eventually(begun)
     first.cancel()
@@ -203,7 +150,6 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connectio
     assert first.cancelled()
     second = await redrive(connection, queue)
     assert second.redriven
-    assert second.gone
     assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
 
 
@@ -228,17 +174,19 @@ async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps
     await let_die(connection, queue, "ab")
     looked_at = 0
 
-    async def delete_before_the_second(_: datetime) -> None:
+    async def delete_before_the_second(_: datetime) -> bool:
         nonlocal looked_at
         looked_at += 1
         if looked_at == 2:
             await connection.api(f"CONSUMER.DELETE.{name}.worker")
+        return True
 
     monkeypatch.setattr(redriving, "_until", delete_before_the_second)
+    monkeypatch.setattr(redriving, "PAGE", 1)
     report = await redrive(connection, queue)
     assert report.redriven == {1: 3}
     assert list(report.failed) == [2]
-    assert f"expected consumer worker of stream {name} on the server, found none" in report.failed[2]
+    assert report.failed[2] == "its consumer or its stream was deleted or recreated meanwhile"
     assert await stored_count(connection, name) == 2
     # The first letter's entry is gone, the second's is still there.
     assert await stored_count(connection, f"{name}-dead") == 1

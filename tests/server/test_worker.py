@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, next_message
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, last_message, next_message
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, let_die, make_queue, put, running, stored_count
 
@@ -42,6 +43,13 @@ def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
         return not await stored_count(connection, queue.name)
 
     return is_empty
+
+
+def dead(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+    async def is_dead() -> bool:
+        return await last_message(connection, f"{queue.name}-dead", f"{MAX_DELIVERIES}.{queue.name}.worker") is not None
+
+    return is_dead
 
 
 async def completion(connection: Connection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
@@ -138,12 +146,9 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
         attempts.append(time.monotonic())
         raise ValueError("no such printer")
 
-    async def dead() -> bool:
-        return await stored_count(connection, f"{name}-dead") == 1
-
     async with running(Worker(queue, "worker", fail, settings)):
         await put(connection, queue, ["a"])
-        await eventually(dead)
+        await eventually(dead(connection, queue))
         died = time.monotonic()
     first, second, third = attempts
     assert 0.3 <= second - first < 0.7
@@ -244,12 +249,9 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
 
-    async def dead() -> bool:
-        return await stored_count(connection, f"{name}-dead") == 1
-
     async with running(Worker(queue, "worker", lambda _: result, settings)):
         await put(connection, queue, ["a"])
-        await eventually(dead, within=3)
+        await eventually(dead(connection, queue), within=3)
     assert told in caplog.text
 
 

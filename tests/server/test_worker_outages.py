@@ -209,7 +209,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
 async def test_a_failing_store_of_completions_never_acknowledges_the_job(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.runtime._SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.settling._SETTLE_SECONDS", 0)
     queue = await make_queue(connection, name, consumer={"max_deliver": 50})
     attempts: list[int] = []
     async with running(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):

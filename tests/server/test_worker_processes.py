@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.stored import consumer_info, next_message
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue, put, stored_count
@@ -23,7 +24,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import Death
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,7 +34,9 @@ ROOT = Path(__file__).resolve().parents[2]
 HANDLERS = """
 import json, os, signal, time
 from pathlib import Path
+from nats.aio.client import Client
 from nats.aio.msg import Msg
+from airflow_provider_jetstream.worker import GiveUpError
 
 FOLDER = Path(os.environ["FOLDER"])
 
@@ -52,6 +57,21 @@ def gated(job):
 def dies_before_its_acknowledgement(job):
     note("done", job)
     Msg.ack_sync = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+
+def gives_up(job):
+    note("given up", job)
+    raise GiveUpError("bad printer") from ValueError(f"order {job.sequence} has no paper")
+
+def dies_before_its_termination(job):
+    request = Client.request
+
+    async def die(client, subject, payload=b"", **options):
+        if payload.startswith(b"+TERM"):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await request(client, subject, payload, **options)
+
+    Client.request = die
+    gives_up(job)
 """
 
 
@@ -164,6 +184,41 @@ async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_an
     await drained(connection, queue)
     assert workers.notes("done") == [(1, 1, first.pid), (1, 2, second.pid)]
     assert await completions(connection, queue) == {1: 1}
+
+
+async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination_is_one_dead_letter(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
+    await put(connection, queue, ["a"], headers={"Job-Id": "order-1"})
+    first = workers.start(queue, "dies_before_its_termination")
+    assert await exited(first, 20) == -signal.SIGKILL
+    assert await stored_count(connection, name) == 1
+    (found,) = await letters(connection, queue)
+    assert (found[0].sequence, found[0].deliveries, found[1].data) == (1, 1, b"a")
+    second = workers.start(queue, "gives_up")
+    await drained(connection, queue)
+    assert workers.notes("given up") == [(1, 1, first.pid), (1, 2, second.pid)]
+    records = await letters(connection, queue)
+    assert [(death.sequence, death.deliveries) for death, _ in records] == [(1, 1), (1, 2)]
+    assert (
+        len({(death.created, death.explanation, death.error_message, death.fingerprint) for death, _ in records}) == 1
+    )
+    assert len({(job.time, job.subject, job.headers, job.data) for _, job in records}) == 1
+    # Two copies, and the one termination.
+    assert await stored_count(connection, f"{name}-dead") == 3
+    assert await completions(connection, queue) == {}
+
+
+async def letters(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
+    found: list[tuple[Death, StoredMessage]] = []
+    start = 1
+    while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
+        record = read_record(message, queue.name)
+        assert record is not None
+        found.append(record[:2])
+        start = message.sequence + 1
+    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])

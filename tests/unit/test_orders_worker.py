@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.worker import Delivery
+from airflow_provider_jetstream.worker import Delivery, GiveUpError
 from example_workers.orders import LEDGER, OrderFailedError, process
 
 if TYPE_CHECKING:
@@ -46,6 +46,11 @@ def test_a_failure_names_its_order() -> None:
     failing = next(order for order in ORDERS if not succeeds(delivery(order)))
     with pytest.raises(OrderFailedError, match=f"^{failing} could not be processed$"):
         process(delivery(failing))
+
+
+def test_what_is_no_order_is_given_up() -> None:
+    with pytest.raises(GiveUpError, match="expected an order as text, found something else"):
+        process(Delivery("1", "orders.new", b"\xff", {}, 1, 1))
 
 
 def test_the_ledger_holds_only_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

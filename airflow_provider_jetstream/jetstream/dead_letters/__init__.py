@@ -1,0 +1,26 @@
+"""Dead letters: told of or not, proved, kept, and chosen among."""
+
+from airflow_provider_jetstream.jetstream.dead_letters.capture import Keeper
+from airflow_provider_jetstream.jetstream.dead_letters.findings import Findings, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Death, Reason, Source
+from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Verdict
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Page, Scan, require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection, group_of
+
+__all__ = [
+    "DeadLetter",
+    "Death",
+    "Dismissal",
+    "Findings",
+    "GroupField",
+    "Keeper",
+    "Page",
+    "Reason",
+    "Scan",
+    "Selection",
+    "Source",
+    "Verdict",
+    "find_dead_letters",
+    "group_of",
+    "require_dead_letters",
+]

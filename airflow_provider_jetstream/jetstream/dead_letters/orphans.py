@@ -1,0 +1,146 @@
+"""Dead letters that nobody told of: found by comparing what is stored with what a consumer still has to do.
+
+A stored job is waiting, in flight, or dead; so ``stored - num_pending - num_ack_pending`` counts the dead, whatever
+became of their advisories. Which ones they are is certain only below the point that the consumer has left behind: up to
+its last delivery where nothing is in flight, up to its ack floor otherwise.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from array import array
+from collections import Counter
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from airflow_provider_jetstream.jetstream.dead_letters.circumstances import look_at_consumer
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import alive_at, deaths
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.reading import at_once, read_range
+from airflow_provider_jetstream.jetstream.stored import get_message
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator
+
+    from airflow_provider_jetstream.jetstream.audit import Audit
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances, ConsumerState
+    from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
+    from airflow_provider_jetstream.jetstream.dead_letters.mentions import Mention
+
+_Item = TypeVar("_Item")
+
+# An acknowledged job leaves the stream a moment after the consumer's state has moved on.
+_SECOND_LOOK = 0.25
+
+
+@dataclass(slots=True)
+class Reckoning:
+    """How a queue's dead letters add up.
+
+    :param orphans: stream sequences of dead letters that nobody told of, in order
+    :param uncertain: how many more there are whose sequences can't be told while jobs are in flight
+    :param doubted: consumers that hold more of the jobs said to be dead than can be: a crash made them alive again
+    """
+
+    orphans: array[int] = field(default_factory=lambda: array("Q"))
+    uncertain: int = 0
+    doubted: set[str] = field(default_factory=set)
+
+
+async def reckon(connection: Connection, around: Circumstances, index: Index, audit: Audit | None) -> Reckoning:
+    """Compare what the dead letter queue says with what the consumers' numbers say.
+
+    :param connection: the server
+    :param around: how the queue is
+    :param index: what the dead letter queue says
+    :param audit: the audit, if it exists
+    :return: what doesn't agree
+    """
+    reckoning = Reckoning()
+    # One that was too busy to be counted may have dead letters all the same.
+    relevant = [each for each in around.consumers.values() if each.dead != 0 or each.in_flight]
+    if not relevant:
+        return reckoning
+    known = await _count_known(connection, around, index, audit)
+    orphans: list[int] = []
+    for consumer in relevant:
+        if consumer.dead is not None and consumer.dead <= known[consumer.name] and consumer.in_flight == 0:
+            continue
+        certain = await _find(connection, around, consumer, index)
+        orphans += certain
+        if consumer.dead is None:
+            continue
+        unknown = consumer.dead - known[consumer.name] - len(certain)
+        if unknown < 0:
+            reckoning.doubted.add(consumer.name)
+        if unknown > 0:
+            reckoning.uncertain += await _settle(connection, around, consumer, unknown)
+    reckoning.orphans = array("Q", sorted(orphans))
+    return reckoning
+
+
+async def _settle(connection: Connection, around: Circumstances, consumer: ConsumerState, unknown: int) -> int:
+    """Count a second time, since a job that was just acknowledged looks dead until it is removed."""
+    with suppress(NotFoundError):
+        later = await look_at_consumer(connection, around.queue, consumer.name)
+        if later.dead is not None:
+            return max(0, min(unknown, unknown + later.dead - (consumer.dead or 0)))
+    return unknown
+
+
+async def _count_known(
+    connection: Connection, around: Circumstances, index: Index, audit: Audit | None
+) -> Counter[str]:
+    """Count the jobs that were dead when the consumers were counted, as far as the dead letter queue tells of them."""
+
+    async def taker(job: tuple[int, tuple[Mention, ...]]) -> str | None:
+        sequence, mentions = job
+        message = await get_message(connection, around.queue, sequence)
+        consumer = around.taker(message.subject) if message else None
+        if message is None or consumer is None or sequence > consumer.delivered:
+            return None
+        if sequence <= consumer.settled:
+            return consumer.name
+        done = await audit.last(sequence) if audit else None
+        since = alive_at(message, consumer, done)
+        return consumer.name if any(since <= each.told_at <= consumer.seen_at for each in deaths(mentions)) else None
+
+    known: Counter[str] = Counter()
+    for batch in _batches(index.jobs()):
+        known.update(name for name in await at_once(taker, batch) if name)
+    return known
+
+
+async def _find(connection: Connection, around: Circumstances, consumer: ConsumerState, index: Index) -> list[int]:
+    candidates: list[int] = []
+    for subject in consumer.filters:
+        candidates += [
+            message.sequence
+            async for message in read_range(connection, around.queue, subject, stop=consumer.settled)
+            if message.sequence not in index
+        ]
+    if not candidates:
+        return []
+    await asyncio.sleep(_SECOND_LOOK)
+
+    async def still_stored(sequence: int) -> bool:
+        return await get_message(connection, around.queue, sequence) is not None
+
+    certain: list[int] = []
+    for batch in _batches(candidates):
+        stored = await at_once(still_stored, batch)
+        certain += [sequence for sequence, there in zip(batch, stored, strict=True) if there]
+    return certain
+
+
+def _batches(items: Iterable[_Item], size: int = 1_000) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    for item in items:
+        batch.append(item)
+        if len(batch) == size:
+            yield batch
+            batch = []
+    if batch:
+        yield batch

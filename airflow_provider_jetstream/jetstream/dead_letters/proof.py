@@ -1,0 +1,215 @@
+"""Proving what the dead letter queue says about a job.
+
+An advisory is a hint, not the truth. The job may have been finished by a slow worker since, its stream or consumer may
+have been recreated with the same sequences, or the server may have repeated itself. Only what is said about the very
+message that is stored now, or of which a copy was kept, is a dead letter.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Death, Reason, Source
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention, alive_at, consumer_of, deaths
+from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear, read_parked
+from airflow_provider_jetstream.jetstream.dead_letters.verdicts import ENDED, Dismissal, Verdict
+from airflow_provider_jetstream.jetstream.names import completion_subject, marker_filter, marker_subject
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
+from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.units import parse_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+
+    from airflow_provider_jetstream.jetstream.audit import Audit, LetterRecord
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
+    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances, ConsumerState
+    from airflow_provider_jetstream.jetstream.dead_letters.metrics import AckMetrics
+
+__all__ = ["ENDED", "Dismissal", "Judge", "Verdict"]
+
+
+@dataclass(slots=True)
+class Judge:
+    """Judges what is said about single jobs.
+
+    :param connection: the server
+    :param around: how the queue is
+    :param letters: the dead letter queue
+    :param metrics: the ack metrics of jobs that are gone
+    :param hears_terminations: whether the dead letter queue captures what the server tells of terminated jobs
+    :param events: the stream of completions, if it exists
+    :param archive: the archive, if it exists
+    :param audit: the audit, if it exists
+    :param doubted: consumers that hold more jobs than the advisories leave room for: a death was forgotten in a crash
+    :param vanished: whether a job that vanished counts as a dead letter
+    """
+
+    connection: Connection
+    around: Circumstances
+    letters: str
+    metrics: AckMetrics
+    hears_terminations: bool
+    events: str | None = None
+    archive: Archive | None = None
+    audit: Audit | None = None
+    doubted: Collection[str] = ()
+    vanished: bool = False
+
+    async def judge(self, sequence: int, mentions: tuple[Mention, ...]) -> DeadLetter | Dismissal:
+        """Find out what became of a job.
+
+        :param sequence: its stream sequence
+        :param mentions: what the dead letter queue says about it; nothing for an orphan
+        :return: the dead letter, or why it is none
+        """
+        message = await get_message(self.connection, self.around.queue, sequence)
+        current = [each for each in mentions if each.told_at >= self.around.created_at]
+        consumer, taker = consumer_of(current), self.around.taker(message.subject) if message else None
+        if await self._completed(sequence, {consumer, taker.name if taker else None}):
+            found: DeadLetter | Verdict = Verdict.COMPLETED
+        elif message is None:
+            found = await self._judge_gone(sequence, current) if current else Verdict.STALE
+        else:
+            found = await self._judge_stored(message, taker, mentions)
+        entries = tuple(each.entry for each in mentions)
+        if isinstance(found, Verdict):
+            consumer = consumer or (taker.name if taker else None)
+            return Dismissal(sequence, found, entries, consumer, stored=message is not None)
+        # What is left about an earlier stream's job of that number goes with it.
+        return replace(found, entries=entries)
+
+    async def _judge_stored(
+        self, message: StoredMessage, taker: ConsumerState | None, mentions: Sequence[Mention]
+    ) -> DeadLetter | Verdict:
+        done = await self.audit.last(message.sequence) if self.audit else None
+        if taker is None:
+            copies = [each for each in mentions if each.kind in (Kind.COPY, Kind.FOUND)]
+            kept = any(each.told_at >= message.stored_at for each in copies)
+            letter = self._letter(message, Source.QUEUE, self._untold(message, None), None, kept=kept)
+            return await self._begun(letter, done)
+        since = alive_at(message, taker, done)
+        # It is stored, so whoever said that it was deleted was wrong.
+        told = [each for each in mentions if each.told_at >= since and each.kind != Kind.DELETION]
+        dead = message.sequence <= taker.delivered and deaths(told) and taker.name not in self.doubted
+        if message.sequence > taker.settled and not dead:
+            return Verdict.ALIVE if told or not mentions else Verdict.STALE
+        kept = False
+        if told:
+            testimony = await hear(self.connection, self.letters, self.around, message.sequence, told)
+            death, kept = testimony.death, testimony.job is not None
+        else:
+            death = self._untold(message, taker)
+        letter = self._letter(message, Source.QUEUE, death, taker, kept=kept)
+        return await self._begun(letter, done)
+
+    async def _begun(self, letter: DeadLetter, done: LetterRecord | None) -> DeadLetter:
+        """Take note of the new job, where a redrive was cut off after it was stored."""
+        if done and done.action == "redriven":
+            return replace(letter, copied_as=done.new_sequence)
+        queue = self.around.queue
+        if covered_by_any(self.around.config.get("subjects") or [], marker_filter(queue)):
+            marker = await last_message(self.connection, queue, marker_subject(queue, letter.sequence))
+            # An atomic redrive stores the new job right behind its marker.
+            return replace(letter, copied_as=marker.sequence + 1) if marker else letter
+        return letter
+
+    def _untold(self, message: StoredMessage, taker: ConsumerState | None) -> Death:
+        return Death(
+            stream=self.around.queue,
+            created=self.around.created,
+            sequence=message.sequence,
+            consumer=taker.name if taker else None,
+            reason=Reason.ORPHAN if taker else Reason.UNDELIVERABLE,
+            # Nobody knows when, but not later than this.
+            died_at=min(taker.quiet_since + taker.patience, taker.seen_at) if taker else message.stored_at,
+        )
+
+    async def _judge_gone(self, sequence: int, mentions: Sequence[Mention]) -> DeadLetter | Verdict:
+        done = await self.audit.last(sequence) if self.audit else None
+        if done and done.action == "redriven":
+            return Verdict.REDRIVEN
+        for mention in reversed([each for each in mentions if each.kind == Kind.PARKED]):
+            if parked := await read_parked(self.connection, self.letters, self.around, mention):
+                death, job, why = parked
+                return await self._begun(self._letter(job, Source.COPY, death, None, kept=True, parked=why), None)
+        # What was requeued in its place may have died again.
+        told = [each for each in mentions if done is None or (done.in_place and each.told_at >= done.at)]
+        if not told:
+            return Verdict.REDRIVEN
+        testimony = await hear(self.connection, self.letters, self.around, sequence, told)
+        message, source = testimony.job, Source.COPY
+        if message is None and self.archive:
+            message, source = await self.archive.find(sequence), Source.ARCHIVE
+        fate = await self._fate(message, testimony.death, {each.kind for each in told})
+        if fate is not None or message is None:
+            return fate or Verdict.GONE
+        return await self._begun(self._letter(message, source, testimony.death, None, kept=source == Source.COPY), None)
+
+    async def _fate(self, message: StoredMessage | None, death: Death, kinds: Collection[Kind]) -> Verdict | None:
+        """Say what became of a job that is gone, where it isn't a dead letter."""
+        if death.reason == Reason.EXPIRED and Kind.FOUND not in kinds:
+            if message is None:
+                return Verdict.LOST if await self._may_have_expired(death) else Verdict.SPURIOUS
+            return None if await self._expired(message, death) else Verdict.SPURIOUS
+        certain = Kind.TERMINATION in kinds or Kind.FOUND in kinds or not self.hears_terminations
+        if death.reason in (Reason.TERMINATED, Reason.EXPIRED) and certain:
+            return Verdict.LOST if message is None else None
+        if message is None:
+            return Verdict.GONE
+        if not self.vanished:
+            return Verdict.VANISHED
+        # It would run a second time.
+        return Verdict.COMPLETED if await self.metrics.tell(death.sequence) else None
+
+    def _letter(
+        self,
+        message: StoredMessage,
+        source: Source,
+        death: Death,
+        taker: ConsumerState | None,
+        *,
+        kept: bool,
+        parked: str | None = None,
+    ) -> DeadLetter:
+        return DeadLetter(
+            death=death,
+            subject=message.subject,
+            body=message.data,
+            headers=message.headers,
+            time=message.time,
+            source=source,
+            entries=(),
+            kept=kept,
+            ready_at=death.died_at + (taker.patience if taker else timedelta()),
+            parked=parked,
+        )
+
+    async def _completed(self, sequence: int, consumers: Collection[str | None]) -> bool:
+        for consumer in consumers:
+            if self.events is not None and consumer is not None:
+                subject = completion_subject(self.around.queue, consumer, sequence)
+                last = await last_message(self.connection, self.events, subject)
+                if last is not None and last.stored_at >= self.around.created_at:
+                    return True
+        return False
+
+    async def _expired(self, message: StoredMessage, death: Death) -> bool:
+        life = self.around.max_age
+        if self.around.config.get("allow_msg_ttl") and (text := message.header("Nats-TTL")):
+            with suppress(ValueError):
+                own = 0 if text == "never" else parse_duration(f"{text}s" if text.isdecimal() else text)
+                life = timedelta(microseconds=own / 1_000)
+        if not message.time or life <= timedelta() or death.died_at < message.stored_at + life:
+            return False
+        return not await self.metrics.tell(death.sequence)
+
+    async def _may_have_expired(self, death: Death) -> bool:
+        """Tell whether a job of which nothing is left may have reached its age limit; then its copy has, too."""
+        life = self.around.max_age
+        by_age = life > timedelta() and death.died_at >= self.around.created_at + life
+        return (by_age or bool(self.around.config.get("allow_msg_ttl"))) and not await self.metrics.tell(death.sequence)

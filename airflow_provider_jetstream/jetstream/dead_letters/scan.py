@@ -1,0 +1,275 @@
+"""Looking for dead letters, so that none goes unseen and nothing else is taken for one.
+
+In this order: have the server tell what it kept to itself, read the dead letter queue, compare with the consumers'
+numbers, and prove every single letter.
+"""
+
+from __future__ import annotations
+
+import logging
+from array import array
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from heapq import merge
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.audit import Audit
+from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
+from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances, look_around
+from airflow_provider_jetstream.jetstream.dead_letters.entries import Index, read_index
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
+from airflow_provider_jetstream.jetstream.dead_letters.metrics import AckMetrics
+from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning, reckon
+from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Judge, Verdict
+from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.names import TERMINATED
+from airflow_provider_jetstream.jetstream.reading import at_once, read_range
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Sequence
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import DeadLetterQueue, WorkQueue
+
+log = logging.getLogger(__name__)
+
+PAGE = 250
+_LOOK_AGAIN = timedelta(seconds=0.2)
+
+
+@dataclass(frozen=True, slots=True)
+class Page:
+    """Some of what a scan found, in the order of the jobs.
+
+    :param letters: dead letters that were selected
+    :param dismissed: what the dead letter queue holds about other jobs
+    """
+
+    letters: tuple[DeadLetter, ...]
+    dismissed: tuple[Dismissal, ...]
+
+
+@dataclass(slots=True)
+class Scan:
+    """One look at a queue's dead letters; make it with :meth:`begin`.
+
+    :param connection: the server
+    :param queue: the work queue
+    :param around: how its stream and consumers are
+    :param index: what its dead letter queue says about which jobs
+    :param reckoning: what doesn't agree with the consumers' numbers
+    :param risks: what could be lost as things are, a sentence each
+    :param audit: the record of redrives, if it exists
+    :param archive: the archive, if it exists
+    :param looked_at: when ``around`` was seen
+    :param dismissed: how many jobs were no dead letters after all, by verdict
+    :param unkept: jobs whose body the dead letter queue doesn't hold though it may be needed yet
+    :param complete: whether every job was judged
+    """
+
+    connection: Connection
+    queue: WorkQueue
+    around: Circumstances
+    index: Index
+    reckoning: Reckoning
+    risks: tuple[str, ...]
+    audit: Audit | None
+    archive: Archive | None
+    looked_at: datetime
+    _judge: Judge
+    _reconnects: int
+    dismissed: Counter[Verdict] = field(default_factory=Counter)
+    unkept: set[int] = field(default_factory=set)
+    complete: bool = False
+
+    @classmethod
+    async def begin(cls, connection: Connection, queue: WorkQueue, *, vanished: bool = False) -> Scan:
+        """Look at the queue as a whole.
+
+        :param connection: the server
+        :param queue: the work queue
+        :param vanished: whether a job that vanished counts as a dead letter
+        :return: the scan
+        :raises QueueDeclarationError: the queue declares no dead letter queue
+        :raises NotFoundError: the work queue or its dead letter queue doesn't exist
+        """
+        letters, looked_at = require_dead_letters(queue).name, datetime.now(UTC)
+        reconnects = _reconnects(connection)
+        around = await look_around(connection, queue.name)
+        index = await read_index(connection, letters, queue.name, around.created)
+        audit = await Audit.open(connection, queue, around.created)
+        reckoning = await reckon(connection, around, index, audit)
+        archive = await Archive.open(connection, queue, around.created_at)
+        events = queue.events.name if queue.events and await _exists(connection, queue.events.name) else None
+        info = await stream_info(connection, letters)
+        judge = Judge(
+            connection,
+            around,
+            letters,
+            metrics=await _metrics(connection, events, around, archive, index, gone=vanished),
+            hears_terminations=covered_by_any(info["config"].get("subjects") or [], f"{TERMINATED}.{queue.name}.*"),
+            events=events,
+            archive=archive,
+            audit=audit,
+            doubted=reckoning.doubted,
+            vanished=vanished,
+        )
+        risks = find_risks(around, info, index.unreadable, archive=archive is not None, audit=audit is not None)
+        return cls(connection, queue, around, index, reckoning, risks, audit, archive, looked_at, judge, reconnects)
+
+    @property
+    def letters_name(self) -> str:
+        """The dead letter queue's stream."""
+        return require_dead_letters(self.queue).name
+
+    @property
+    def undeliverable(self) -> int:
+        """How many jobs no consumer takes."""
+        return sum(self.around.untaken.values())
+
+    async def pages(self, selection: Selection, after: int = 0) -> AsyncGenerator[Page, None]:
+        """Give what was found, proved just before it is given.
+
+        :param selection: which dead letters
+        :param after: only jobs of higher stream sequences
+        :return: pages in the order of the jobs
+        """
+        batch: list[tuple[int, tuple[Mention, ...]]] = []
+        untaken = await self._untaken(selection)
+        untold = [each for each in (*self.reckoning.orphans, *untaken) if each > after]
+        for job in _merged(self.index.jobs(after), untold):
+            if selection.sequences is not None and job[0] not in selection.sequences:
+                continue
+            batch.append(job)
+            if len(batch) == PAGE:
+                yield await self._page(batch, selection)
+                batch = []
+        if batch:
+            yield await self._page(batch, selection)
+        self.complete |= selection.sequences is None and after == 0
+
+    async def letters(self, selection: Selection | None = None, after: int = 0) -> AsyncGenerator[DeadLetter, None]:
+        """Give the dead letters one by one.
+
+        :param selection: which; all in circulation where absent
+        :param after: only jobs of higher stream sequences
+        :return: the letters in the order of the jobs
+        """
+        async for page in self.pages(selection or Selection(), after):
+            for letter in page.letters:
+                yield letter
+
+    async def prove_again(
+        self, letters: Sequence[DeadLetter], *, look_around_again: bool = False
+    ) -> list[DeadLetter | Dismissal]:
+        """Judge letters once more, since time has passed.
+
+        :param letters: what :meth:`pages` gave
+        :param look_around_again: whether the queue and its consumers may have changed, however short the time
+        :return: what each is now
+        """
+        crashed = _reconnects(self.connection) != self._reconnects
+        if look_around_again or crashed or datetime.now(UTC) - self.looked_at > _LOOK_AGAIN:
+            self._reconnects, self.looked_at = _reconnects(self.connection), datetime.now(UTC)
+            self.around = self._judge.around = await look_around(self.connection, self.queue.name)
+        if crashed:
+            # The server may have forgotten deaths that it had told of.
+            reckoning = await reckon(self.connection, self.around, self.index, self.audit)
+            self._judge.doubted = reckoning.doubted
+        return await at_once(self._prove, [letter.sequence for letter in letters])
+
+    async def _prove(self, sequence: int) -> DeadLetter | Dismissal:
+        return await self._judge.judge(sequence, self.index.mentions(sequence))
+
+    async def _page(self, batch: list[tuple[int, tuple[Mention, ...]]], selection: Selection) -> Page:
+        judged = await at_once(lambda job: self._judge.judge(*job), batch)
+        letters: list[DeadLetter] = []
+        dismissed: list[Dismissal] = []
+        for (_, mentions), found in zip(batch, judged, strict=True):
+            self._note(mentions, found)
+            if isinstance(found, Dismissal):
+                dismissed.append(found)
+            elif found.death.reason == Reason.UNDELIVERABLE and not selection.undeliverable:
+                # Its consumer is gone, so that its death no longer counts.
+                dismissed.append(Dismissal(found.sequence, Verdict.STALE, found.entries, None, stored=True))
+            else:
+                letters.append(found)
+        self.dismissed.update(each.verdict for each in dismissed)
+        now = datetime.now(UTC)
+        return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
+
+    def _note(self, mentions: Sequence[Mention], found: DeadLetter | Dismissal) -> None:
+        if isinstance(found, DeadLetter):
+            kept = found.kept
+        elif found.verdict == Verdict.VANISHED:
+            kept = any(each.kind in (Kind.COPY, Kind.FOUND) for each in mentions)
+        else:
+            kept = found.verdict == Verdict.COMPLETED or not found.stored
+        if not kept:
+            self.unkept.add(found.sequence)
+
+    async def _untaken(self, selection: Selection) -> array[int]:
+        found: array[int] = array("Q")
+        if not selection.undeliverable:
+            return found
+        for subject in self.around.untaken:
+            async for message in read_range(self.connection, self.queue.name, subject):
+                if message.sequence not in self.index:
+                    found.append(message.sequence)
+        return found
+
+
+def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
+    """Give a queue's dead letter queue.
+
+    :param queue: the work queue
+    :return: its dead letter queue
+    :raises QueueDeclarationError: if it declares none
+    """
+    if queue.dead_letters is None:
+        raise QueueDeclarationError(
+            queue.name, ["expected dead_letters, so that there is something to look at: declare a dead letter queue"]
+        )
+    return queue.dead_letters
+
+
+def _merged(
+    told: Iterator[tuple[int, tuple[Mention, ...]]], untold: list[int]
+) -> Iterator[tuple[int, tuple[Mention, ...]]]:
+    yield from merge(told, ((sequence, ()) for sequence in sorted(untold)), key=lambda job: job[0])
+
+
+async def _exists(connection: Connection, stream: str) -> bool:
+    try:
+        await stream_info(connection, stream)
+    except NotFoundError:
+        return False
+    return True
+
+
+async def _metrics(
+    connection: Connection,
+    events: str | None,
+    around: Circumstances,
+    archive: Archive | None,
+    index: Index,
+    *,
+    gone: bool,
+) -> AckMetrics:
+    """Prepare to look up the metrics of jobs that were said to be deleted in flight, or of all that may be gone."""
+    asked = {
+        sequence for sequence, mentions in index.jobs() if gone or all(each.kind == Kind.DELETION for each in mentions)
+    }
+    first = await archive.find(min(asked)) if archive and asked else None
+    since = first.stored_at if first and first.time else around.created_at
+    return AckMetrics(connection, events, around.queue, asked, since)
+
+
+def _reconnects(connection: Connection) -> int:
+    return int(connection.client.stats["reconnects"])

@@ -1,0 +1,146 @@
+"""Choosing among dead letters, and putting those together that belong together."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
+from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.jetstream.subjects import covers, subject_problem
+from airflow_provider_jetstream.jetstream.units import Duration
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+
+GroupField: TypeAlias = Literal[
+    "reason", "error_class", "fingerprint", "subject", "consumer", "dag_id", "run_id", "task_id"
+]
+
+
+class Selection(BaseModel):
+    """Which dead letters are meant: those that every given field matches.
+
+    :param sequences: stream sequences in the work queue
+    :param reasons: why they died; jobs that no consumer takes are meant only where ``undeliverable`` is named
+    :param error_class: the error's type, as a worker told it
+    :param fingerprint: letters that died of the same thing
+    :param subject: a subject or filter
+    :param consumer: who delivered them
+    :param older_than: dead for at least this long
+    :param younger_than: dead for less than this
+    :param dag_id: published by this DAG
+    :param run_id: published by this run
+    :param task_id: published by this task
+    :param parked: those taken out of circulation instead of the others
+    :param vanished: also jobs that are gone without a trace of their end, whose body was kept; a slow worker may have
+        finished them, so they may run twice
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    sequences: frozenset[int] | None = None
+    reasons: frozenset[Reason] | None = None
+    error_class: str | None = None
+    fingerprint: str | None = None
+    subject: str | None = None
+    consumer: str | None = None
+    older_than: Duration | None = None
+    younger_than: Duration | None = None
+    dag_id: str | None = None
+    run_id: str | None = None
+    task_id: str | None = None
+    parked: bool = False
+    vanished: bool = False
+
+    @field_validator("subject")
+    @classmethod
+    def _check_subject(cls, subject: str | None) -> str | None:
+        if subject is not None and (problem := subject_problem(subject)):
+            raise ValueError(f"{subject!r} selects nothing: {problem}")
+        return subject
+
+    @classmethod
+    def of(cls, source: Selection | Mapping[str, Any] | None) -> Selection:
+        """Take a selection in any of the forms in which the operators take it.
+
+        :param source: a selection, its dict, or ``None`` for every dead letter in circulation
+        :return: the selection
+        :raises SelectionError: a field isn't known, or its value can't be used
+        """
+        if isinstance(source, Selection):
+            return source
+        try:
+            return cls.model_validate(dict(source or {}))
+        except (ValidationError, TypeError, ValueError) as error:
+            known = ", ".join(cls.model_fields)
+            problems = "; ".join(
+                f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
+                for problem in (error.errors(include_url=False) if isinstance(error, ValidationError) else [])
+            )
+            raise SelectionError(
+                f"expected a selection of dead letters by {known}; found {source!r}: {problems or error}"
+            ) from None
+
+    @property
+    def everything(self) -> bool:
+        """Whether it means every dead letter in circulation."""
+        return self == Selection()
+
+    @property
+    def undeliverable(self) -> bool:
+        """Whether it names the jobs that no consumer takes."""
+        return self.reasons is not None and Reason.UNDELIVERABLE in self.reasons
+
+    def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
+        """Tell whether a letter is meant.
+
+        :param letter: the letter
+        :param now: the time; the current one where absent
+        :return: whether it is
+        """
+        death, origin = letter.death, letter.origin
+        age = (now or datetime.now(UTC)) - death.died_at
+        return (
+            (letter.parked is not None) == self.parked
+            and (self.sequences is None or letter.sequence in self.sequences)
+            and (death.reason in self.reasons if self.reasons is not None else death.reason != Reason.UNDELIVERABLE)
+            and self.error_class in (None, death.error_class)
+            and self.fingerprint in (None, death.fingerprint)
+            and self.consumer in (None, death.consumer)
+            and (self.subject is None or covers(self.subject, letter.subject))
+            and (self.older_than is None or age >= _timedelta(self.older_than))
+            and (self.younger_than is None or age < _timedelta(self.younger_than))
+            and self.dag_id in (None, origin and origin.dag_id)
+            and self.run_id in (None, origin and origin.run_id)
+            and self.task_id in (None, origin and origin.task_id)
+        )
+
+
+def group_of(letter: DeadLetter, fields: Sequence[GroupField]) -> tuple[str | None, ...]:
+    """Give what a letter has in common with others of its group.
+
+    :param letter: the letter
+    :param fields: what letters of a group share
+    :return: a value for each field
+    """
+    death, origin = letter.death, letter.origin
+    values: dict[str, str | None] = {
+        "reason": death.reason.value,
+        "error_class": death.error_class,
+        "fingerprint": death.fingerprint,
+        "subject": letter.subject,
+        "consumer": death.consumer,
+        "dag_id": origin.dag_id if origin else None,
+        "run_id": origin.run_id if origin else None,
+        "task_id": origin.task_id if origin else None,
+    }
+    return tuple(values[field] for field in fields)
+
+
+def _timedelta(nanoseconds: int) -> timedelta:
+    return timedelta(microseconds=nanoseconds / 1_000)

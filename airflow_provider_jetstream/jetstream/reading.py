@@ -1,0 +1,78 @@
+"""Reading many stored messages: in order, many requests on their way at a time, few messages held."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, TypeVar
+
+from airflow_provider_jetstream.jetstream.stored import get_message, next_message, stream_info
+from airflow_provider_jetstream.jetstream.subjects import covers
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
+
+_Item = TypeVar("_Item")
+_Result = TypeVar("_Result")
+
+# The server drops its whole queue of API requests at ten thousand.
+WIDEST = 256
+_BYTES_AT_A_TIME = 16 * 2**20
+
+
+async def at_once(work: Callable[[_Item], Awaitable[_Result]], items: Iterable[_Item]) -> list[_Result]:
+    """Do something for many items, :data:`WIDEST` at a time.
+
+    :param work: a coroutine function
+    :param items: what it is called with
+    :return: the results in the same order
+    :raises Exception: the first that any call raised, once all calls of its time have ended
+    """
+    results: list[_Result] = []
+    waiting = list(items)
+    for start in range(0, len(waiting), WIDEST):
+        ended = await asyncio.gather(*(work(item) for item in waiting[start : start + WIDEST]), return_exceptions=True)
+        for result in ended:
+            if isinstance(result, BaseException):
+                raise result
+            results.append(result)
+    return results
+
+
+async def read_range(
+    connection: Connection, stream: str, subject: str = ">", start: int = 1, stop: int | None = None
+) -> AsyncGenerator[StoredMessage, None]:
+    """Read what a stream holds now, from one sequence to another.
+
+    :param connection: the server
+    :param stream: the stream
+    :param subject: a filter
+    :param start: the first sequence
+    :param stop: the last sequence; where absent, the stream's last one at the time of the call
+    :return: the messages in order
+    :raises NotFoundError: the stream doesn't exist
+    """
+    if stop is None:
+        stop = int((await stream_info(connection, stream))["state"]["last_seq"])
+    width, heaviest = 32, 1024
+    while start <= stop:
+        head = await next_message(connection, stream, start, subject)
+        if head is None or head.sequence > stop:
+            return
+        yield head
+        start = min(head.sequence + width, stop) + 1
+
+        async def read(sequence: int) -> StoredMessage | None:
+            return await get_message(connection, stream, sequence)
+
+        matching = 0
+        for message in await at_once(read, range(head.sequence + 1, start)):
+            if message is not None and covers(subject, message.subject):
+                matching += 1
+                heaviest = max(heaviest, len(message.data))
+                yield message
+        # Gaps, and messages of others, are skipped by the server when asked for one message at a time.
+        width = min(width * 2, WIDEST) if matching * 2 >= width else max(width // 4, 1)
+        width = max(1, min(width, _BYTES_AT_A_TIME // heaviest))

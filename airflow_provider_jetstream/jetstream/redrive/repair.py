@@ -1,0 +1,161 @@
+"""Repairing a letter on its way back: what a transform may change, and what it changed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
+
+from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError
+from airflow_provider_jetstream.jetstream.headers import is_servers
+from airflow_provider_jetstream.jetstream.jobs import Job, check_headers
+from airflow_provider_jetstream.jetstream.names import (
+    REDRIVE_CONSUMER,
+    REDRIVE_COUNT,
+    REDRIVE_SEQUENCE,
+    REDRIVE_STREAM,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.headers import Pairs
+
+ORIGIN_HEADERS = frozenset({REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER})
+
+_LONGEST_VALUE = 500
+# The audit's record has to fit into a message whatever a body was like.
+_LONGEST_CHANGES = 100_000
+
+
+class _Unchanged:
+    def __repr__(self) -> str:
+        return "UNCHANGED"
+
+
+UNCHANGED: Final = _Unchanged()
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """What a transform changes of a letter.
+
+    :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.jobs.Job` takes it; unchanged where
+        absent
+    :param headers: new values of headers; ``None`` removes one. Others stay as they are
+    """
+
+    body: Any = UNCHANGED
+    headers: Mapping[str, str | None] = field(default_factory=dict)
+
+
+Transform: TypeAlias = "Callable[[DeadLetter], Repair | None]"
+
+
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What goes out in place of a letter.
+
+    :param body: the body
+    :param headers: the job's own headers, none of the server's
+    :param changes: what differs from the letter, for the audit; ``None`` where nothing does
+    """
+
+    body: bytes
+    headers: Pairs
+    changes: dict[str, Any] | None = None
+
+
+def content_of(letter: DeadLetter, transform: Transform | None) -> Content:
+    """Give what goes out in place of a letter.
+
+    :param letter: the dead letter
+    :param transform: what repairs it, if anything does
+    :return: the content
+    :raises RedriveError: the transform raised, or returned something that can't be sent
+    """
+    own = tuple(pair for pair in letter.headers if not is_servers(pair[0]))
+    if transform is None:
+        return Content(letter.body, own)
+    try:
+        repair = transform(letter)
+    except Exception as error:
+        raise RedriveError(f"the transform raised {type(error).__name__}: {error}; the letter is untouched") from error
+    if repair is None:
+        return Content(letter.body, own)
+    if not isinstance(repair, Repair):
+        raise RedriveError(
+            f"expected the transform to return a Repair, or None for no change, found {type(repair).__name__}; the"
+            " letter is untouched"
+        )
+    try:
+        body = letter.body if repair.body is UNCHANGED else Job(repair.body).payload()
+        _check_headers(letter, repair.headers)
+    except JobError as error:
+        raise RedriveError(f"the transform's repair can't be sent: {error}; the letter is untouched") from None
+    kept = tuple(pair for pair in own if pair[0] not in repair.headers)
+    added = tuple((name, value) for name, value in repair.headers.items() if value is not None)
+    return Content(body, (*kept, *added), _changes(letter.body, body, own, repair.headers))
+
+
+def _check_headers(letter: DeadLetter, headers: object) -> None:
+    if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
+        raise JobError(f"expected headers by name, found {headers!r}")
+    if ours := sorted(ORIGIN_HEADERS & set(headers)):
+        raise JobError(f"expected the job's own headers, found {ours[0]}, which tells of its redrives")
+    check_headers(letter.job_id, {name: value for name, value in headers.items() if value is not None})
+
+
+def _changes(before: bytes, after: bytes, headers: Pairs, repaired: Mapping[str, str | None]) -> dict[str, Any] | None:
+    changes: dict[str, Any] = {}
+    if before != after:
+        changes["body"] = _body_changes(before, after)
+    found = {name: [value for key, value in headers if key == name] for name in repaired}
+    if told := {
+        name: {"before": [_short(each) for each in found[name]] or None, "after": value and _short(value)}
+        for name, value in repaired.items()
+        if found[name] != ([] if value is None else [value])
+    }:
+        changes["headers"] = told
+    if len(json.dumps(changes)) > _LONGEST_CHANGES:
+        changes = {"body": _digests(before, after), "headers": {"changed": len(told)}}
+    # JSON can escape what UTF-8 can't hold, and headers are stored as they came; the record is UTF-8.
+    text = json.dumps(changes, ensure_ascii=False).encode("utf-8", "replace")
+    return json.loads(text) or None
+
+
+def _body_changes(before: bytes, after: bytes) -> dict[str, Any]:
+    old, new = _object(before), _object(after)
+    if old is None or new is None:
+        return _digests(before, after)
+    fields = {
+        key: {"before": _short(old[key]) if key in old else None, "after": _short(new[key]) if key in new else None}
+        for key in sorted({*old, *new})
+        if key not in old or key not in new or old[key] != new[key]
+    }
+    # Nothing but the way in which it is written.
+    return fields or _digests(before, after)
+
+
+def _object(body: bytes) -> dict[str, Any] | None:
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _digests(before: bytes, after: bytes) -> dict[str, Any]:
+    return {"before": _digest(before), "after": _digest(after)}
+
+
+def _digest(body: bytes) -> dict[str, Any]:
+    return {"bytes": len(body), "sha256": sha256(body).hexdigest()}
+
+
+def _short(value: Any) -> Any:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return value if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}… ({len(text)} characters)"

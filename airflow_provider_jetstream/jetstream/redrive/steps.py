@@ -1,0 +1,213 @@
+"""What is done with dead letters, step by step.
+
+For each letter, in this order: store the new job; record it in the audit; remove the original; remove what the dead
+letter queue holds about it. Whoever is killed in between and runs again finds by the id, the marker, the audit or the
+missing original how far it came. The letters of a batch go through each step together.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+from airflow_provider_jetstream.jetstream.audit import LetterRecord
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
+from airflow_provider_jetstream.jetstream.dead_letters.proof import ENDED, Verdict
+from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
+from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.reading import at_once
+from airflow_provider_jetstream.jetstream.redrive.copying import (
+    Outgoing,
+    copy_all,
+    copy_all_with_markers,
+    largest,
+    outgoing,
+)
+from airflow_provider_jetstream.jetstream.redrive.order import Protocol
+from airflow_provider_jetstream.jetstream.redrive.originals import AGAIN, remove_original
+from airflow_provider_jetstream.jetstream.redrive.parking import park
+from airflow_provider_jetstream.jetstream.redrive.repair import content_of
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_jetstream.jetstream.audit import Action, Audit
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.order import RedriveOrder
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+
+_Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
+
+
+class Steps:
+    """Does what is asked for with letters that were just proved.
+
+    :param connection: the server
+    :param queue: the work queue
+    :param order: what is asked for
+    :param protocol: how letters are brought back
+    :param audit: where it is recorded, if anywhere
+    :param report: takes note of what became of each letter
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: WorkQueue,
+        order: RedriveOrder,
+        protocol: Protocol,
+        audit: Audit | None,
+        report: RedriveReport,
+    ) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._letters = require_dead_letters(queue).name
+        self._order = order
+        self._store = copy_all_with_markers if protocol == Protocol.ATOMIC else copy_all
+        self._largest = largest(connection, marked=protocol == Protocol.ATOMIC)
+        self._audit = audit
+        self._report = report
+
+    async def bring_back(self, letters: Sequence[DeadLetter]) -> None:
+        """Redrive letters, or park those that were redriven too often.
+
+        :param letters: the letters, in the order in which their jobs shall be stored
+        """
+        # Whatever is asked for now: the new job of one that was cut off is stored, and may be done already.
+        begun = [letter for letter in letters if letter.copied_as is not None]
+        worn_out = [letter for letter in letters if letter.copied_as is None and self._order.parks(letter)]
+        others = [letter for letter in letters if letter.copied_as is None and not self._order.parks(letter)]
+        stored = [self._begun(letter) for letter in begun]
+        stored += [done for done in await at_once(self._park, worn_out) if done] + await self._copy(others)
+        recorded = [done for done in await at_once(self._write_down, stored) if done]
+        removed = [done for done in await at_once(self._remove_original, recorded) if done]
+        entries: list[int] = []
+        for letter, record in removed:
+            if record.action == "parked":
+                self._report.park(letter.sequence)
+                # Parking that was cut off may have found its own entry again.
+                entries += (entry for entry in letter.entries if entry != record.new_sequence)
+            else:
+                self._report.redriven.add(letter.sequence, record.new_sequence or 0)
+                entries += letter.entries
+        self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
+
+    async def finish(self, dismissed: Sequence[Dismissal]) -> None:
+        """Remove what is left of jobs that have ended.
+
+        :param dismissed: jobs that are no dead letters
+        """
+        entries: list[int] = []
+        for each in dismissed:
+            self._report.dismiss(each.sequence)
+            if each.verdict not in ENDED:
+                continue
+            entries += each.entries
+            if each.verdict == Verdict.COMPLETED and each.stored:
+                # Its worker was stopped between storing the completion and acknowledging.
+                try:
+                    await remove_original(self._connection, self._queue.name, each.consumer, each.sequence)
+                except RedriveError as error:
+                    self._report.fail(each.sequence, f"it is completed, but {error}")
+        self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
+
+    async def write_requeued(self, letters: Sequence[DeadLetter]) -> None:
+        """Write down that letters are requeued in their place, before they are.
+
+        :param letters: the letters
+        :raises RedriveError: that couldn't be recorded
+        """
+        if self._audit is None:
+            return
+        records = [
+            self.record(letter, "requeued", new_sequence=letter.sequence, subject=letter.subject) for letter in letters
+        ]
+        try:
+            await at_once(self._audit.write, records)
+        except (ApiError, TransientError) as error:
+            raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {AGAIN}") from None
+
+    def record(self, letter: DeadLetter, action: Action, *, new_sequence: int, subject: str) -> LetterRecord:
+        """Make the audit's record of a letter.
+
+        :param letter: the dead letter
+        :param action: what is done with it
+        :param new_sequence: where it is now
+        :param subject: where it went
+        :return: the record
+        """
+        return LetterRecord(
+            stream=letter.death.stream,
+            created=letter.death.created,
+            sequence=letter.sequence,
+            action=action,
+            new_sequence=new_sequence,
+            subject=subject,
+            redrives=letter.redrives + (action != "parked"),
+            reason=letter.death.reason.value,
+            died_at=letter.death.died_at,
+            fingerprint=letter.death.fingerprint,
+            why=self._order.why,
+            who=self._order.who,
+            run=self._order.run,
+        )
+
+    async def _park(self, letter: DeadLetter) -> _Done | None:
+        why = self._order.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
+        try:
+            entry = await park(self._connection, letter, self._letters, why)
+        except (RedriveError, TransientError) as error:
+            self._report.fail(letter.sequence, str(error))
+            return None
+        return letter, self.record(letter, "parked", new_sequence=entry, subject=letter.subject)
+
+    def _begun(self, letter: DeadLetter) -> _Done:
+        subject = self._order.subject or letter.subject
+        return letter, self.record(letter, "redriven", new_sequence=letter.copied_as or 0, subject=subject)
+
+    async def _copy(self, letters: Sequence[DeadLetter]) -> list[_Done]:
+        jobs = [job for letter in letters if (job := self._outgoing(letter))]
+        done: list[_Done] = []
+        for job, sequence in zip(jobs, await self._store(self._connection, jobs), strict=True):
+            letter = job.letter
+            if isinstance(sequence, int):
+                record = self.record(letter, "redriven", new_sequence=sequence, subject=job.subject)
+                done.append((letter, record.model_copy(update={"changes": job.content.changes})))
+            else:
+                self._report.fail(letter.sequence, str(sequence))
+        return done
+
+    def _outgoing(self, letter: DeadLetter) -> Outgoing | None:
+        try:
+            content = content_of(letter, self._order.transform)
+            return outgoing(letter, content, self._order.subject, self._largest)
+        except RedriveError as error:
+            self._report.fail(letter.sequence, str(error))
+            return None
+
+    async def _write_down(self, done: _Done) -> _Done | None:
+        letter, record = done
+        if self._audit:
+            try:
+                if letter.copied_as is None or not await self._audit.last(letter.sequence):
+                    await self._audit.write(record)
+            except (ApiError, TransientError) as error:
+                self._report.fail(
+                    letter.sequence,
+                    f"it is {record.action}, but that couldn't be recorded ({error}); {AGAIN}",
+                )
+                return None
+        return done
+
+    async def _remove_original(self, done: _Done) -> _Done | None:
+        letter, record = done
+        if letter.source == Source.QUEUE:
+            try:
+                await remove_original(self._connection, self._queue.name, letter.death.consumer, letter.sequence)
+            except JetStreamProviderError as error:
+                self._report.fail(letter.sequence, f"it is {record.action}, but {error}")
+                return None
+        return done

@@ -1,0 +1,70 @@
+"""Storing one message and learning where it is, or why it isn't."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, UnreachableError
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.headers import Headers
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """The server's word that a message is stored.
+
+    :param stream: where
+    :param sequence: its stream sequence
+    :param duplicate: whether it was stored before, under the same id
+    """
+
+    stream: str
+    sequence: int
+    duplicate: bool = False
+
+
+async def store(connection: Connection, subject: str, body: bytes, headers: Headers | None = None) -> Receipt:
+    """Publish a message and wait for the server's word.
+
+    :param connection: the server
+    :param subject: its subject
+    :param body: its body
+    :param headers: its headers
+    :return: where it is stored
+    :raises ApiError: the stream refused it
+    :raises UnreachableError: no stream captures the subject just now, or the connection is gone
+    :raises DeadlineError: no answer within the time limit; it may be stored all the same
+    """
+    from nats import errors
+    from nats.js import errors as js_errors
+
+    try:
+        answer = await connection.client.request(subject, body, timeout=connection.timeout, headers=headers)
+    except errors.NoRespondersError:
+        raise UnreachableError(f"no stream captures {subject} just now") from None
+    except (TimeoutError, js_errors.Error) as error:
+        raise DeadlineError(f"no acknowledgement on {subject} within {connection.timeout:g} s: {error}") from None
+    except errors.Error as error:
+        raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
+    ack = _decoded(answer.data)
+    if refusal := ack.get("error"):
+        code, err_code = int(refusal.get("code", 0)), int(refusal.get("err_code", 0))
+        raise ApiError(code, err_code, str(refusal.get("description")), subject)
+    stream, sequence = ack.get("stream"), ack.get("seq")
+    if not isinstance(stream, str) or not isinstance(sequence, int):
+        raise UnreachableError(
+            f"expected a stream's acknowledgement on {subject}, found another answer: someone else listens there"
+        )
+    return Receipt(stream, sequence, bool(ack.get("duplicate")))
+
+
+def _decoded(answer: bytes) -> dict[str, Any]:
+    try:
+        ack = json.loads(answer)
+    except ValueError:
+        return {}
+    return ack if isinstance(ack, dict) else {}

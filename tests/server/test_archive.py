@@ -1,0 +1,298 @@
+"""The archive: finding a job's copy, and letting go of copies that nobody needs."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from datetime import UTC, datetime, timedelta
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import (
+    Keeper,
+    Scan,
+    Selection,
+    Source,
+    capture,
+    find_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
+from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+
+async def opened(connection: Connection, queue: WorkQueue) -> Archive:
+    created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
+    archive = await Archive.open(connection, queue, created)
+    assert archive is not None
+    return archive
+
+
+async def archived(connection: Connection, queue: WorkQueue, bodies: list[str]) -> list[int]:
+    before = await stored_count(connection, f"{queue.name}-archive")
+    sequences = await put(connection, queue, bodies)
+    await eventually(lambda: holds(connection, queue, before + len(bodies)))
+    return sequences
+
+
+async def holds(connection: Connection, queue: WorkQueue, count: int) -> bool:
+    return await stored_count(connection, f"{queue.name}-archive") == count
+
+
+async def test_a_copy_is_found_at_the_first_guess_where_nothing_is_missing(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, [str(number) for number in range(100)])
+    archive = await opened(connection, queue)
+    for sequence in (1, 57, 100, 2):
+        before = connection.client.stats["out_msgs"]
+        found = await archive.find(sequence)
+        assert found is not None
+        assert (found.sequence, found.data, found.subject) == (
+            sequence,
+            str(sequence - 1).encode(),
+            f"{name}.jobs.plain",
+        )
+        assert connection.client.stats["out_msgs"] - before == 1
+    assert await archive.find(101) is None
+    assert await archive.find(0) is None
+
+
+async def test_copies_behind_gaps_are_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, [str(number) for number in range(60)])
+    gone = {1, 2, 3, 10, *range(20, 40), 60}
+    for sequence in gone:
+        await connection.api(f"STREAM.MSG.DELETE.{name}-archive", {"seq": sequence})
+    archive = await opened(connection, queue)
+    for place in range(60):
+        sequence = place * 37 % 60 + 1
+        found = await archive.find(sequence)
+        assert (found.data if found else None) == (None if sequence in gone else str(sequence - 1).encode())
+
+
+async def test_copies_after_gaps_in_the_numbers_are_found(connection: Connection, name: str) -> None:
+    # The archive missed some jobs, so that its numbers lag behind the queue's.
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, ["1", "2", "3"])
+    config = (await stream_info(connection, f"{name}-archive"))["config"]
+    await connection.api(f"STREAM.UPDATE.{name}-archive", config | {"subjects": [f"{name}.elsewhere"]})
+    await put(connection, queue, ["4", "5"])
+    await connection.api(f"STREAM.UPDATE.{name}-archive", config)
+    await archived(connection, queue, ["6", "7", "8"])
+    archive = await opened(connection, queue)
+    found = {sequence: await archive.find(sequence) for sequence in range(1, 10)}
+    assert {sequence for sequence, copy in found.items() if copy} == {1, 2, 3, 6, 7, 8}
+    assert all(copy.data == str(sequence).encode() for sequence, copy in found.items() if copy)
+
+
+async def test_copies_of_an_earlier_stream_are_not_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, ["old 1", "old 2", "old 3"])
+    await connection.api(f"STREAM.DELETE.{name}")
+    await provision(connection, queue)
+    archive = await opened(connection, queue)
+    assert [await archive.find(sequence) for sequence in (1, 2, 3)] == [None, None, None]
+    await archived(connection, queue, ["new 1", "new 2"])
+    archive = await opened(connection, queue)
+    found = [await archive.find(sequence) for sequence in (1, 2, 3)]
+    assert [copy.data if copy else None for copy in found] == [b"new 1", b"new 2", None]
+
+
+async def test_copies_left_by_a_purge_are_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, [str(number) for number in range(1, 31)])
+    await connection.api(f"STREAM.PURGE.{name}-archive", {"seq": 21})
+    archive = await opened(connection, queue)
+    assert await archive.find(20) is None
+    found = await archive.find(25)
+    assert found is not None
+    assert found.data == b"25"
+    await connection.api(f"STREAM.PURGE.{name}-archive")
+    archive = await opened(connection, queue)
+    assert await archive.find(25) is None
+
+
+async def test_what_somebody_else_stored_there_does_not_mislead(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    for number in range(1, 21):
+        await connection.client.jetstream().publish(f"archive.{name}.stray", b"stray")
+        await archived(connection, queue, [str(number)])
+        await connection.client.jetstream().publish(f"archive.{name}.stray", b"stray")
+    archive = await opened(connection, queue)
+    for number in range(1, 21):
+        found = await archive.find(number)
+        assert found is not None
+        assert found.data == str(number).encode()
+
+
+async def test_a_queue_without_an_archive_has_none(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=False)
+    assert await Archive.open(connection, queue, datetime.now(UTC)) is None
+    declared = await make_queue(connection, f"{name}2")
+    await connection.api(f"STREAM.DELETE.{name}2-archive")
+    assert await Archive.open(connection, declared, datetime.now(UTC)) is None
+
+
+async def keep_and_release(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> int:
+    chosen = selection or Selection(vanished=True)
+    scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
+    keeper = Keeper(connection, scan)
+    async for page in scan.pages(chosen):
+        await keeper.keep(page.letters)
+    return await keeper.release()
+
+
+@pytest.fixture
+def _no_youth(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(capture, "_YOUNG", timedelta())
+    monkeypatch.setattr(capture, "_ENTRIES_ARRIVE", timedelta(seconds=0.3))
+
+
+async def test_young_copies_stay(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, ["a", "b", "c"])
+    await drain(connection, queue)
+    assert await keep_and_release(connection, queue) == 0
+    assert await stored_count(connection, f"{name}-archive") == 3
+
+
+@pytest.mark.usefixtures("_no_youth")
+async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await archived(connection, queue, [str(number) for number in range(50)])
+    await drain(connection, queue)
+    assert await keep_and_release(connection, queue) == 49
+    archive = await opened(connection, queue)
+    assert (await archive.find(50)) is not None
+    assert await keep_and_release(connection, queue) == 0
+    await archived(connection, queue, ["next"])
+    archive = await opened(connection, queue)
+    copy = await archive.find(51)
+    assert copy is not None
+    assert copy.data == b"next"
+
+
+@pytest.mark.usefixtures("_no_youth")
+async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    await archived(connection, queue, [str(number) for number in range(10)])
+    messages = await take(connection, queue, 6)
+    for message in (*messages[:3], *messages[4:]):
+        await message.ack_sync()
+    assert await keep_and_release(connection, queue) == 3
+    await messages[3].ack_sync()
+    assert await keep_and_release(connection, queue) == 3
+    await drain(connection, queue)
+    assert await keep_and_release(connection, queue) == 3
+
+
+@pytest.mark.usefixtures("_no_youth")
+async def test_a_look_at_some_letters_lets_nothing_go(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "abc")
+    some = Selection(sequences=frozenset({2, 3}))
+    assert await keep_and_release(connection, queue, some) == 0
+    # All are looked at, and those that aren't selected aren't kept.
+    assert await keep_and_release(connection, queue, Selection(consumer="nobody")) == 0
+    assert await keep_and_release(connection, queue) == 2
+
+
+@pytest.mark.usefixtures("_no_youth")
+async def test_news_that_come_after_the_look_are_heeded(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await archived(connection, queue, ["a", "b", "c"])
+    messages = await take(connection, queue, 3)
+    for message in (messages[0], messages[2]):
+        await message.ack_sync()
+    await connection.request(messages[1].reply, b"+TERM")
+    await eventually(lambda: _told(connection, queue))
+    advisory = await connection.api(f"STREAM.MSG.GET.{name}-dead", {"seq": 1})
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    scan = await Scan.begin(connection, queue)
+    async for _ in scan.pages(Selection()):
+        pass
+    releasing = asyncio.create_task(Keeper(connection, scan).release())
+    await asyncio.sleep(0.05)
+    message = advisory["message"]
+    await connection.client.jetstream().publish(message["subject"], base64.b64decode(message["data"]))
+    assert await releasing == 1
+    archive = await opened(connection, queue)
+    assert await archive.find(2) is not None
+
+
+async def _told(connection: Connection, queue: WorkQueue) -> bool:
+    return await stored_count(connection, f"{queue.name}-dead") == 1
+
+
+class Happenings:
+    """A queue to whose jobs all kinds of things happen, the same ones for the same seed."""
+
+    def __init__(self, connection: Connection, queue: WorkQueue, seed: int) -> None:
+        self._connection, self._queue = connection, queue
+        self._seed, self._draws = seed, 0
+        self._flying: dict[int, Msg] = {}
+        self.done: set[int] = set()
+        self.terminated: set[int] = set()
+
+    def draw(self, below: int) -> int:
+        self._draws += 1
+        return int(sha256(f"{self._seed}:{self._draws}".encode()).hexdigest(), 16) % below
+
+    async def happen(self) -> None:
+        connection, name = self._connection, self._queue.name
+        await archived(connection, self._queue, ["job"] * (1 + self.draw(8)))
+        if pending := (await consumer_info(connection, name, CONSUMER))["num_pending"]:
+            for message in await take(connection, self._queue, 1 + self.draw(pending)):
+                self._flying[message.metadata.sequence.stream] = message
+        for sequence in sorted(self._flying):
+            await self._end(sequence, self.draw(6))
+        if self.terminated and self.draw(3) == 0:
+            await self._lose_one()
+
+    async def _end(self, sequence: int, how: int) -> None:
+        match how:
+            case 0 | 1:
+                await self._flying.pop(sequence).ack_sync()
+                self.done.add(sequence)
+            case 2:
+                await self._connection.request(self._flying.pop(sequence).reply, b"+TERM why")
+                self.terminated.add(sequence)
+            case 3 | 4:
+                await self._flying.pop(sequence).nak()
+
+    async def _lose_one(self) -> None:
+        """Let the server lose a dead letter."""
+        letters = (await find_dead_letters(self._connection, self._queue)).letters
+        stored = [letter.sequence for letter in letters if letter.source == Source.QUEUE]
+        if stored:
+            lost = stored[self.draw(len(stored))]
+            await self._connection.api(f"STREAM.MSG.DELETE.{self._queue.name}", {"seq": lost})
+
+
+@pytest.mark.usefixtures("_no_youth")
+@pytest.mark.parametrize("seed", range(6))
+async def test_whatever_happens_a_copy_that_is_needed_stays(connection: Connection, name: str, seed: int) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2, "max_ack_pending": -1})
+    happenings, released, kept = Happenings(connection, queue, seed), 0, set[int]()
+    everything = Selection(vanished=True)
+    for _ in range(8):
+        await happenings.happen()
+        released += await keep_and_release(connection, queue)
+        scan = await Scan.begin(connection, queue, vanished=True)
+        kept = {letter.sequence async for letter in scan.letters(everything) if letter.kept}
+        last = int((await stream_info(connection, name))["state"]["last_seq"])
+        archive = await opened(connection, queue)
+        needed = set(range(1, last + 1)) - happenings.done - kept
+        assert {sequence for sequence in needed if await archive.find(sequence) is None} == set()
+        assert happenings.terminated <= kept
+        assert not happenings.done & kept
+    print(f"{released} copies let go of, {len(happenings.done)} jobs done, {len(kept)} letters kept")

@@ -1,0 +1,158 @@
+"""What a look adds up to: counts, ranges, groups and ages, without letters; and which bodies are kept meanwhile."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, capture
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Death, Source
+from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, group_fields, summarise
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from testbed.queues import complete, eventually, let_die, make_queue, put, small_queue, take
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
+
+
+def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter:
+    died_at = NOW - timedelta(seconds=age)
+    death = Death("queue", "", sequence, "worker", Reason.MAX_DELIVERIES, died_at)
+    return DeadLetter(death, subject, b"", (), "", Source.QUEUE, (), kept=True, ready_at=died_at)
+
+
+def test_sequences_are_told_as_ranges_and_a_cut_is_said() -> None:
+    summary = Summary(NOW, ())
+    for sequence in (1, 2, 3, 7, 9, 10):
+        summary.add(letter(sequence))
+    told = summary.as_json()
+    assert (told["dead"], told["sequences"], told["ranges_left_out"]) == (6, [[1, 3], [7, 7], [9, 10]], 0)
+    many = Summary(NOW, ())
+    for number in range(1_003):
+        many.add(letter(number * 3 + 1))
+        many.add(letter(number * 3 + 2))
+    told = many.as_json()
+    assert (told["dead"], len(told["sequences"]), told["ranges_left_out"]) == (2_006, 1_000, 3)
+    assert told["sequences"][-1] == [2_998, 2_999]
+
+
+def test_groups_have_counts_and_ages_the_largest_first() -> None:
+    summary = Summary(NOW, group_fields(["subject", "reason"]))
+    for sequence, age, subject in ((1, 5, "a"), (2, 60, "b"), (3, 90.5, "b")):
+        summary.add(letter(sequence, age, subject))
+    told = summary.as_json()
+    assert told["groups"] == [
+        {"group": {"subject": "b", "reason": "max_deliveries"}, "count": 2, "oldest_age_seconds": 90.5},
+        {"group": {"subject": "a", "reason": "max_deliveries"}, "count": 1, "oldest_age_seconds": 5.0},
+    ]
+    assert told["oldest_age_seconds"] == 90.5
+    json.dumps(told)
+
+
+@pytest.mark.parametrize(
+    ("group_by", "count", "seconds", "reached"),
+    [
+        ((), 3, 0, True),
+        ((), 4, 0, False),
+        ((), 3, 90, True),
+        ((), 3, 91, False),
+        (("subject",), 2, 0, True),
+        (("subject",), 3, 0, False),
+        (("subject",), 2, 60, False),
+        (("subject",), 1, 90, True),
+    ],
+)
+def test_a_threshold_is_one_groups(group_by: tuple[str, ...], count: int, seconds: float, *, reached: bool) -> None:
+    summary = Summary(NOW, group_fields(group_by))
+    for sequence, age, subject in ((1, 5, "a"), (2, 10, "a"), (3, 90, "b")):
+        summary.add(letter(sequence, age, subject))
+    assert summary.reached(count, timedelta(seconds=seconds)) is reached
+
+
+def test_nothing_reaches_no_threshold_and_a_fast_clock_makes_no_negative_age() -> None:
+    assert not Summary(NOW, ()).reached(1)
+    assert Summary(NOW, ()).as_json()["oldest_age_seconds"] is None
+    ahead = Summary(NOW, ())
+    ahead.add(letter(1, -3))
+    assert ahead.reached(1)
+    assert ahead.as_json()["oldest_age_seconds"] == 0
+
+
+def test_fields_to_group_by_are_checked() -> None:
+    assert group_fields("reason") == ("reason",)
+    assert group_fields(["subject", "reason"]) == ("subject", "reason")
+    with pytest.raises(
+        SelectionError, match=r"expected fields to group by among reason, error_class, .*; found 'colour'"
+    ):
+        group_fields(["reason", "colour"])
+
+
+async def test_what_is_seen_is_counted_and_kept_whatever_was_selected(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["one", "two"], kind="a")
+    await let_die(connection, queue, ["three"], kind="b")
+    await let_die(connection, queue, ["late"], kind="a")
+    await complete(connection, queue, 4)
+    summary = await summarise(connection, queue, Selection(subject=f"{name}.jobs.a"), ["subject"])
+    assert (summary.dead, summary.ranges, summary.kept) == (2, [(1, 2)], 3)
+    assert (summary.dismissed, summary.uncertain, summary.undeliverable) == ({"completed": 1}, 0, 0)
+    assert str(summary) == "2 dead letters, 1 entries about other jobs (1 completed)"
+    assert (await summarise(connection, queue)).kept == 0
+
+
+async def test_parked_letters_are_counted_when_they_are_asked_for(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["one", "two"])
+    await redrive(connection, queue, RedriveOrder(Selection(sequences=frozenset({1})), max_redrives=0))
+    assert (await summarise(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
+    assert (await summarise(connection, queue)).ranges == [(2, 2)]
+
+
+async def test_jobs_that_nobody_told_of_are_counted(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await put(connection, queue, ["one", "two"])
+    # The worker dies with both, and nobody asks for more.
+    await take(connection, queue, 2)
+
+    async def dead() -> Summary | None:
+        summary = await summarise(connection, queue)
+        return summary if summary.reached(2) else None
+
+    assert (await eventually(dead)).ranges == [(1, 2)]
+
+
+async def test_a_queue_that_is_not_there_is_named(connection: Connection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=name):
+        await summarise(connection, small_queue(name))
+
+
+async def test_the_archive_lets_go_only_after_everything_was_seen(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(capture, "_YOUNG", timedelta())
+    queue = await make_queue(connection, name)
+    assert queue.archive is not None
+    await put(connection, queue, ["done"])
+    (job,) = await take(connection, queue, 1)
+    await job.ack()
+    await let_die(connection, queue, ["dead"])
+
+    async def archived() -> int:
+        assert queue.archive is not None
+        return int((await stream_info(connection, queue.archive.name))["state"]["messages"])
+
+    before = await archived()
+    await summarise(connection, queue, Selection(parked=True))
+    assert await archived() == before
+    await summarise(connection, queue, Selection(reasons=frozenset({Reason.UNDELIVERABLE})))
+    assert await archived() == before
+    summary = await summarise(connection, queue, Selection(error_class="of none"))
+    assert (summary.dead, summary.kept) == (0, 1)
+    assert await archived() < before

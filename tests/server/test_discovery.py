@@ -1,0 +1,301 @@
+"""Queues that were made by hand, among them those of the source documents, just as the documents make them."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, Verdict, find_dead_letters
+from airflow_provider_jetstream.jetstream.discovery import (
+    FoundDeadLetterQueue,
+    discover_queue,
+    find_dead_letter_queues,
+)
+from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, stream_info
+from testbed.queues import eventually, make_queue, pump, small_queue, stored_count, take
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from testbed.nats_server import NatsServer
+
+SECOND = 10**9
+MEGABYTE = 2**20
+
+
+@pytest.fixture
+async def alone(own_nats: NatsServer) -> AsyncIterator[Connection]:
+    """A server of which every stream is known."""
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as opened:
+        yield opened
+
+
+async def stream(connection: Connection, name: str, *subjects: str, **fields: Any) -> None:
+    config = {"name": name, "subjects": list(subjects), "storage": "file", "num_replicas": 1} | fields
+    await connection.api(f"STREAM.CREATE.{name}", config)
+
+
+async def consumer(connection: Connection, stream: str, name: str, **fields: Any) -> None:
+    config = {"durable_name": name, "name": name, "ack_policy": "explicit", "deliver_policy": "all"} | fields
+    await connection.api(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
+
+
+async def publish(connection: Connection, subject: str, body: str) -> int:
+    answer = await connection.request(subject, body.encode())
+    return int(json.loads(answer.data)["seq"])
+
+
+async def all_told(connection: Connection, queue: WorkQueue, consumer: str, count: int, within: float = 10) -> None:
+    letters = queue.dead_letters.name if queue.dead_letters else ""
+
+    async def told() -> bool:
+        await pump(connection, queue, consumer=consumer)
+        return await stored_count(connection, letters) == count
+
+    await eventually(told, within)
+
+
+async def test_the_orders_of_the_article(alone: Connection) -> None:
+    limits = {
+        "retention": "workqueue",
+        "discard": "new",
+        "max_msgs": -1,
+        "max_msgs_per_subject": -1,
+        "max_bytes": 256 * MEGABYTE,
+        "max_age": 0,
+        "duplicate_window": 120 * SECOND,
+        "deny_delete": True,
+        "deny_purge": False,
+        "allow_direct": True,
+    }
+    deaths = f"{MAX_DELIVERIES}.orders_stream.*"
+    await stream(alone, "orders_stream", "orders.*", max_msg_size=MEGABYTE, **limits)
+    await stream(alone, "orders_unprocessed", deaths, max_msg_size=-1, **limits)
+    backoff = {"backoff": [5 * SECOND], "max_deliver": 2}
+    await consumer(
+        alone, "orders_stream", "processor", description="Orders processor", filter_subject="orders.*", **backoff
+    )
+    await consumer(
+        alone, "orders_unprocessed", "unprocessed_order_handler", description="handle unprocessed jobs", **backoff
+    )
+    queue = await discover_queue(alone, "orders_stream")
+    assert queue.dead_letters is not None
+    assert (queue.dead_letters.name, queue.dead_letters.retention) == ("orders_unprocessed", "workqueue")
+    assert (queue.archive, queue.audit, queue.events, queue.atomic_redrive) == (None, None, None, False)
+    assert (queue.subjects, queue.deny_delete, queue.max_bytes) == (("orders.*",), True, 256 * MEGABYTE)
+    assert queue.consumer("processor").backoff == (5 * SECOND,)
+
+    for number in range(20):
+        await publish(alone, "orders.new", f"order-{number}")
+    for count in (20, 10):
+        # Every other order fails: it isn't acknowledged.
+        for message in await take(alone, queue, count, consumer="processor", within=15):
+            if message.metadata.sequence.stream % 2 == 0:
+                await message.ack_sync()
+    await all_told(alone, queue, "processor", 10, within=15)
+    findings = await find_dead_letters(alone, queue)
+    assert [(each.sequence, each.body.decode()) for each in findings.letters] == [
+        (number + 1, f"order-{number}") for number in range(0, 20, 2)
+    ]
+    assert {each.death.reason for each in findings.letters} == {Reason.MAX_DELIVERIES}
+    told = "\n".join(findings.risks)
+    for risk in ("no archive", "doesn't capture $JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED", "dead.orders_stream.>"):
+        assert risk in told
+    # Entries are removed in the way that deny_delete leaves, through the document's own processor.
+    entries = [entry for letter in findings.letters for entry in letter.entries]
+    assert await remove_entries(alone, queue, entries[:3]) == 0
+    assert await stored_count(alone, "orders_unprocessed") == 7
+    again = await find_dead_letters(alone, queue)
+    assert [each.sequence for each in again.letters] == [each.sequence for each in findings.letters]
+    assert [each.death.reason for each in again.letters].count(Reason.ORPHAN) == 3
+
+
+async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
+    await stream(
+        alone,
+        "jobs",
+        "jobs.*.*",
+        retention="workqueue",
+        discard="new",
+        max_msgs=20_000,
+        max_bytes=256 * MEGABYTE,
+        max_age=7 * 86_400 * SECOND,
+        duplicate_window=120 * SECOND,
+    )
+    for priority in ("high", "low"):
+        await consumer(alone, "jobs", priority, filter_subject=f"jobs.{priority}.*", max_deliver=3, ack_wait=SECOND)
+    with pytest.raises(QueueDeclarationError, match="expected dead_letters"):
+        await find_dead_letters(alone, await discover_queue(alone, "jobs"))
+    await stream(alone, "jobs_dlq", f"{MAX_DELIVERIES}.jobs.*")
+    (found,) = await find_dead_letter_queues(alone)
+    assert found == FoundDeadLetterQueue("jobs_dlq", ("jobs",), marked=False, messages=0)
+    config = (await stream_info(alone, "jobs_dlq"))["config"]
+    await alone.api("STREAM.UPDATE.jobs_dlq", config | {"metadata": {"dead_letter_queue": "true"}})
+    (found,) = await find_dead_letter_queues(alone)
+    assert found.marked
+    queue = await discover_queue(alone, "jobs")
+    assert queue.dead_letters is not None
+    assert (queue.dead_letters.name, queue.dead_letters.metadata) == ("jobs_dlq", {"dead_letter_queue": "true"})
+    assert [(each.name, each.max_deliver) for each in queue.consumers] == [("high", 3), ("low", 3)]
+    for priority in ("high", "low"):
+        await publish(alone, f"jobs.{priority}.my_job_id", f"{priority} job")
+        for _ in range(3):
+            (message,) = await take(alone, queue, 1, consumer=priority)
+            await message.nak()
+    await all_told(alone, queue, "high", 1)
+    await all_told(alone, queue, "low", 2)
+    findings = await find_dead_letters(alone, queue, Selection(consumer="low"))
+    assert [(each.body, each.subject, each.death.deliveries) for each in findings.letters] == [
+        (b"low job", "jobs.low.my_job_id", 3)
+    ]
+    assert len((await find_dead_letters(alone, queue)).letters) == 2
+
+
+async def test_the_poison_job_of_the_image_queue(alone: Connection) -> None:
+    await stream(
+        alone,
+        "IMAGES",
+        "IMAGES.>",
+        retention="workqueue",
+        discard="old",
+        max_msgs=-1,
+        max_bytes=-1,
+        max_age=0,
+        max_msg_size=512,
+        duplicate_window=3600 * SECOND,
+    )
+    await consumer(
+        alone,
+        "IMAGES",
+        "BW",
+        max_deliver=5,
+        ack_wait=30 * SECOND,
+        replay_policy="instant",
+        filter_subject="IMAGES.blackandwhite",
+    )
+    found = await discover_queue(alone, "IMAGES")
+    assert (found.dead_letters, found.max_msg_size, found.consumer("BW").max_deliver) == (None, 512, 5)
+    sequence = await publish(alone, "IMAGES.blackandwhite", "{}")
+    await publish(alone, "IMAGES.resize", '{"id": "1"}')
+    for _ in range(5):
+        # Where the document's worker crashes, this one hands back at once.
+        (message,) = await take(alone, found, 1, consumer="BW")
+        await message.nak()
+    await pump(alone, found, consumer="BW")
+    queue = WorkQueue(name="IMAGES", subjects="IMAGES.>", dead_letters="images-dead", consumers=found.consumers)
+    await provision(alone, queue)
+    # The advisory was sent when nobody kept it.
+    assert await stored_count(alone, "images-dead") == 0
+    findings = await find_dead_letters(alone, queue, Selection(sequences=frozenset({sequence})))
+    (letter,) = findings.letters
+    assert (letter.sequence, letter.body, letter.subject, letter.death.reason) == (
+        sequence,
+        b"{}",
+        "IMAGES.blackandwhite",
+        Reason.ORPHAN,
+    )
+    assert findings.undeliverable == 1
+    stored = await get_message(alone, "IMAGES", sequence)
+    assert stored is not None
+    assert stored.time == letter.time
+    adopted = await discover_queue(alone, "IMAGES")
+    assert adopted.archive is not None
+    assert adopted.audit is not None
+    assert (adopted.archive.name, adopted.audit.name) == ("IMAGES-archive", "IMAGES-audit")
+
+
+@pytest.mark.parametrize("atomic", [False, True])
+async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
+    connection: Connection, name: str, *, atomic: bool
+) -> None:
+    declared = await make_queue(
+        connection,
+        name,
+        consumer={"max_deliver": 4, "ack_wait": None, "backoff": ["1s", "5s"], "sample_freq": "100%"},
+        atomic_redrive=atomic,
+        max_age="2h",
+        description="for tests",
+    )
+    found = await discover_queue(connection, name)
+    assert found.atomic_redrive == atomic
+    assert (found.subjects, found.description, found.max_age) == (declared.subjects, "for tests", declared.max_age)
+    assert [each.name for each in found.companions()] == [each.name for each in declared.companions()]
+    assert found.consumer("worker").backoff == declared.consumer("worker").backoff
+    assert found.consumer("worker").sample_freq == "100%"
+    # Provisioning what was discovered changes nothing.
+    before = [await stream_info(connection, each.name) for each in (found, *found.companions())]
+    worker = (await consumer_info(connection, name, "worker"))["config"]
+    await provision(connection, found)
+    after = [await stream_info(connection, each.name) for each in (found, *found.companions())]
+    assert [each["config"] for each in after] == [each["config"] for each in before]
+    assert (await consumer_info(connection, name, "worker"))["config"] == worker
+    assert (await find_dead_letters(connection, found)).letters == ()
+
+
+async def test_streams_are_found_on_all_pages(alone: Connection) -> None:
+    for number in range(300):
+        await stream(alone, f"other-{number:03}", f"other.{number}", storage="memory")
+    await stream(alone, "zz", f"{MAX_DELIVERIES}.a.*", f"{MAX_DELIVERIES}.b.worker", "dead.a.>", storage="memory")
+    await stream(alone, "marked", "graves.>", metadata={"dead_letter_queue": "TRUE"}, storage="memory")
+    await stream(alone, "terminated", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>", storage="memory")
+    assert await find_dead_letter_queues(alone) == [
+        FoundDeadLetterQueue("marked", (), marked=True, messages=0),
+        FoundDeadLetterQueue("zz", ("a", "b"), marked=False, messages=0),
+    ]
+
+
+async def test_a_stream_of_all_advisories_serves_any_queue(alone: Connection) -> None:
+    await stream(alone, "all", "$JS.EVENT.ADVISORY.>")
+    (stored,) = await find_dead_letter_queues(alone)
+    assert (stored.name, stored.queues, stored.marked) == ("all", ("*",), False)
+    await stream(alone, "work", "work.>", retention="workqueue")
+    await consumer(alone, "work", "worker", max_deliver=1)
+    queue = await discover_queue(alone, "work")
+    assert queue.dead_letters is not None
+    assert queue.dead_letters.name == "all"
+    await publish(alone, "work.a", "a")
+    (message,) = await take(alone, queue, 1)
+    await message.nak()
+
+    async def found() -> bool:
+        return len((await find_dead_letters(alone, queue)).letters) == 1
+
+    await eventually(found)
+    assert (await find_dead_letters(alone, queue)).dismissed == ()
+
+
+async def test_what_cannot_be_discovered_is_told(connection: Connection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=f"expected stream {name}"):
+        await discover_queue(connection, name)
+    queue = await make_queue(connection, name)
+    with pytest.raises(QueueDeclarationError, match="expected a stream of work-queue retention, found limits: name"):
+        await discover_queue(connection, f"{name}-dead")
+    endless = (await consumer_info(connection, name, "worker"))["config"] | {"max_deliver": -1}
+    await connection.api(f"CONSUMER.DURABLE.CREATE.{name}.worker", {"stream_name": name, "config": endless})
+    with pytest.raises(QueueDeclarationError, match="set max_deliver, or drop dead_letters"):
+        await discover_queue(connection, name)
+    assert queue == small_queue(name)
+
+
+async def test_dead_letters_of_a_discovered_queue_with_stale_entries(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    body = {
+        "type": "io.nats.jetstream.advisory.v1.max_deliver",
+        "timestamp": "2020-01-01T00:00:00Z",
+        "stream": name,
+        "consumer": "worker",
+        "stream_seq": 1,
+        "deliveries": 1,
+    }
+    await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.worker", json.dumps(body).encode())
+    findings = await find_dead_letters(connection, await discover_queue(connection, name))
+    assert [each.verdict for each in findings.dismissed] == [Verdict.STALE]

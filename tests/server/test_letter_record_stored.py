@@ -1,0 +1,93 @@
+"""The record of a dead letter through a real server: kept, stored, read."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
+from testbed.queues import eventually, make_queue
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from testbed.nats_server import NatsServer
+
+
+async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: bytes) -> None:
+    """Publish headers that no Python client would send."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    await reader.readline()
+    head = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
+    writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
+    writer.write(f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode() + head + body + b"\r\nPING\r\n")
+    assert await reader.readline() == b"PONG\r\n"
+    writer.close()
+
+
+async def stored(connection: Connection, stream: str, sequence: int) -> StoredMessage:
+    # A publisher that asks for no acknowledgement isn't told when its message is stored.
+    message = await eventually(lambda: get_message(connection, stream, sequence))
+    assert message is not None
+    return message
+
+
+@pytest.mark.parametrize("body", [b"", bytes(range(256))], ids=["empty", "binary"])
+@pytest.mark.parametrize(
+    "headers",
+    [
+        b"Tag: b\r\nTag: a\r\nTag: b",
+        "City: Köln\r\nName: 大阪 👍".encode(),
+        b"Nats-Msg-Id: order-1\r\nNats-Expected-Last-Sequence: 0\r\nnats-odd: 1",
+        b"City: K\xf6ln\r\nTag: 1\r\nCity: Bonn",
+        b"Two Words: x\r\nSt\xc3\xa4dt: y\r\nTag:z\r\nEmpty:",
+        b"Lines: a\nb\rc",
+        b"Dead-Letter-Reason: mine\r\nDead-Letter-Sequence: 99\r\nTag: a",
+    ],
+    ids=["repeated", "beyond ASCII", "the server's", "no UTF-8", "odd names", "line breaks", "looks like a record"],
+)
+async def test_a_job_comes_back_from_its_record_as_it_was_stored(
+    nats: NatsServer, connection: Connection, name: str, headers: bytes, body: bytes
+) -> None:
+    await make_queue(connection, name)
+    await publish_raw(nats, f"{name}.jobs.a", headers, body)
+    original = await stored(connection, name, 1)
+    assert len(original.headers) >= 1
+    death = Death(name, "2026-11-20T00:00:00.1Z", 1, "worker", Reason.TERMINATED, datetime.now(UTC), None, 2, "größe")
+    kept = record_headers(
+        death, subject=original.subject, time=original.time, headers=original.headers, teller="worker"
+    )
+    ack = await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=kept)
+    record = read_record(await stored(connection, f"{name}-dead", ack.seq), name)
+    assert record is not None
+    found, job, parked = record
+    assert (found, parked) == (death, None)
+    assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
+    assert sorted(job.headers) == sorted(original.headers)
+    for repeated in {key for key, _ in original.headers}:
+        values = [value for key, value in original.headers if key == repeated]
+        assert [value for key, value in job.headers if key == repeated] == values
+
+
+async def test_a_record_sent_twice_is_stored_once(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    death = Death(name, "", 1, "worker", Reason.TERMINATED, datetime.now(UTC), deliveries=1)
+    kept = record_headers(death, subject="a", time="2026-11-20T00:00:00.1Z", headers=(), teller="worker")
+    publish = connection.client.jetstream().publish
+    first, second = [await publish(f"dead.{name}.worker.1", b"a", headers=kept) for _ in range(2)]
+    assert (second.seq, second.duplicate) == (first.seq, True)
+
+
+async def test_a_foreign_copy_in_another_encoding_is_read(nats: NatsServer, connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    headers = b"Dead-Letter-Sequence: 7\r\nDead-Letter-Explanation: K\xf6ln\r\nDead-Letter-Subject: K\xf6ln\r\nA: \xf6"
+    await publish_raw(nats, f"dead.{name}.worker", headers, b"x")
+    record = read_record(await stored(connection, f"{name}-dead", 1), name)
+    assert record is not None
+    death, job, _ = record
+    assert (death.sequence, death.consumer, death.explanation) == (7, "worker", "K\ufffdln")
+    assert (job.subject, job.headers) == ("", (("A", "\udcf6"),))

@@ -1,0 +1,232 @@
+"""Copies of dead letters' bodies, made before their server can lose them."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import (
+    DeadLetter,
+    Keeper,
+    Reason,
+    Scan,
+    Selection,
+    Source,
+    Verdict,
+    find_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.headers import Headers
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, late_ack_subject
+from airflow_provider_jetstream.jetstream.stored import get_message
+from testbed.queues import CONSUMER, eventually, let_die, make_queue, put, stored_count, take, use_up
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+HEADERS = (
+    ("Job-Id", "order-7"),
+    ("Tag", "a"),
+    ("Tag", "b"),
+    ("Customer", "Ünal"),
+    ("Nats-Expected-Last-Msg-Id", ""),
+    ("Dead-Letter-Reason", "the job's own"),
+    ("Nats-Foreign", "x"),
+)
+
+
+async def keep(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> tuple[int, int]:
+    chosen = selection or Selection()
+    scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
+    keeper = Keeper(connection, scan)
+    async for page in scan.pages(chosen):
+        await keeper.keep(page.letters)
+    return keeper.kept, keeper.not_kept
+
+
+async def letters(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> list[DeadLetter]:
+    return list((await find_dead_letters(connection, queue, selection)).letters)
+
+
+async def store_raw(connection: Connection, subject: str, headers: bytes, body: bytes) -> None:
+    """Store what the client itself wouldn't send."""
+    server = connection.client.connected_url
+    assert server is not None
+    reader, writer = await asyncio.open_connection(server.hostname, server.port)
+    head = b"NATS/1.0\r\n" + headers + b"\r\n"
+    command = f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode()
+    writer.write(b'CONNECT {"headers": true}\r\n' + command + head + body + b"\r\nPING\r\n")
+    await reader.readuntil(b"PONG\r\n")
+    writer.close()
+
+
+async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    body = bytes(range(256))
+    await connection.client.request(f"{name}.jobs.a", body, headers=Headers(HEADERS))
+    await store_raw(connection, f"{name}.jobs.b", b"Latin: Gr\xf6\xdfe\r\nLatin: \xff\r\nPlain: x\r\n", b"raw")
+
+    async def both() -> bool:
+        return await stored_count(connection, name) == 2
+
+    await eventually(both)
+    await use_up(connection, queue, 2)
+    before = await letters(connection, queue)
+    assert [each.kept for each in before] == [False, False]
+    assert await keep(connection, queue) == (2, 0)
+    assert await keep(connection, queue) == (0, 0)
+    after = await letters(connection, queue)
+    assert [(each.kept, each.entries) for each in after] == [(True, (1, 3)), (True, (2, 4))]
+    # The server deletes the originals, as it does after a change of leaders.
+    for sequence in (1, 2):
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
+    findings = await find_dead_letters(connection, queue)
+    assert findings.letters == ()
+    assert {each.verdict for each in findings.dismissed} == {Verdict.VANISHED}
+    back = await letters(connection, queue, Selection(vanished=True))
+    for original, letter in zip(before, back, strict=True):
+        assert (letter.source, letter.kept) == (Source.COPY, True)
+        assert (letter.body, letter.subject, letter.time) == (original.body, original.subject, original.time)
+        for header in {key for key, _ in original.headers}:
+            assert [pair for pair in letter.headers if pair[0] == header] == [
+                pair for pair in original.headers if pair[0] == header
+            ]
+        assert sorted(letter.headers) == sorted(original.headers)
+        assert letter.death == original.death
+
+
+async def test_a_terminated_letter_is_kept_from_the_archive_and_outlives_it(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await put(connection, queue, ["a"])
+    (message,) = await take(connection, queue, 1)
+    await connection.request(message.reply, b"+TERM no paper")
+    await eventually(lambda: _any(connection, f"{name}-dead"))
+    (before,) = await letters(connection, queue)
+    assert before.source == Source.ARCHIVE
+    assert await keep(connection, queue) == (1, 0)
+    await connection.api(f"STREAM.PURGE.{name}-archive")
+    (letter,) = await letters(connection, queue)
+    assert (letter.source, letter.body, letter.death) == (Source.COPY, b"a", before.death)
+    # Even the server's own word may be gone: a scan has proved it.
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 1})
+    (letter,) = await letters(connection, queue)
+    assert (letter.death.reason, letter.death.explanation) == (Reason.TERMINATED, "no paper")
+    assert letter.death.died_at == before.death.died_at
+
+
+async def _any(connection: Connection, stream: str) -> bool:
+    return await stored_count(connection, stream) > 0
+
+
+async def test_orphans_and_undeliverable_jobs_are_kept_and_stay_what_they_are(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.plain"})
+    await let_die(connection, queue, ["orphan"])
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    await put(connection, queue, ["nobody's"], kind="other")
+    both = Selection(reasons=frozenset({Reason.ORPHAN, Reason.UNDELIVERABLE}))
+    assert await keep(connection, queue, both) == (2, 0)
+    found = await letters(connection, queue, both)
+    assert [(each.sequence, each.death.reason, each.kept, len(each.entries)) for each in found] == [
+        (1, Reason.ORPHAN, True, 1),
+        (2, Reason.UNDELIVERABLE, True, 1),
+    ]
+    assert await keep(connection, queue, both) == (0, 0)
+    assert [each.sequence for each in await letters(connection, queue)] == [1]
+    assert (await get_message(connection, f"{name}-dead", 3) or found[0]).subject == f"dead.{name}._.2"
+
+
+async def test_a_letter_of_which_a_copy_was_deleted_is_kept_again(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    assert await keep(connection, queue) == (1, 0)
+    # The server remembers the copy's id for two minutes.
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 2})
+    assert await keep(connection, queue) == (1, 0)
+    (letter,) = await letters(connection, queue)
+    assert (letter.kept, letter.entries) == (True, (1, 3))
+    assert await keep(connection, queue) == (0, 0)
+
+
+async def test_scans_side_by_side_keep_one_copy(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    scans = [await Scan.begin(connection, queue) for _ in range(2)]
+    for scan in scans:
+        keeper = Keeper(connection, scan)
+        async for page in scan.pages(Selection()):
+            await keeper.keep(page.letters)
+    assert await stored_count(connection, f"{name}-dead") == 4
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"subjects": [f"{MAX_DELIVERIES}.{{name}}.*", f"{TERMINATED}.{{name}}.*"]},
+        {"max_msg_size": 300},
+        {"max_msgs": 2, "discard": "new"},
+    ],
+)
+async def test_where_nothing_can_be_kept_it_is_counted(
+    connection: Connection, name: str, fields: dict[str, object]
+) -> None:
+    told = {
+        key: [each.format(name=name) for each in value] if isinstance(value, list) else value
+        for key, value in fields.items()
+    }
+    queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead"} | told)
+    await let_die(connection, queue, ["a" * 300, "b" * 300])
+    assert await keep(connection, queue) == (0, 2)
+    findings = await find_dead_letters(connection, queue)
+    assert [(each.sequence, each.kept) for each in findings.letters] == [(1, False), (2, False)]
+    if "subjects" in fields:
+        assert any(f"doesn't capture dead.{name}.>" in risk for risk in findings.risks)
+
+
+async def test_what_was_finished_late_after_it_was_kept_is_no_letter(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=False)
+    await let_die(connection, queue, ["a"])
+    await keep(connection, queue)
+    await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, [each.verdict for each in findings.dismissed]) == ((), [Verdict.VANISHED])
+
+
+async def test_twenty_thousand_letters(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_ack_pending": -1, "ack_wait": "30s"})
+    count = 20_000
+    for start in range(0, count, 1_000):
+        sequences = await _put_fast(connection, queue, start, 1_000)
+        await use_up(connection, queue, sequences)
+    started = time.monotonic()
+    scan = await Scan.begin(connection, queue)
+    begun = time.monotonic()
+    seen: list[int] = []
+    async for page in scan.pages(Selection()):
+        seen += [letter.sequence for letter in page.letters]
+    ended = time.monotonic()
+    assert seen == list(range(1, count + 1))
+    keeper = Keeper(connection, scan)
+    rest: list[int] = []
+    async for page in scan.pages(Selection(), after=15_000):
+        rest += [letter.sequence for letter in page.letters]
+        await keeper.keep(page.letters)
+    kept = time.monotonic()
+    assert rest == seen[15_000:]
+    assert keeper.kept == 5_000
+    print(f"begin {begun - started:.1f} s, 20,000 proved in {ended - begun:.1f} s, 5,000 kept in {kept - ended:.1f} s")
+
+
+async def _put_fast(connection: Connection, queue: WorkQueue, start: int, count: int) -> int:
+    for number in range(start, start + count):
+        await connection.client.publish(f"{queue.name}.jobs.plain", str(number).encode())
+
+    async def stored() -> bool:
+        return await stored_count(connection, queue.name) == start + count
+
+    await eventually(stored)
+    return count

@@ -1,0 +1,456 @@
+"""What became of jobs that are gone, or that are said to be dead and aren't."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import Counter
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.audit import Audit, LetterRecord
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import (
+    DeadLetter,
+    Findings,
+    Reason,
+    Selection,
+    Source,
+    Verdict,
+    find_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.headers import Headers
+from airflow_provider_jetstream.jetstream.names import copy_subject, late_ack_subject
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, stream_info
+from testbed.queues import (
+    CONSUMER,
+    complete,
+    eventually,
+    let_die,
+    make_queue,
+    pump,
+    put,
+    stored_count,
+    take,
+    use_up,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+# As the server stores them; the client can't be made to send all of it.
+AWKWARD = (("Tag", "a"), ("Tag", "b"), ("Customer", "Ünal"), ("Trace", ""))
+
+
+async def put_raw(
+    connection: Connection, queue: WorkQueue, body: bytes, headers: tuple[tuple[str, str], ...] = ()
+) -> int:
+    answer = await connection.client.request(
+        f"{queue.name}.jobs.plain", body, timeout=connection.timeout, headers=Headers(headers)
+    )
+    return int(json.loads(answer.data)["seq"])
+
+
+async def one_dismissed(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> Verdict:
+    findings = await find_dead_letters(connection, queue, selection)
+    assert findings.letters == ()
+    (dismissal,) = findings.dismissed
+    return dismissal.verdict
+
+
+async def one_letter(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> DeadLetter:
+    (letter,) = (await find_dead_letters(connection, queue, selection)).letters
+    return letter
+
+
+async def entries(connection: Connection, queue: WorkQueue, count: int) -> None:
+    async def there() -> bool:
+        await pump(connection, queue)
+        return await stored_count(connection, f"{queue.name}-dead") >= count
+
+    await eventually(there)
+
+
+async def terminate(connection: Connection, queue: WorkQueue, answer: bytes = b"+TERM") -> None:
+    """End the next job as a worker in any language does."""
+    (message,) = await take(connection, queue, 1)
+    before = await stored_count(connection, f"{queue.name}-dead")
+    await connection.request(message.reply, answer)
+    await entries(connection, queue, before + 1)
+
+
+def summary(findings: Findings) -> tuple[list[int], dict[int, Verdict]]:
+    return [each.sequence for each in findings.letters], {each.sequence: each.verdict for each in findings.dismissed}
+
+
+@pytest.mark.parametrize(("answer", "reason"), [(b"+TERM no such printer", "no such printer"), (b"+TERM", None)])
+async def test_a_terminated_job_comes_back_from_the_archive(
+    connection: Connection, name: str, answer: bytes, reason: str | None
+) -> None:
+    queue = await make_queue(connection, name)
+    body = bytes(range(256))
+    sequence = await put_raw(connection, queue, body, AWKWARD)
+    stored = await get_message(connection, name, sequence)
+    assert stored is not None
+    await terminate(connection, queue, answer)
+    assert await get_message(connection, name, sequence) is None
+    letter = await one_letter(connection, queue)
+    assert (letter.body, letter.headers, letter.subject, letter.time) == (body, AWKWARD, stored.subject, stored.time)
+    assert (letter.source, letter.kept, letter.entries) == (Source.ARCHIVE, False, (1,))
+    death = letter.death
+    assert (death.reason, death.explanation, death.consumer, death.deliveries) == (
+        Reason.TERMINATED,
+        reason,
+        CONSUMER,
+        1,
+    )
+    assert letter.ready_at == death.died_at
+
+
+async def test_what_was_stored_raw_comes_back_raw(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    message = b"NATS/1.0\r\nLatin: Gr\xf6\xdfe\r\n\r\nbody"
+    # The client sends only UTF-8.
+    server = connection.client.connected_url
+    assert server is not None
+    reader, writer = await asyncio.open_connection(server.hostname, server.port)
+    sizes = f"{len(message) - len(b'body')} {len(message)}".encode()
+    writer.write(b'CONNECT {"headers": true}\r\nHPUB ' + f"{name}.jobs.plain ".encode() + sizes + b"\r\n")
+    writer.write(message + b"\r\nPING\r\n")
+    await reader.readuntil(b"PONG\r\n")
+    writer.close()
+    await terminate(connection, queue)
+    letter = await one_letter(connection, queue)
+    assert letter.headers == (("Latin", b"Gr\xf6\xdfe".decode("utf-8", "surrogateescape")),)
+
+
+async def test_headers_that_look_like_the_servers_stay_the_jobs(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    forwarded = (("Nats-Stream", "elsewhere"), ("Nats-Sequence", "77"), ("Nats-Subject", "a.b"), ("Own", "x"))
+    for number in range(3):
+        await put_raw(connection, queue, str(number).encode(), forwarded)
+        await terminate(connection, queue)
+    letters = (await find_dead_letters(connection, queue)).letters
+    assert [(each.sequence, each.body, each.headers) for each in letters] == [
+        (1, b"0", forwarded),
+        (2, b"1", forwarded),
+        (3, b"2", forwarded),
+    ]
+    assert {each.subject for each in letters} == {f"{name}.jobs.plain"}
+
+
+async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_named(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=False)
+    before = await find_dead_letters(connection, queue)
+    await put(connection, queue, ["a"])
+    await terminate(connection, queue)
+    findings = await find_dead_letters(connection, queue)
+    assert summary(findings) == ([], {1: Verdict.LOST})
+    assert any(risk.startswith(f"{name} has no archive") for risk in before.risks)
+
+
+async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, max_age="1h")
+    await put(connection, queue, ["a"])
+    await take(connection, queue, 1)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+    await entries(connection, queue, 1)
+    assert await one_dismissed(connection, queue) == Verdict.SPURIOUS
+
+
+async def test_a_job_that_expired_in_a_workers_hands_is_a_dead_letter(connection: Connection, name: str) -> None:
+    queue = await make_queue(
+        connection, name, max_age="1s", duplicate_window="1s", consumer={"ack_wait": "30s", "sample_freq": "100%"}
+    )
+    await put(connection, queue, ["a"])
+    await take(connection, queue, 1)
+    await entries(connection, queue, 1)
+    letter = await one_letter(connection, queue)
+    assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, Source.ARCHIVE)
+
+
+async def test_a_job_that_expired_by_its_own_limit_took_its_copy_along(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    config = (await stream_info(connection, name))["config"] | {"allow_msg_ttl": True}
+    await connection.api(f"STREAM.UPDATE.{name}", config)
+    await put_raw(connection, queue, b"a", (("Nats-TTL", "1s"),))
+    await put_raw(connection, queue, b"b", (("Nats-TTL", "never"),))
+    await take(connection, queue, 2)
+    await entries(connection, queue, 1)
+    findings = await find_dead_letters(connection, queue)
+    assert summary(findings) == ([], {1: Verdict.LOST})
+    assert any("Nats-TTL" in risk for risk in findings.risks)
+
+
+@pytest.mark.parametrize("sampled", ["100%", None])
+async def test_a_metric_tells_a_job_acknowledged_in_time_from_one_whose_time_was_over(
+    connection: Connection, name: str, sampled: str | None
+) -> None:
+    queue = await make_queue(
+        connection, name, max_age="1h", consumer={"ack_wait": "30s"} | ({"sample_freq": sampled} if sampled else {})
+    )
+    await put(connection, queue, "abc")
+    for message in await take(connection, queue, 3):
+        await message.ack_sync()
+    # The server says so in error, long after.
+    deletion = {
+        "type": "io.nats.jetstream.advisory.v1.terminated",
+        "timestamp": (datetime.now(UTC) + timedelta(hours=2)).isoformat(),
+        "stream": name,
+        "consumer": CONSUMER,
+        "stream_seq": 2,
+        "deliveries": 1,
+        "reason": "Unacknowledged message was deleted",
+    }
+    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{name}.{CONSUMER}"
+    await connection.client.jetstream().publish(subject, json.dumps(deletion).encode())
+    letters, dismissed = summary(await find_dead_letters(connection, queue))
+    assert (letters, dismissed) == (([], {2: Verdict.SPURIOUS}) if sampled else ([2], {}))
+
+
+@pytest.mark.parametrize("deliveries", [1, 5])
+@pytest.mark.parametrize("told_by", ["metrics", "completions", "nothing"])
+async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
+    own_nats: NatsServer, name: str, told_by: str, deliveries: int
+) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    consumer = {"ack_wait": "2s", "max_deliver": deliveries, "max_ack_pending": 1000}
+    sampled: dict[str, Any] = {"sample_freq": "100%"} if told_by == "metrics" else {}
+    # Nothing but a metric or a completion tells an acknowledged job from one whose time was over.
+    limited: dict[str, Any] = {} if told_by == "nothing" else {"max_age": "20s", "duplicate_window": "20s"}
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, name, consumer=consumer | sampled, **limited)
+        # It keeps the consumer from leaving the others behind.
+        await let_die(connection, queue, ["dead"])
+        await put(connection, queue, map(str, range(50)))
+        messages = await take(connection, queue, 50)
+        # The server writes down that they are delivered, and has no time to write down that they are done.
+        await asyncio.sleep(0.3)
+        for message in messages:
+            if told_by == "completions":
+                await complete(connection, queue, message.metadata.sequence.stream)
+            await message.ack_sync()
+        own_nats.kill()
+    own_nats.start()
+    async with connect(settings) as connection:
+        early = await find_dead_letters(connection, queue)
+        assert {each.sequence for each in early.letters if each.source != Source.QUEUE} == set()
+
+        async def idle() -> bool:
+            await pump(connection, queue)
+            return (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 0
+
+        # The server may have lost the last acknowledgement itself; that job is stored, and is delivered once more.
+        returned = await stored_count(connection, name) - 1
+        if deliveries > 1 and returned:
+            (message,) = await take(connection, queue, returned)
+            await message.ack_sync()
+        await eventually(idle)
+        findings = await find_dead_letters(connection, queue)
+        letters, dismissed = summary(findings)
+        assert returned <= 1
+        assert letters[0] == 1
+        assert len(letters) <= 1 + (returned if told_by != "completions" else 0)
+        assert {each.source for each in findings.letters} == {Source.QUEUE}
+        print(f"{told_by}, {deliveries} deliveries: {Counter(dismissed.values())}, early: {early.risks}")
+        assert (
+            set(dismissed.values())
+            <= {
+                "metrics": {Verdict.SPURIOUS, Verdict.VANISHED},
+                "completions": {Verdict.COMPLETED},
+                "nothing": {Verdict.SPURIOUS, Verdict.VANISHED},
+            }[told_by]
+        )
+        if told_by == "metrics":
+            again = await find_dead_letters(connection, queue, Selection(vanished=True))
+            assert [each.sequence for each in again.letters] == letters
+
+
+@pytest.mark.parametrize(("archive", "verdict"), [(True, Verdict.VANISHED), (False, Verdict.GONE)])
+async def test_a_slow_worker_finished_the_job_after_its_death(
+    connection: Connection, name: str, *, archive: bool, verdict: Verdict
+) -> None:
+    queue = await make_queue(connection, name, archive=archive)
+    await let_die(connection, queue, "ab")
+    await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
+    assert summary(await find_dead_letters(connection, queue)) == ([2], {1: verdict})
+    again = await find_dead_letters(connection, queue, Selection(vanished=True))
+    assert summary(again) == ([1, 2] if archive else [2], {} if archive else {1: verdict})
+    await complete(connection, queue, 1)
+    for selection in (Selection(), Selection(vanished=True)):
+        findings = await find_dead_letters(connection, queue, selection)
+        assert summary(findings) == ([2], {1: Verdict.COMPLETED})
+
+
+async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
+    (sequence, _) = await put(connection, queue, "ab")
+    await complete(connection, queue, sequence)
+    await use_up(connection, queue, 2)
+    findings = await find_dead_letters(connection, queue)
+    assert summary(findings) == ([2], {1: Verdict.COMPLETED})
+    assert findings.dismissed[0].stored
+
+
+async def test_a_completion_of_an_earlier_stream_does_not_count(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await complete(connection, queue, 1)
+    await connection.api(f"STREAM.DELETE.{name}")
+    await provision(connection, queue)
+    await let_die(connection, queue, "a")
+    assert summary(await find_dead_letters(connection, queue)) == ([1], {})
+
+
+async def store_record(connection: Connection, queue: WorkQueue, sequence: int, **headers: str) -> None:
+    told = {"Dead-Letter-Subject": f"{queue.name}.jobs.plain", "Dead-Letter-Reason": "terminated"} | {
+        f"Dead-Letter-{key.replace('_', '-')}": value for key, value in headers.items()
+    }
+    subject = copy_subject(queue.name, CONSUMER, sequence)
+    await connection.client.jetstream().publish(subject, b"kept", headers=told)
+
+
+async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=False)
+    await put(connection, queue, ["kept"])
+    await store_record(connection, queue, 1, Explanation="no paper", Error_Class="PaperError", Deliveries="1")
+    await terminate(connection, queue, b"+TERM no paper at all")
+    letter = await one_letter(connection, queue)
+    assert (letter.body, letter.source, letter.kept, letter.entries) == (b"kept", Source.COPY, True, (1, 2))
+    assert (letter.death.explanation, letter.death.error_class) == ("no paper", "PaperError")
+    assert letter.death.reason == Reason.TERMINATED
+
+
+async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
+    await put(connection, queue, ["kept"])
+    (message,) = await take(connection, queue, 1)
+    await store_record(connection, queue, 1)
+    assert await one_dismissed(connection, queue) == Verdict.ALIVE
+    # Another one gets the job and finishes it, and leaves no completion.
+    await message.ack_sync()
+    assert await one_dismissed(connection, queue) == Verdict.VANISHED
+    letter = await one_letter(connection, queue, Selection(vanished=True))
+    assert (letter.body, letter.source) == (b"kept", Source.COPY)
+
+
+async def test_where_terminations_go_unheard_a_workers_copy_counts(connection: Connection, name: str) -> None:
+    subjects = [f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.*", f"dead.{name}.>", f"parked.{name}.>"]
+    queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": subjects})
+    await put(connection, queue, ["kept"])
+    (message,) = await take(connection, queue, 1)
+    await store_record(connection, queue, 1)
+    await message.term()
+    await eventually(lambda: gone(connection, queue, 1))
+    findings = await find_dead_letters(connection, queue)
+    assert [(each.body, each.death.reason) for each in findings.letters] == [(b"kept", Reason.TERMINATED)]
+    assert any("terminated jobs go unseen" in risk for risk in findings.risks)
+
+
+async def gone(connection: Connection, queue: WorkQueue, sequence: int) -> bool:
+    return await get_message(connection, queue.name, sequence) is None
+
+
+async def test_a_workers_copy_of_a_stored_dead_job_tells_more_whatever_its_clock_says(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    past, future = "2001-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
+    for sequence, clock in ((1, past), (2, future)):
+        await store_record(connection, queue, sequence, Reason="max_deliveries", Last_Failure=clock, Explanation="eh")
+    letters = (await find_dead_letters(connection, queue)).letters
+    assert [(each.sequence, each.death.reason, each.death.explanation) for each in letters] == [
+        (1, Reason.MAX_DELIVERIES, "eh"),
+        (2, Reason.MAX_DELIVERIES, "eh"),
+    ]
+    assert letters[1].death.died_at <= datetime.now(UTC)
+
+
+async def test_copies_of_an_earlier_stream_do_not_leak_into_a_letter(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    created = (await stream_info(connection, name))["created"]
+    await connection.api(f"STREAM.DELETE.{name}")
+    await provision(connection, queue)
+    # A slow worker of the earlier stream has its last word after the new one was created.
+    await store_record(connection, queue, 1, Stream_Created=created, Explanation="about another job")
+    await store_record(connection, queue, 2, Stream_Created=created)
+    await put(connection, queue, ["new"])
+    await use_up(connection, queue, 1)
+    findings = await find_dead_letters(connection, queue)
+    (letter,) = findings.letters
+    assert (letter.body, letter.kept, letter.death.explanation, letter.entries) == (b"new", False, None, (1, 3))
+    assert summary(findings)[1] == {2: Verdict.STALE}
+
+
+async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    created = (await stream_info(connection, name))["created"]
+    audit = await Audit.open(connection, queue, created)
+    assert audit is not None
+    for sequence in (1, 2):
+        await audit.write(
+            LetterRecord(
+                stream=name,
+                created=created,
+                sequence=sequence,
+                action="requeued",
+                subject=f"{name}.jobs.plain",
+                reason="max_deliveries",
+                fingerprint="",
+            )
+        )
+    await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
+    alive = {1: Verdict.STALE, 2: Verdict.STALE}
+    assert summary(await find_dead_letters(connection, queue)) == ([], alive)
+    first, second = await take(connection, queue, 2)
+    assert summary(await find_dead_letters(connection, queue)) == ([], alive)
+    await connection.request(first.reply, b"+TERM again")
+    await second.ack_sync()
+    await entries(connection, queue, 3)
+    findings = await find_dead_letters(connection, queue)
+    assert summary(findings) == ([1], {2: Verdict.REDRIVEN})
+    assert findings.letters[0].death.explanation == "again"
+
+
+@pytest.mark.parametrize(
+    "junk",
+    [
+        {"stream_seq": 2**70},
+        {"stream_seq": -1},
+        {"stream_seq": 0},
+        {"timestamp": "2026-01-01T00:00:00"},
+        {"timestamp": "0001-01-01T00:00:00Z"},
+        {"deliveries": 2**80},
+        {"deliveries": -5},
+        {"consumer": "\x00"},
+    ],
+)
+async def test_whatever_an_entry_says_the_others_are_read(
+    connection: Connection, name: str, junk: dict[str, Any]
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    advisory = {
+        "type": "io.nats.jetstream.advisory.v1.max_deliver",
+        "timestamp": datetime.now(UTC).isoformat(),
+        "stream": name,
+        "consumer": CONSUMER,
+        "stream_seq": 9,
+        "deliveries": 1,
+    }
+    subject = f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.{CONSUMER}"
+    await connection.client.jetstream().publish(subject, json.dumps(advisory | junk).encode())
+    await store_record(connection, queue, 9, Sequence="9" * 20, Deliveries="9" * 20, Time="x", Stream_Created="y")
+    findings = await find_dead_letters(connection, queue)
+    assert [each.sequence for each in findings.letters] == [1]

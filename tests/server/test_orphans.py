@@ -1,0 +1,489 @@
+"""Dead letters that nobody told of, and what the consumers' numbers say about those that somebody did."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import (
+    Dismissal,
+    Findings,
+    Reason,
+    Scan,
+    Selection,
+    Verdict,
+    find_dead_letters,
+)
+from airflow_provider_jetstream.jetstream.dead_letters.circumstances import look_around
+from airflow_provider_jetstream.jetstream.dead_letters.entries import read_index
+from airflow_provider_jetstream.jetstream.dead_letters.orphans import reckon
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, marker_subject
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
+from testbed.queues import (
+    CONSUMER,
+    complete,
+    drain,
+    eventually,
+    let_die,
+    make_queue,
+    pump,
+    put,
+    small_queue,
+    stored_count,
+    take,
+    use_up,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Collection
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+
+def sequences(findings: Findings) -> list[int]:
+    return [letter.sequence for letter in findings.letters]
+
+
+async def delivered_for_the_last_time(connection: Connection, queue: WorkQueue, count: int) -> None:
+    for _ in range(queue.consumer(CONSUMER).max_deliver or 1):
+        await take(connection, queue, count, within=20)
+
+
+async def idle(connection: Connection, queue: WorkQueue, within: float = 10) -> None:
+    """Wait until nothing is in flight, without a worker's help."""
+
+    async def nothing_in_flight() -> bool:
+        await pump(connection, queue)
+        return (await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0
+
+    await eventually(nothing_in_flight, within)
+
+
+async def forget(connection: Connection, queue: WorkQueue) -> None:
+    await connection.api(f"STREAM.PURGE.{queue.name}-dead")
+
+
+@pytest.mark.parametrize(
+    "consumer",
+    [
+        {"max_deliver": 1, "ack_wait": "500ms"},
+        {"max_deliver": 3, "ack_wait": "300ms"},
+        {"max_deliver": 3, "ack_wait": None, "backoff": ["200ms", "400ms", "600ms"]},
+    ],
+)
+async def test_all_workers_died_before_the_last_ack_wait_was_over(
+    connection: Connection, name: str, consumer: dict[str, Any]
+) -> None:
+    queue = await make_queue(connection, name, consumer=consumer)
+    await put(connection, queue, ["done"])
+    await drain(connection, queue)
+    await put(connection, queue, "abc")
+    await delivered_for_the_last_time(connection, queue, 3)
+    early = await find_dead_letters(connection, queue)
+    await asyncio.sleep(0.8)
+    looks = [await find_dead_letters(connection, queue) for _ in range(2)]
+    assert sequences(early) == []
+    assert sequences(looks[-1]) == [2, 3, 4]
+    assert {letter.death.reason for letter in looks[-1].letters} == {Reason.MAX_DELIVERIES}
+    assert [letter.body for letter in looks[-1].letters] == [b"a", b"b", b"c"]
+
+
+async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, dead_letters=None, consumer={"max_deliver": 2})
+    await put(connection, queue, "abc")
+    await delivered_for_the_last_time(connection, queue, 3)
+    await asyncio.sleep(0.6)
+    await idle(connection, queue)
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.uncertain) == ([1, 2, 3], 0)
+    (first, *_) = findings.letters
+    assert (first.death.reason, first.death.consumer, first.entries, first.kept) == (Reason.ORPHAN, "worker", (), False)
+    # Later than its last failure, yet not in the future.
+    assert datetime.fromisoformat(first.time) < first.death.died_at <= datetime.now(UTC)
+
+
+async def test_the_dead_letter_queue_was_full(connection: Connection, name: str) -> None:
+    full = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
+    queue = await make_queue(connection, name, dead_letters=full)
+    await put(connection, queue, "abcd")
+    for message in await take(connection, queue, 4):
+        await message.nak()
+    await idle(connection, queue)
+    findings = await find_dead_letters(connection, queue)
+    assert sequences(findings) == [1, 2, 3, 4]
+    assert [letter.death.reason for letter in findings.letters].count(Reason.ORPHAN) == 2
+    assert f"{name}-dead is full and refuses what is new: deaths are found by counting only; raise max_msgs" in (
+        findings.risks
+    )
+
+
+async def test_the_advisories_were_deleted_by_hand(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "abcd")
+    for entry in (2, 3):
+        await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": entry})
+    findings = await find_dead_letters(connection, queue)
+    reasons = {letter.sequence: letter.death.reason for letter in findings.letters}
+    told, untold = Reason.MAX_DELIVERIES, Reason.ORPHAN
+    assert reasons == {1: told, 2: untold, 3: untold, 4: told}
+
+
+async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name: str) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"})
+        await put(connection, queue, map(str, range(200)))
+        await take(connection, queue, 200)
+        await take(connection, queue, 200)
+        # It is killed in the middle of telling.
+        asker = asyncio.ensure_future(pump(connection, queue))
+        await asyncio.sleep(0.31)
+        own_nats.kill()
+        await asyncio.wait([asker], timeout=0.1)
+        asker.cancel()
+        await asyncio.gather(asker, return_exceptions=True)
+    own_nats.start()
+    async with connect(settings) as connection:
+        # What the crash made alive again may be delivered once more.
+        await asyncio.sleep(0.7)
+        await idle(connection, queue)
+        left = (await drain(connection, queue)).total()
+        findings = await find_dead_letters(connection, queue)
+        assert len(findings.letters) + left == 200
+        assert (findings.uncertain, findings.dismissed) == (0, ())
+        untold = [letter for letter in findings.letters if letter.death.reason == Reason.ORPHAN]
+        print(f"{len(findings.letters)} dead, {len(untold)} untold, {left} delivered again")
+
+
+async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await put(connection, queue, "abcde")
+    alive, *others = await take(connection, queue, 4)
+    for message in others:
+        await message.nak()
+
+    async def told() -> bool:
+        await pump(connection, queue)
+        return await stored_count(connection, f"{name}-dead") == 3
+
+    await eventually(told)
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 1})
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 3})
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.uncertain) == ([3], 2)
+    await alive.ack_sync()
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.uncertain) == ([2, 3, 4], 0)
+
+
+async def test_below_what_is_in_flight_the_untold_are_certain(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await let_die(connection, queue, "ab")
+    await put(connection, queue, ["done"])
+    await drain(connection, queue)
+    await forget(connection, queue)
+    await put(connection, queue, ["alive"])
+    await take(connection, queue, 1)
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.uncertain) == ([1, 2], 0)
+
+
+async def test_an_untold_death_behind_a_stale_entry_is_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await connection.api(f"STREAM.DELETE.{name}")
+    await connection.api(f"STREAM.UPDATE.{name}-dead", {"name": f"{name}-dead", "subjects": [f"{name}.nothing"]})
+    queue = await make_queue(connection, name, dead_letters=None)
+    await put(connection, queue, "cd")
+    for message in await take(connection, queue, 2):
+        await message.nak()
+    await idle(connection, queue)
+    queue = small_queue(name)
+    await provision(connection, queue)
+    findings = await find_dead_letters(connection, queue)
+    assert [(each.sequence, each.body, each.death.reason) for each in findings.letters] == [
+        (1, b"c", Reason.ORPHAN),
+        (2, b"d", Reason.ORPHAN),
+    ]
+
+
+async def test_an_orphan_whose_completion_is_stored_is_completed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await forget(connection, queue)
+    await complete(connection, queue, 1)
+    findings = await find_dead_letters(connection, queue)
+    assert sequences(findings) == [2]
+    ((done),) = findings.dismissed
+    assert (done.sequence, done.verdict, done.consumer, done.stored) == (1, Verdict.COMPLETED, "worker", True)
+
+
+async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_named(
+    connection: Connection, name: str
+) -> None:
+    consumer = {"filter_subject": f"{name}.jobs.plain"}
+    queue = await make_queue(connection, name, consumer=consumer)
+    await let_die(connection, queue, ["dead"])
+    await put(connection, queue, ["nobody's", "nobody's either"], kind="other")
+    await put(connection, queue, ["waiting"])
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.undeliverable, findings.uncertain) == ([1], 2, 0)
+    named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
+    findings = await find_dead_letters(connection, queue, named)
+    assert [(each.sequence, each.body, each.death.consumer) for each in findings.letters] == [
+        (2, b"nobody's", None),
+        (3, b"nobody's either", None),
+    ]
+    both = Selection(reasons=frozenset({Reason.UNDELIVERABLE, Reason.MAX_DELIVERIES}))
+    assert sequences(await find_dead_letters(connection, queue, both)) == [1, 2, 3]
+
+
+async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await put(connection, queue, "c")
+    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.undeliverable) == ([], 3)
+    assert {each.verdict for each in findings.dismissed} == {Verdict.STALE}
+    named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
+    scan = await Scan.begin(connection, queue)
+    letters = [letter async for letter in scan.letters(named)]
+    assert [(each.sequence, each.entries) for each in letters] == [(1, (1,)), (2, (2,)), (3, ())]
+    again = await scan.prove_again(letters)
+    assert again == letters
+
+
+async def test_the_markers_of_atomic_redrives_are_no_jobs(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, atomic_redrive=True)
+    await connection.client.jetstream().publish(marker_subject(name, 1), b"")
+    await put(connection, queue, ["job"])
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.undeliverable, findings.uncertain) == ((), 0, 0)
+
+
+async def test_a_death_that_the_server_forgot_in_a_crash_is_not_given_while_the_job_is_alive(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
+    await let_die(connection, queue, ["dead"])
+    (sequence,) = await put(connection, queue, ["alive"])
+    await take(connection, queue, 1)
+    # The advisory is stored, and the job is in flight all the same.
+    advisory = {
+        "type": "io.nats.jetstream.advisory.v1.max_deliver",
+        "timestamp": datetime.now(UTC).isoformat(),
+        "stream": name,
+        "consumer": CONSUMER,
+        "stream_seq": sequence,
+        "deliveries": 2,
+    }
+    await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.{CONSUMER}", json.dumps(advisory).encode())
+    scan = await Scan.begin(connection, queue)
+    assert scan.reckoning.doubted == {CONSUMER}
+    assert [letter.sequence async for letter in scan.letters()] == []
+    assert scan.dismissed == {Verdict.ALIVE: 2}
+    await connection.request(f"$JS.ACK.{name}.{CONSUMER}.1.{sequence}.1.0.0", b"+ACK")
+    findings = await find_dead_letters(connection, queue)
+    assert (sequences(findings), findings.dismissed[0].verdict) == ([1], Verdict.VANISHED)
+
+
+async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_nats: NatsServer, name: str) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    alive_again = held_back = 0
+    async with connect(settings) as connection:
+        queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
+    for _ in range(20):
+        async with connect(settings) as connection:
+            await put(connection, queue, map(str, range(5)))
+            told = await stored_count(connection, f"{name}-dead")
+            for _ in range(2):
+                for message in await take(connection, queue, 5):
+                    await message.nak()
+            await say_one_death(connection, queue, told)
+            own_nats.kill()
+        own_nats.start()
+        async with connect(settings) as connection:
+            findings = await find_dead_letters(connection, queue)
+            info = await consumer_info(connection, name, CONSUMER)
+            alive = info["num_ack_pending"] + info["num_pending"]
+            assert len(findings.letters) + findings.uncertain + alive <= await stored_count(connection, name)
+            alive_again += alive
+            held_back += sum(each.verdict == Verdict.ALIVE for each in findings.dismissed)
+            await hand_back_until_dead(connection, queue)
+            findings = await find_dead_letters(connection, queue)
+            assert len(findings.letters) == await stored_count(connection, name)
+    print(f"alive again after a kill: {alive_again}, letters held back: {held_back}")
+
+
+async def say_one_death(connection: Connection, queue: WorkQueue, told: int) -> None:
+    """Not through the pump, which gives the server the time to write down what it did."""
+    inbox = connection.client.new_inbox()
+    await connection.client.subscribe(inbox)
+    ask = json.dumps({"batch": 1, "no_wait": True, "max_bytes": 1}).encode()
+
+    async def more() -> bool:
+        # What was handed back may arrive there after the first one.
+        await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}", ask, reply=inbox)
+        return await stored_count(connection, f"{queue.name}-dead") > told
+
+    await eventually(more)
+
+
+async def hand_back_until_dead(connection: Connection, queue: WorkQueue) -> None:
+    pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
+    while True:
+        info = await consumer_info(connection, queue.name, CONSUMER)
+        if not info["num_pending"] and not info["num_ack_pending"]:
+            return
+        with suppress(TimeoutError):
+            for message in await pull.fetch(100, timeout=0.2):
+                await message.nak()
+
+
+async def test_a_busy_queue(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "30s", "max_ack_pending": 500})
+    stopped = asyncio.Event()
+    poison: set[int] = set()
+    good: set[int] = set()
+
+    async def publish() -> None:
+        number = 0
+        while not stopped.is_set():
+            number += 1
+            body = "poison" if number % 50 == 0 else "good"
+            (sequence,) = await put(connection, queue, [body])
+            (poison if body == "poison" else good).add(sequence)
+
+    async def work() -> None:
+        pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=name)
+        while not stopped.is_set():
+            try:
+                messages = await pull.fetch(20, timeout=0.2)
+            except TimeoutError:
+                continue
+            for message in messages:
+                await (message.nak() if message.data == b"poison" else message.ack())
+
+    async def scan() -> AsyncIterator[Collection[int]]:
+        given: list[int] = []
+        deadline = time.monotonic() + 4
+        while time.monotonic() < deadline:
+            given = sequences(await find_dead_letters(connection, queue))
+            yield given
+
+    tasks = [asyncio.create_task(publish()), asyncio.create_task(work()), asyncio.create_task(work())]
+    scans = most = 0
+    async for given in scan():
+        scans += 1
+        most = max(most, len(given))
+        assert not set(given) & good
+    stopped.set()
+    await asyncio.gather(*tasks)
+    await drain(connection, queue)
+    await idle(connection, queue)
+    final = await find_dead_letters(connection, queue)
+    # The last poison may have been drained.
+    assert set(sequences(final)) <= poison
+    assert most >= len(poison) / 2
+    print(f"{scans} scans, {len(good)} jobs done, {len(poison)} poisoned, up to {most} given meanwhile")
+
+
+async def test_untold_deaths_below_the_floor_of_a_busy_queue_are_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await let_die(connection, queue, "abc")
+    await forget(connection, queue)
+    await put(connection, queue, ["done"])
+    await drain(connection, queue)
+    stopped = asyncio.Event()
+
+    async def churn() -> None:
+        while not stopped.is_set():
+            await put(connection, queue, map(str, range(5)))
+            for message in await take(connection, queue, 5):
+                await message.ack()
+
+    task = asyncio.create_task(churn())
+    looks = [await find_dead_letters(connection, queue) for _ in range(5)]
+    stopped.set()
+    await task
+    assert [sequences(look) for look in looks] == [[1, 2, 3]] * 5
+
+
+async def test_a_requeued_job_that_dies_again_untold_is_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    await provision(connection, queue)
+    await use_up(connection, queue, 1)
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 2})
+    assert await get_message(connection, f"{name}-dead", 1) is not None
+    findings = await find_dead_letters(connection, queue)
+    assert [(each.sequence, each.death.reason, each.entries) for each in findings.letters] == [(1, Reason.ORPHAN, (1,))]
+
+
+async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_nats: NatsServer, name: str) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+        await let_die(connection, queue, "ab")
+        scan = await Scan.begin(connection, queue)
+        letters = [letter async for letter in scan.letters()]
+        assert [letter.sequence for letter in letters] == [1, 2]
+        # A crash that makes the server forget the deaths.
+        await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
+        await take(connection, queue, 2)
+        # Long enough for the server to write it down.
+        await asyncio.sleep(0.3)
+        own_nats.kill()
+        own_nats.start()
+        await eventually(lambda: connection.client.is_connected and connection.client.stats["reconnects"] > 0)
+        found = await scan.prove_again(letters)
+        assert [each.verdict for each in found if isinstance(each, Dismissal)] == [Verdict.ALIVE, Verdict.ALIVE]
+
+
+async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await put(connection, queue, "abc")
+    dead, dying, _ = await take(connection, queue, 3)
+    await dead.nak()
+    await eventually(lambda: _told(connection, queue, 1))
+    around = await look_around(connection, name)
+    await dying.nak()
+    await eventually(lambda: _told(connection, queue, 2))
+    index = await read_index(connection, f"{name}-dead", name, around.created)
+    reckoning = await reckon(connection, around, index, None)
+    assert (reckoning.doubted, reckoning.uncertain, list(reckoning.orphans)) == (set(), 0, [])
+
+
+async def _told(connection: Connection, queue: WorkQueue, count: int) -> bool:
+    await pump(connection, queue)
+    return await stored_count(connection, f"{queue.name}-dead") == count
+
+
+async def test_a_stored_job_was_not_deleted_whatever_is_said(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["a"])
+    await forget(connection, queue)
+    deletion = {
+        "type": "io.nats.jetstream.advisory.v1.terminated",
+        "timestamp": datetime.now(UTC).isoformat(),
+        "stream": name,
+        "consumer": CONSUMER,
+        "stream_seq": 1,
+        "deliveries": 1,
+        "reason": "Unacknowledged message was deleted",
+    }
+    await connection.client.jetstream().publish(f"{TERMINATED}.{name}.{CONSUMER}", json.dumps(deletion).encode())
+    findings = await find_dead_letters(connection, queue)
+    assert [(each.sequence, each.death.reason) for each in findings.letters] == [(1, Reason.ORPHAN)]

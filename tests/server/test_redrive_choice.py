@@ -1,0 +1,202 @@
+"""How a redrive brings letters back, and what it refuses before anything is done."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
+from airflow_provider_jetstream.jetstream.names import marker_subject
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, Repair, preview, redrive
+from airflow_provider_jetstream.jetstream.redrive.choice import GUARANTEES
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from testbed.letters import change_stream, messages_of, publish_raw, stored
+from testbed.queues import drain, let_die, make_queue, put, stored_count, use_up
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+FULL = {"discard": "new", "max_msgs": 2}
+
+
+async def assert_refused(connection: Connection, queue: WorkQueue, order: RedriveOrder, told: str) -> None:
+    before = [await messages_of(connection, each) for each in (queue.name, f"{queue.name}-dead")]
+    for work in (redrive, preview):
+        with pytest.raises(RedriveOrderError, match=told):
+            await work(connection, queue, order)
+    assert [await messages_of(connection, each) for each in (queue.name, f"{queue.name}-dead")] == before
+    assert await stored_count(connection, f"{queue.name}-audit") == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "order", "protocol"),
+    [
+        ({}, {}, Protocol.COPY),
+        ({}, {"protocol": Protocol.IN_PLACE}, Protocol.IN_PLACE),
+        ({"atomic_redrive": True}, {}, Protocol.ATOMIC),
+        ({"atomic_redrive": True}, {"protocol": Protocol.COPY}, Protocol.COPY),
+        (FULL, {}, Protocol.IN_PLACE),
+        ({"discard": "old", "max_msgs": 2}, {}, Protocol.IN_PLACE),
+        ({"discard": "new", "max_bytes": 200}, {}, Protocol.IN_PLACE),
+        ({"discard": "new", "max_msgs": 3}, {}, Protocol.IN_PLACE),
+        ({"discard": "new", "max_msgs": 4}, {}, Protocol.COPY),
+        ({"discard": "new", "max_msgs": 7, "atomic_redrive": True}, {}, Protocol.IN_PLACE),
+        ({"discard": "new", "max_msgs": 8, "atomic_redrive": True}, {}, Protocol.ATOMIC),
+    ],
+)
+async def test_the_queue_decides_how_letters_come_back(
+    connection: Connection, name: str, fields: dict[str, Any], order: dict[str, Any], protocol: Protocol
+) -> None:
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **fields)
+    await let_die(connection, queue, "ab")
+    shown = await preview(connection, queue, RedriveOrder(**order))
+    assert (shown.protocol, shown.guarantee) == (protocol, GUARANTEES[protocol])
+    report = await redrive(connection, queue, RedriveOrder(**order))
+    report.raise_for_failures()
+    assert (report.protocol, report.guarantee) == (protocol, GUARANTEES[protocol])
+    assert report.as_json()["protocol"] == protocol.value
+    assert len(report.redriven) == 2
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_an_atomic_redrive_leaves_a_marker_that_nobody_takes_for_a_job(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
+    await let_die(connection, queue, "ab")
+    report = await redrive(connection, queue)
+    assert report.redriven == {1: 4, 2: 6}
+    assert [each.subject for each in await messages_of(connection, name, f"requeued.{name}.*")] == [
+        marker_subject(name, 1),
+        marker_subject(name, 2),
+    ]
+    copy = await stored(connection, name, 4)
+    assert (copy.data, copy.header("Redrive-Sequence")) == (b"a", "1")
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    found = await find_dead_letters(connection, queue)
+    assert (found.letters, found.undeliverable) == ((), 0)
+
+
+async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_batch(
+    connection: Connection, nats: NatsServer, name: str
+) -> None:
+    queue = await make_queue(
+        connection, name, atomic_redrive=True, max_msg_size=2_000, consumer={"filter_subject": f"{name}.jobs.>"}
+    )
+    await publish_raw(nats, f"{name}.jobs.plain", b"Two Words: x", b"spaced")
+    await put(connection, queue, "abc")
+    await use_up(connection, queue, 4)
+    large = {b"b": Repair(body="x" * 3_000)}
+    report = await redrive(connection, queue, RedriveOrder(transform=lambda letter: large.get(letter.body)))
+    assert set(report.redriven) == {2, 4}
+    assert report.failed == {
+        1: f"nothing was sent on {name}.jobs.plain: nats: invalid header: 'Two Words'",
+        3: f"{name} refused the copy of 3: message size exceeds maximum allowed",
+    }
+    assert await drain(connection, queue) == {"a": 1, "c": 1}
+    report = await redrive(connection, queue, RedriveOrder(transform=lambda _: Repair(headers={"Two Words": None})))
+    assert set(report.redriven) == {1, 3}
+    assert await drain(connection, queue) == {"spaced": 1, "b": 1}
+
+
+@pytest.mark.parametrize(
+    ("level", "order", "told"),
+    [
+        (
+            1,
+            Protocol.ATOMIC,
+            "expected a queue that allows atomic batches, found otherwise: the server is older than 2.12",
+        ),
+        (
+            2,
+            Protocol.IN_PLACE,
+            "expected a server that can reset a consumer, found otherwise: the server is older than 2.14",
+        ),
+    ],
+)
+async def test_what_the_server_is_too_old_for_is_refused(
+    connection: Connection, name: str, level: int, order: Protocol, told: str
+) -> None:
+    queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
+    await let_die(connection, queue, "a")
+    connection.api_level = level
+    await assert_refused(connection, queue, RedriveOrder(protocol=order), told)
+    report = await redrive(connection, queue)
+    assert report.protocol == (Protocol.ATOMIC if level >= 2 else Protocol.COPY)
+    assert await drain(connection, queue) == {"a": 1}
+
+
+async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_says_why(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, **FULL)
+    await let_die(connection, queue, "ab")
+    connection.api_level = 2
+    report = await redrive(connection, queue)
+    assert (report.protocol, report.failures) == (Protocol.COPY, 2)
+    assert report.failed[1] == f"{name} refused the copy of 1: maximum messages exceeded"
+
+
+async def test_atomic_batches_have_to_be_allowed(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"})
+    await let_die(connection, queue, "a")
+    atomic = RedriveOrder(protocol=Protocol.ATOMIC)
+    told = (
+        f"^expected a queue that allows atomic batches, found otherwise: {name} doesn't allow atomic batches; provision"
+    )
+    await assert_refused(connection, queue, atomic, f"{told} it with atomic_redrive$")
+    await change_stream(connection, name, allow_atomic=True, allow_msg_ttl=True)
+    told = f"found otherwise: {name} doesn't capture requeued.{name}.*; provision it with atomic_redrive"
+    await assert_refused(connection, queue, atomic, re.escape(told))
+    await change_stream(connection, name, subjects=[*queue.subjects, f"requeued.{name}.*"])
+    assert (await preview(connection, queue, atomic)).protocol == Protocol.ATOMIC
+
+
+async def test_a_consumer_that_would_take_the_markers_rules_batches_out(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "a")
+    subjects = [*queue.subjects, f"requeued.{name}.*"]
+    await change_stream(connection, name, allow_atomic=True, allow_msg_ttl=True, subjects=subjects)
+    config = (await consumer_info(connection, name, "worker"))["config"] | {"filter_subject": ""}
+    request = {"stream_name": name, "config": config, "action": "update"}
+    await connection.api(f"CONSUMER.CREATE.{name}.worker", request)
+    told = f"consumer worker of {name} would take the markers as jobs; give it a filter"
+    await assert_refused(connection, queue, RedriveOrder(protocol=Protocol.ATOMIC), told)
+
+
+async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, discard="old", max_msgs=3)
+    await let_die(connection, queue, "ab")
+    await put(connection, queue, "c")
+    told = f"^expected room for copies, found otherwise: {name} has no room for copies .*discards its oldest jobs"
+    await assert_refused(connection, queue, RedriveOrder(Selection(consumer="worker")), told)
+    await assert_refused(connection, queue, RedriveOrder(protocol=Protocol.COPY), told)
+    assert (await redrive(connection, queue)).redriven == {1: 1, 2: 2}
+    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_letters_go_to_another_subject_of_their_queue(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    report = await redrive(connection, queue, RedriveOrder(subject=f"{name}.jobs.slow"))
+    assert report.redriven == {1: 3, 2: 4}
+    assert {each.subject for each in await messages_of(connection, name)} == {f"{name}.jobs.slow"}
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("protocol", [Protocol.AUTO, Protocol.COPY])
+async def test_a_subject_that_nobody_would_take_the_jobs_from_is_refused(
+    connection: Connection, name: str, protocol: Protocol
+) -> None:
+    consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
+    queue = await make_queue(connection, name, consumers=consumers)
+    await let_die(connection, queue, "a")
+    told = f"^expected a subject of {name} \\({name}.jobs.>\\), found elsewhere.a: a dead letter comes back as a job of"
+    await assert_refused(connection, queue, RedriveOrder(subject="elsewhere.a", protocol=protocol), told)
+    told = f"^expected a subject that a consumer of {name} takes, found {name}.jobs.b: nobody would do the jobs$"
+    await assert_refused(connection, queue, RedriveOrder(subject=f"{name}.jobs.b", protocol=protocol), told)

@@ -1,0 +1,111 @@
+"""Redrives that are cut off between storing a new job and removing the original, and finished at any later time."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.audit import Audit
+from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection
+from airflow_provider_jetstream.jetstream.errors import RedriveError
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from testbed.letters import let_terminate, letter_records, run_records
+from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+RUN = RedriveOrder(run="orders-1")
+
+
+async def keep_original(*_: object) -> None:
+    raise RedriveError("the original could not be removed")
+
+
+async def duplicates_forgotten(connection: Connection, queue: WorkQueue) -> None:
+    """Wait until the queue's duplicate window has passed."""
+    body, jetstream = "probe", connection.client.jetstream()
+    await jetstream.publish(f"{queue.name}.jobs.probe", body.encode(), headers={"Nats-Msg-Id": "probe"})
+
+    async def forgotten() -> bool:
+        ack = await jetstream.publish(f"{queue.name}.jobs.probe", body.encode(), headers={"Nats-Msg-Id": "probe"})
+        return not ack.duplicate
+
+    await eventually(forgotten)
+
+
+@pytest.mark.parametrize("death", ["told", "untold"])
+async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_copy_at_any_time(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, death: str
+) -> None:
+    queue = await make_queue(connection, name, duplicate_window="100ms")
+    await let_die(connection, queue, "ab")
+    if death == "untold":
+        await connection.api(f"STREAM.PURGE.{name}-dead")
+    with monkeypatch.context() as patch:
+        patch.setattr(doing, "remove_original", keep_original)
+        report = await redrive(connection, queue, RUN)
+    assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
+    assert await stored_count(connection, name) == 4
+    await duplicates_forgotten(connection, queue)
+    assert (await drain(connection, queue)).keys() == {"a", "b", "probe"}
+
+    def refuse(_: object) -> None:
+        raise ValueError("it isn't to be asked again")
+
+    again = await redrive(connection, queue, RedriveOrder(run="orders-1", transform=refuse))
+    again.raise_for_failures()
+    assert (again.redriven, list(again.gone)) == ({1: 3, 2: 4}, [])
+    assert await drain(connection, queue) == {}
+    assert await stored_count(connection, name) == 0
+    assert len(await letter_records(connection, queue)) == 2
+    assert (await run_records(connection, queue, "orders-1"))[-1].finished
+
+
+@pytest.mark.parametrize(
+    "then", [{}, {"protocol": Protocol.IN_PLACE}, {"max_redrives": 0}], ids=["", "in place", "park"]
+)
+@pytest.mark.parametrize("death", ["dead", "terminated"])
+async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, death: str, then: dict[str, Any]
+) -> None:
+    queue = await make_queue(
+        connection, name, atomic_redrive=True, duplicate_window="100ms", consumer={"filter_subject": f"{name}.jobs.>"}
+    )
+    await (let_die if death == "dead" else let_terminate)(connection, queue, "ab")
+
+    async def cut_off(*_: object) -> None:
+        raise RedriveError("cut off")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Audit, "write", cut_off)
+        assert (await redrive(connection, queue)).failures == 2
+    await duplicates_forgotten(connection, queue)
+    done = await drain(connection, queue)
+    report = await redrive(connection, queue, RedriveOrder(**then))
+    report.raise_for_failures()
+    assert ({*report.redriven}, list(report.parked)) == ({1, 2}, [])
+    assert [each.action for each in await letter_records(connection, queue)] == ["redriven"] * 2
+    done += await drain(connection, queue)
+    assert (done["a"], done["b"]) == (1, 1)
+
+
+async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without_a_second_copy(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumers = [{"name": CONSUMER, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.probe"}]
+    queue = await make_queue(connection, name, consumers=consumers, duplicate_window="100ms")
+    await put(connection, queue, "a", kind="typo")
+    undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
+    order = RedriveOrder(undeliverable, subject=f"{name}.jobs.probe")
+    with monkeypatch.context() as patch:
+        patch.setattr(doing, "remove_original", keep_original)
+        assert (await redrive(connection, queue, order)).failures == 1
+    await duplicates_forgotten(connection, queue)
+    report = await redrive(connection, queue, order)
+    assert report.redriven == {1: 2}
+    assert (await drain(connection, queue))["a"] == 1
+    assert len(await letter_records(connection, queue)) == 1

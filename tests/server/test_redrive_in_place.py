@@ -1,0 +1,220 @@
+"""Redrives in place: consumers are reset to their first dead letter, without copies."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import RedriveError
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.redrive import in_place as resetting
+from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from testbed.letters import deliver_all, let_terminate, letter_records, messages_of
+from testbed.queues import drain, eventually, let_die, make_queue, put, stored_count, take
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+IN_PLACE = RedriveOrder(protocol=Protocol.IN_PLACE)
+KINDS = ("high", "low", "slow")
+
+
+async def paused(connection: Connection, queue: WorkQueue, consumer: str = "worker") -> bool:
+    return bool((await consumer_info(connection, queue.name, consumer)).get("paused"))
+
+
+async def pause(connection: Connection, queue: WorkQueue, until: datetime) -> None:
+    await connection.api(f"CONSUMER.PAUSE.{queue.name}.worker", {"pause_until": until.isoformat()})
+
+
+async def three_kinds(connection: Connection, name: str, **fields: Any) -> WorkQueue:
+    """Declare a queue with a consumer for each kind of job, and let two jobs of each die, mixed."""
+    consumers = [
+        {"name": kind, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.{kind}"} for kind in KINDS
+    ]
+    queue = await make_queue(connection, name, consumers=consumers, **fields)
+    for number in range(2):
+        for kind in KINDS:
+            await put(connection, queue, [f"{kind}{number}"], kind=kind)
+    for kind in KINDS:
+        for message in await take(connection, queue, 2, consumer=kind):
+            await message.nak()
+
+    async def dead() -> bool:
+        return len((await find_dead_letters(connection, queue)).letters) == 6
+
+    await eventually(dead)
+    return queue
+
+
+@pytest.mark.parametrize("fields", [{}, {"deny_delete": True}, {"discard": "new", "max_msgs": 6}])
+async def test_all_letters_of_all_consumers_come_back_as_themselves(
+    connection: Connection, name: str, fields: dict[str, Any]
+) -> None:
+    queue = await three_kinds(connection, name, **fields)
+    before = await messages_of(connection, name)
+    report = await redrive(connection, queue, IN_PLACE)
+    report.raise_for_failures()
+    assert report.redriven == {number: number for number in range(1, 7)}
+    assert (list(report.gone), report.entries_left) == ([], 0)
+    assert await messages_of(connection, name) == before
+    assert await stored_count(connection, f"{name}-dead") == 0
+    assert {each.sequence: each.action for each in await letter_records(connection, queue)} == dict.fromkeys(
+        range(1, 7), "requeued"
+    )
+    for place, kind in enumerate(KINDS, 1):
+        assert not await paused(connection, queue, kind)
+        messages = await take(connection, queue, 2, consumer=kind)
+        assert [each.metadata.sequence.stream for each in messages] == [place, place + 3]
+        assert [each.metadata.num_delivered for each in messages] == [1, 1]
+        for message in messages:
+            await message.ack_sync()
+    assert await stored_count(connection, name) == 0
+
+
+async def test_what_is_no_dead_letter_is_told_once_and_not_delivered_again(connection: Connection, name: str) -> None:
+    queue = await three_kinds(connection, name)
+    # A worker stored the completion, and was stopped before it acknowledged.
+    await connection.client.jetstream().publish(f"completed.{name}.low.2", b"{}")
+    report = await redrive(connection, queue, IN_PLACE)
+    assert (sorted(report.redriven), list(report.gone)) == ([1, 3, 4, 5, 6], [2])
+    for kind, sequences in zip(KINDS, ([1, 4], [5], [3, 6]), strict=True):
+        assert await deliver_all(connection, queue, len(sequences), consumer=kind) == sequences
+
+
+async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await let_terminate(connection, queue, "cd")
+    report = await redrive(connection, queue, IN_PLACE)
+    assert (report.redriven, report.failed, list(report.gone)) == ({1: 1, 2: 2, 3: 5, 4: 6}, {}, [])
+    assert [each.action for each in await letter_records(connection, queue)] == ["requeued"] * 2 + ["redriven"] * 2
+    assert await drain(connection, queue) == dict.fromkeys("abcd", 1)
+    assert (await redrive(connection, queue, IN_PLACE)).redriven == {}
+
+
+async def test_jobs_in_flight_keep_it_from_happening(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
+    await let_die(connection, queue, "ab")
+    await put(connection, queue, "cde")
+    working = await take(connection, queue, 3)
+    monkeypatch.setattr(resetting, "_MARGIN", timedelta(seconds=-59.5))
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.run._until", at_once)
+    report = await redrive(connection, queue, IN_PLACE)
+    told = (
+        "expected no job of consumer worker in flight, found 3 still after its ack wait: a reset would deliver them a"
+    )
+    assert (report.redriven, sorted(report.failed)) == ({}, [1, 2])
+    assert report.failed[1].startswith(told)
+    assert not await paused(connection, queue)
+    for message in working:
+        await message.ack_sync()
+    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def at_once(_: datetime) -> bool:
+    return False
+
+
+async def test_no_letter_is_delivered_before_its_worker_has_lost_it_for_sure(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
+    await let_die(connection, queue, "ab")
+    ready_at = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
+    assert ready_at > datetime.now(UTC)
+    await redrive(connection, queue, IN_PLACE)
+    assert datetime.now(UTC) >= ready_at
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("moment", ["_wait_until_idle", "record"])
+async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paused(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    reached = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        reached.set()
+        await asyncio.Event().wait()
+
+    with monkeypatch.context() as patch:
+        if moment == "record":
+            patch.setattr(doing.Steps, "write_requeued", hang)
+        else:
+            patch.setattr(resetting, moment, hang)
+        task = asyncio.create_task(redrive(connection, queue, IN_PLACE))
+        await reached.wait()
+        assert await paused(connection, queue)
+        task.cancel()
+        await asyncio.wait([task])
+    assert task.cancelled()
+    assert not await paused(connection, queue)
+    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+@pytest.mark.parametrize("minutes", [1, 60])
+async def test_a_pause_that_somebody_else_made_stands(connection: Connection, name: str, minutes: int) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await pause(connection, queue, datetime.now(UTC) + timedelta(minutes=minutes))
+    before = (await consumer_info(connection, name, "worker"))["config"]["pause_until"]
+    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert (await consumer_info(connection, name, "worker"))["config"]["pause_until"] == before
+    await pause(connection, queue, datetime.now(UTC))
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_told_to_stop_it_stops_between_consumers(connection: Connection, name: str) -> None:
+    queue = await three_kinds(connection, name)
+    answers = iter([False, True])
+    report = await redrive(connection, queue, IN_PLACE, stopped=lambda: next(answers))
+    assert (report.redriven, report.cancelled) == ({1: 1, 4: 4}, True)
+    report = await redrive(connection, queue, IN_PLACE)
+    assert (list(report.redriven), report.cancelled) == ([2, 5, 3, 6], False)
+    for kind in KINDS:
+        assert len(await deliver_all(connection, queue, 2, consumer=kind)) == 2
+
+
+async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+
+    async def fail(*_: object) -> None:
+        raise RedriveError("the original could not be removed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(doing, "remove_original", fail)
+        only_a = RedriveOrder(Selection(sequences=frozenset({1})))
+        assert (await redrive(connection, queue, only_a)).failures == 1
+    report = await redrive(connection, queue, IN_PLACE)
+    assert report.redriven == {1: 3, 2: 2}
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_what_cannot_be_recorded_is_not_requeued(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
+    await let_die(connection, queue, "ab")
+    report = await redrive(connection, queue, IN_PLACE)
+    assert (report.redriven, sorted(report.failed)) == ({}, [1, 2])
+    told = "nothing was requeued, since that couldn't be recorded (maximum messages exceeded"
+    assert report.failed[1].startswith(told)
+    assert not await paused(connection, queue)
+    assert await drain(connection, queue) == {}
+    await connection.api(f"STREAM.PURGE.{name}-audit")
+    audit = (await connection.api(f"STREAM.INFO.{name}-audit"))["config"]
+    await connection.api(f"STREAM.UPDATE.{name}-audit", audit | {"max_msgs": -1})
+    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert await drain(connection, queue) == {"a": 1, "b": 1}

@@ -1,0 +1,243 @@
+"""Which letters a redrive brings back, and in which order."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from contextlib import AsyncExitStack, suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveOrderError
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, preview, redrive
+from testbed.letters import let_terminate, letter_records, messages_of, order_for, stored
+from testbed.queues import drain, eventually, let_die, make_queue, put, stored_count, take
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+ORIGIN = {"Airflow-Dag-Id": "shop", "Airflow-Run-Id": "r1", "Airflow-Task-Id": "send", "Airflow-Map-Index": "-1"}
+ERROR = {"Dead-Letter-Error-Class": "PrinterError", "Dead-Letter-Error-Message": "no paper in tray 7"}
+
+
+async def wait_for_letters(connection: Connection, queue: WorkQueue, count: int, **selected: Any) -> None:
+    async def found() -> bool:
+        return len((await find_dead_letters(connection, queue, Selection(**selected))).letters) == count
+
+    await eventually(found)
+
+
+async def five_letters(connection: Connection, name: str) -> WorkQueue:
+    """Let jobs die of different things: an Airflow task's, a terminated one, one with a worker's copy, one of another
+    subject, and one of a second consumer."""
+    consumers = [
+        {"name": consumer, "max_deliver": 1, "ack_wait": "500ms", "filter_subjects": [f"{name}.jobs.{end}"]}
+        for consumer, end in (("worker", "plain.*"), ("other", "else"))
+    ]
+    queue = await make_queue(connection, name, consumers=consumers)
+    await put(connection, queue, ["from airflow"], kind="plain.a", headers=ORIGIN)
+    await put(connection, queue, ["terminated", "printer"], kind="plain.a")
+    await put(connection, queue, ["subject"], kind="plain.b")
+    await put(connection, queue, ["consumer"], kind="else")
+    first, second, *others = [*await take(connection, queue, 4), *await take(connection, queue, 1, consumer="other")]
+    told = {"Dead-Letter-Version": "1", "Dead-Letter-Subject": second.subject, **ERROR}
+    await connection.client.jetstream().publish(f"dead.{name}.worker.3", b"printer", headers=told)
+    await second.respond(b"+TERM no such customer")
+    for message in (first, *others):
+        await message.nak()
+    await wait_for_letters(connection, queue, 5)
+    return queue
+
+
+async def test_letters_are_selected_by_everything_that_is_known_about_them(connection: Connection, name: str) -> None:
+    queue = await five_letters(connection, name)
+    letters = {each.sequence: each for each in (await find_dead_letters(connection, queue)).letters}
+    selections: dict[int | None, dict[str, Any]] = {
+        4: {"subject": f"{name}.jobs.*.b"},
+        1: {"dag_id": "shop", "run_id": "r1", "task_id": "send"},
+        2: {"reasons": [Reason.TERMINATED]},
+        3: {"error_class": "PrinterError", "fingerprint": letters[3].death.fingerprint},
+        5: {"consumer": "other", "younger_than": "1h", "subject": f"{name}.>"},
+    }
+    nothing = (
+        {"subject": "elsewhere.>"},
+        {"dag_id": "shop", "task_id": "other"},
+        {"older_than": "1h"},
+        {"consumer": "worker", "subject": f"{name}.jobs.else"},
+        {"reasons": []},
+    )
+    before = [await messages_of(connection, stream) for stream in (name, f"{name}-dead")]
+    for selected in nothing:
+        report = await redrive(connection, queue, RedriveOrder(Selection(**selected)))
+        assert (report.redriven, report.failed, list(report.gone), list(report.parked)) == ({}, {}, [], [])
+    assert [await messages_of(connection, stream) for stream in (name, f"{name}-dead")] == before
+    assert await stored_count(connection, f"{name}-audit") == 0
+    for new, (sequence, selected) in enumerate(selections.items(), 6):
+        report = await redrive(connection, queue, RedriveOrder(Selection(**selected)))
+        assert (report.redriven, report.failed) == ({sequence: new}, {})
+    assert (await find_dead_letters(connection, queue)).letters == ()
+    assert sum([await drain_of(connection, queue, consumer) for consumer in ("worker", "other")]) == 5
+
+
+async def drain_of(connection: Connection, queue: WorkQueue, consumer: str) -> int:
+    pending = (await connection.api(f"CONSUMER.INFO.{queue.name}.{consumer}"))["num_pending"]
+    messages = await take(connection, queue, pending, consumer=consumer) if pending else []
+    for message in messages:
+        await message.ack_sync()
+    return len(messages)
+
+
+async def test_sequences_that_the_rest_of_the_selection_excludes_are_told(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await let_terminate(connection, queue, "c")
+    await redrive(connection, queue, order_for([2], max_redrives=0))
+    terminated = Selection(sequences=frozenset({1, 2, 3}), reasons=frozenset({Reason.TERMINATED}))
+    told = (
+        r"found otherwise for 2 of 3 sequences \(1: it is dead, but the rest of the selection excludes it; 2: it is"
+        r" parked; select parked to bring it back\); nothing was redriven"
+    )
+    for work in (redrive, preview):
+        with pytest.raises(DeadLetterGoneError, match=told):
+            await work(connection, queue, RedriveOrder(terminated))
+    assert await stored_count(connection, name) == 1
+    both = Selection(sequences=frozenset({3}), reasons=frozenset({Reason.TERMINATED}))
+    assert (await redrive(connection, queue, RedriveOrder(both))).redriven == {3: 4}
+    assert await drain(connection, queue) == {"c": 1}
+
+
+async def test_vanished_letters_come_back_only_when_they_are_selected(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    # As a server does that loses it.
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+    selected = RedriveOrder(Selection(vanished=True))
+    assert (await preview(connection, queue, RedriveOrder())).redriven == 1
+    assert (await preview(connection, queue, selected)).redriven == 2
+    report = await redrive(connection, queue)
+    assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
+    report = await redrive(connection, queue, selected)
+    assert report.redriven == {1: 4}
+    assert (await redrive(connection, queue, selected)).redriven == {}
+    assert await drain(connection, queue) == {"a": 1, "b": 1}
+
+
+UNDELIVERABLE = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
+
+
+async def with_undeliverable(connection: Connection, name: str, **fields: Any) -> WorkQueue:
+    consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
+    queue = await make_queue(connection, name, consumers=consumers, **fields)
+    await let_die(connection, queue, "a")
+    await put(connection, queue, "bc", kind="typo")
+    return queue
+
+
+async def test_undeliverable_jobs_come_back_when_named_to_a_subject_that_is_taken(
+    connection: Connection, name: str
+) -> None:
+    queue = await with_undeliverable(connection, name)
+    order = RedriveOrder(UNDELIVERABLE, subject=f"{name}.jobs.plain")
+    shown = await preview(connection, queue, RedriveOrder())
+    assert (shown.redriven, shown.undeliverable) == (1, 2)
+    report = await redrive(connection, queue)
+    assert (report.redriven, report.undeliverable) == ({1: 4}, 2)
+    assert (await preview(connection, queue, order)).redriven == 2
+    report = await redrive(connection, queue, order)
+    assert (report.redriven, report.failed) == ({2: 5, 3: 6}, {})
+    copy = await stored(connection, name, 5)
+    assert (copy.subject, copy.header("Redrive-Consumer")) == (f"{name}.jobs.plain", "")
+    assert [each.reason for each in await letter_records(connection, queue)] == ["max_deliveries"] + [
+        "undeliverable"
+    ] * 2
+    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+    assert await stored_count(connection, name) == 0
+
+
+async def test_undeliverable_jobs_can_be_parked(connection: Connection, name: str) -> None:
+    queue = await with_undeliverable(connection, name)
+    report = await redrive(connection, queue, RedriveOrder(UNDELIVERABLE, max_redrives=0))
+    assert list(report.parked) == [2, 3]
+    assert await stored_count(connection, name) == 1
+
+
+async def test_undeliverable_jobs_that_cannot_be_moved_are_told_and_stay(connection: Connection, name: str) -> None:
+    queue = await with_undeliverable(connection, name)
+    told = (
+        f"^expected a subject that a consumer takes for undeliverable jobs, found none: .* \\({name}.jobs.typo\\); name"
+    )
+    with pytest.raises(RedriveOrderError, match=told):
+        await redrive(connection, queue, RedriveOrder(UNDELIVERABLE))
+    queue = await with_undeliverable(connection, f"{name}d", deny_delete=True)
+    order = RedriveOrder(UNDELIVERABLE, subject=f"{name}d.jobs.plain")
+    told = (
+        f"^expected a queue that allows jobs to be deleted, found deny_delete on {name}d: those that no consumer takes"
+    )
+    with pytest.raises(RedriveOrderError, match=told):
+        await redrive(connection, queue, order)
+    assert await stored_count(connection, f"{name}d") == 3
+
+
+@pytest.mark.parametrize(("protocol", "size"), [(Protocol.COPY, 1), (Protocol.ATOMIC, 1), (Protocol.ATOMIC, 40_000)])
+async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_died_in(
+    connection: Connection, name: str, protocol: Protocol, size: int
+) -> None:
+    atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
+    queue = await make_queue(
+        connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"}, **atomic
+    )
+    for number in range(300):
+        subject = f"{name}.jobs.{number % 3}"
+        await connection.client.publish(subject, str(number).encode().ljust(size))
+    for message in reversed(await take(connection, queue, 300)):
+        await message.nak()
+    await wait_for_letters(connection, queue, 300)
+    report = await redrive(connection, queue, RedriveOrder(protocol=protocol))
+    report.raise_for_failures()
+    assert list(report.redriven) == [*range(1, 301)]
+    for kind in range(3):
+        copies = await messages_of(connection, name, f"{name}.jobs.{kind}")
+        assert [int(each.data) for each in copies] == [*range(kind, 300, 3)]
+
+
+@pytest.mark.parametrize("death", ["dead", "terminated"])
+@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
+async def test_three_redrives_at_once_lose_and_repeat_nothing_while_workers_drain(
+    connection: Connection, settings: ConnectionSettings, name: str, protocol: Protocol, death: str
+) -> None:
+    atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
+    queue = await make_queue(
+        connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"}, **atomic
+    )
+    jobs = [str(number) for number in range(300)]
+    await (let_die if death == "dead" else let_terminate)(connection, queue, jobs)
+    over = asyncio.Event()
+
+    async def work() -> Counter[str]:
+        done: Counter[str] = Counter()
+        pull = await connection.client.jetstream().pull_subscribe_bind("worker", stream=name)
+        while not over.is_set() or (await pull.consumer_info()).num_pending:
+            with suppress(TimeoutError):
+                # Few, so that none waits longer for its turn than the consumer waits for an answer.
+                for message in await pull.fetch(10, timeout=0.2):
+                    done[message.data.decode()] += 1
+                    await message.ack_sync()
+        await pull.unsubscribe()
+        return done
+
+    async with AsyncExitStack() as stack:
+        connections = [await stack.enter_async_context(connect(settings)) for _ in range(3)]
+        working = asyncio.create_task(work())
+        order = RedriveOrder(protocol=protocol)
+        reports = await asyncio.gather(*(redrive(each, queue, order) for each in connections))
+        over.set()
+        assert await working == dict.fromkeys(jobs, 1)
+    assert all(report.failed == {} for report in reports)
+    assert all({*report.redriven, *report.gone} == set(range(1, 301)) for report in reports)
+    assert len(await letter_records(connection, queue)) == 300
+    assert await stored_count(connection, f"{name}-dead") == 0
+    assert (await redrive(connection, queue)).redriven == {}

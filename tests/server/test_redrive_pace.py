@@ -1,0 +1,85 @@
+"""How fast letters come back, and what is told meanwhile."""
+
+from __future__ import annotations
+
+import logging
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive import run as running
+from airflow_provider_jetstream.jetstream.redrive.pace import Pace
+from testbed.letters import messages_of
+from testbed.queues import drain, let_die, make_queue
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+
+def most_within(moments: list[float], window: float) -> int:
+    """Count the copies in the fullest window."""
+    first = most = 0
+    for last, moment in enumerate(moments):
+        while moment - moments[first] > window:
+            first += 1
+        most = max(most, last - first + 1)
+    return most
+
+
+@pytest.mark.parametrize(("rate", "letters"), [(30, 340), (400, 1_200)])
+async def test_no_window_of_time_has_more_letters_than_the_rate_allows(
+    connection: Connection, name: str, rate: int, letters: int
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, map(str, range(letters)))
+    report = await redrive(connection, queue, RedriveOrder(rate=rate))
+    report.raise_for_failures()
+    # The server's own timestamps.
+    moments = [copy.stored_at.timestamp() for copy in await messages_of(connection, name)]
+    assert len(moments) == letters
+    burst = Pace(rate).burst
+    fullest = {window: most_within(moments, window) for window in (1.0, 10.0)}
+    average = (letters - burst) / (moments[-1] - moments[0])
+    print(f"{rate}/s: on average {average:.1f}/s, at most {fullest} in so many seconds")
+    for window, most in fullest.items():
+        assert most <= rate * window + burst
+    assert abs(average - rate) <= rate * 0.05
+
+
+async def test_it_tells_how_far_it_is(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "abcd")
+    monkeypatch.setattr(running, "PAGE", 2)
+    monkeypatch.setattr(running, "_PROGRESS_SECONDS", 0)
+    seen: list[tuple[int, bool]] = []
+
+    def progress(report: RedriveReport) -> None:
+        seen.append((len(report.redriven), report.cancelled))
+
+    with caplog.at_level(logging.INFO, logger=running.__name__):
+        await redrive(connection, queue, progress=progress)
+    assert seen == [(2, False), (4, False), (4, False)]
+    first, *others = [record.getMessage() for record in caplog.records]
+    assert first.startswith(f"Redriving {name} by copy ({name} doesn't allow atomic batches; provision it with atomic")
+    assert others == [
+        f"Redriving {name}: {number} letters redriven, 0 parked, 0 stayed, 0 were none" for number in (2, 4, 4)
+    ]
+
+
+async def test_told_to_stop_it_stops_between_batches(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "abcde")
+    monkeypatch.setattr(running, "PAGE", 2)
+    asked = count(1)
+    report = await redrive(connection, queue, stopped=lambda: next(asked) == 3)
+    assert (report.redriven, report.cancelled) == ({1: 6, 2: 7, 3: 8, 4: 9}, True)
+    assert await drain(connection, queue) == dict.fromkeys("abcd", 1)
+    report = await redrive(connection, queue, stopped=lambda: True)
+    assert (report.redriven, report.cancelled) == ({}, True)
+    assert (await redrive(connection, queue)).redriven == {5: 10}

@@ -1,0 +1,97 @@
+"""What a redrive would do, told without doing it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, Repair, preview, redrive
+from airflow_provider_jetstream.jetstream.redrive.choice import GUARANTEES
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from testbed.letters import let_terminate, messages_of, order_for
+from testbed.queues import let_die, make_queue, put, take, use_up
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+
+async def everything(connection: Connection, queue: WorkQueue) -> list[Any]:
+    """Read all that a redrive could change, as it is on the server."""
+    streams = [queue.name, *(stream.name for stream in queue.companions())]
+    consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
+    # The time of the answer, and that pulls were made at all.
+    del consumer["ts"], consumer["num_waiting"]
+    infos = [await stream_info(connection, stream) for stream in streams]
+    return [
+        consumer,
+        [(info["config"], info["state"]) for info in infos],
+        [await messages_of(connection, stream) for stream in streams],
+    ]
+
+
+async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "a")
+    await redrive(connection, queue)
+    await use_up(connection, queue, 1)
+    jobs = [f"job {number}" for number in range(7)]
+    await let_die(connection, queue, jobs, headers={"Job-Id": "order"})
+    await let_terminate(connection, queue, ["terminated", "x" * 300])
+    await put(connection, queue, ["waiting", "in flight"])
+    await take(connection, queue, 2)
+
+    def repair(letter: DeadLetter) -> Repair | None:
+        if letter.body == b"terminated":
+            raise KeyError("customer")
+        return Repair(letter.body + b"!") if letter.body.startswith(b"x") else None
+
+    order = RedriveOrder(transform=repair, max_redrives=1, rate=0.1, run="never", why="to see")
+    # The first look makes the server tell of deaths that it has kept to itself.
+    await preview(connection, queue, order)
+    before = await everything(connection, queue)
+    shown = await preview(connection, queue, order)
+    assert await everything(connection, queue) == before
+    assert (shown.protocol, shown.guarantee) == (Protocol.COPY, GUARANTEES[Protocol.COPY])
+    assert (shown.redriven, shown.parked, shown.failures) == (8, 1, 1)
+    told = "the transform raised KeyError: 'customer'; the letter is untouched"
+    assert shown.failed == {10: told}
+    reasons = {key[0]: count for key, count in shown.groups.items()}
+    assert reasons == {"max_deliveries": 8, "terminated": 2}
+    assert [each["sequence"] for each in shown.sample] == [3, 4, 5, 6, 7]
+    first = shown.sample[0]
+    assert (first["job_id"], first["body"], first["changes"], first["redrives"]) == ("order", "job 0", None, 0)
+    long = await preview(connection, queue, order_for([11], transform=repair))
+    (last,) = long.sample
+    assert (last["body"], last["reason"]) == ("x" * 200, "terminated")
+    assert last["changes"]["body"]["after"]["bytes"] == 301
+    as_json = shown.as_json()
+    assert (as_json["dry_run"], as_json["failed"], as_json["failures"]) == (True, 1, {10: told})
+    assert as_json["groups"][0]["count"] == 8
+    report = await redrive(connection, queue, RedriveOrder(transform=repair, max_redrives=1))
+    assert (len(report.redriven), len(report.parked), report.failed) == (8, 1, shown.failed)
+
+
+async def test_a_preview_counts_failures_beyond_those_it_names(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, map(str, range(120)))
+
+    def refuse(_: DeadLetter) -> Repair:
+        raise ValueError("no")
+
+    shown = await preview(connection, queue, RedriveOrder(transform=refuse))
+    assert (shown.failures, len(shown.failed), shown.redriven) == (120, 100, 0)
+    assert (shown.as_json()["failed"], len(shown.as_json()["failures"])) == (120, 20)
+
+
+async def test_a_preview_groups_by_what_is_asked_for(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})
+    await let_die(connection, queue, "c", kind="other")
+    shown = await preview(connection, queue, RedriveOrder(), ["dag_id", "subject"])
+    assert shown.groups == {("shop", f"{name}.jobs.plain"): 2, (None, f"{name}.jobs.other"): 1}
+    shown = await preview(connection, queue, RedriveOrder(Selection(dag_id="shop")), ["consumer"])
+    assert shown.groups == {("worker",): 2}

@@ -1,0 +1,551 @@
+"""Jobs that can't be done: their copies, their terminations, and what keeps them where no copy is possible."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Self
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.headers import Headers, first
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, consumer_info, get_message, stream_info
+from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
+from testbed.queues import eventually, make_queue, put, running, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Coroutine
+    from datetime import tzinfo
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+PATIENT = {"ack_wait": "30s", "max_deliver": 3}
+NO_ARCHIVE: dict[str, Any] = {"archive": None}
+
+
+class PrinterError(Exception):
+    """The printer has its own troubles."""
+
+
+def give_up(_: Delivery) -> None:
+    raise GiveUpError("bad printer")
+
+
+async def entries(connection: Connection, stream: str) -> list[StoredMessage]:
+    last = (await stream_info(connection, stream))["state"]["last_seq"]
+    found = [await get_message(connection, stream, sequence) for sequence in range(1, last + 1)]
+    return [message for message in found if message]
+
+
+async def copies(connection: Connection, queue: WorkQueue) -> list[StoredMessage]:
+    return [
+        each
+        for each in await entries(connection, f"{queue.name}-dead")
+        if each.subject.startswith(f"dead.{queue.name}.")
+    ]
+
+
+async def records(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
+    found = [read_record(each, queue.name) for each in await copies(connection, queue)]
+    return [(record[0], record[1]) for record in found if record]
+
+
+def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Coroutine[Any, Any, bool]]:
+    async def nothing_left() -> bool:
+        return not await stored_count(connection, queue.name)
+
+    return nothing_left
+
+
+def dead(connection: Connection, queue: WorkQueue, count: int = 1) -> Callable[[], Coroutine[Any, Any, bool]]:
+    async def all_told() -> bool:
+        told = [each.subject for each in await entries(connection, f"{queue.name}-dead")]
+        return told.count(f"{MAX_DELIVERIES}.{queue.name}.worker") == count
+
+    return all_told
+
+
+async def change(connection: Connection, stream: str, **fields: Any) -> None:
+    config = (await stream_info(connection, stream))["config"]
+    await connection.api(f"STREAM.UPDATE.{stream}", config | fields)
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_job_that_is_given_up_is_copied_with_everything_before_it_is_terminated(
+    connection: Connection, settings: ConnectionSettings, name: str, kind: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    headers = (("Nats-Msg-Id", "order-1"), ("Tag", "b"), ("Tag", "zwölf"), ("Job-Id", "order-1"))
+    body = bytes(range(256))
+    before = datetime.now(UTC)
+    await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(headers))
+    original = await get_message(connection, name, 1)
+    assert original is not None
+    created = (await stream_info(connection, name))["created"]
+
+    def fail(_: Delivery) -> None:
+        raise GiveUpError("bad\nprinter: größe") from PrinterError("no paper in tray 7")
+
+    async def fail_async(job: Delivery) -> None:
+        fail(job)
+
+    async with running(Worker(queue, "worker", fail if kind == "plain" else fail_async, settings)):
+        await eventually(settled(connection, queue))
+    copy, termination = await entries(connection, f"{name}-dead")
+    assert copy.subject == f"dead.{name}.worker.1"
+    assert termination.subject == f"{TERMINATED}.{name}.worker"
+    assert json.loads(termination.data)["reason"] == "bad printer: größe"
+    ((death, job),) = await records(connection, queue)
+    assert death == Death(
+        stream=name,
+        created=created,
+        sequence=1,
+        consumer="worker",
+        reason=Reason.TERMINATED,
+        died_at=death.died_at,
+        first_failed_at=death.died_at,
+        deliveries=1,
+        explanation="bad printer: größe",
+        error_class=f"{__name__}.PrinterError",
+        error_message="no paper in tray 7",
+    )
+    assert before <= original.stored_at <= death.died_at <= datetime.now(UTC)
+    assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
+    assert sorted(job.headers) == sorted(headers)
+    assert [value for key, value in job.headers if key == "Tag"] == ["b", "zwölf"]
+    assert first(copy.headers, "Nats-Msg-Id") == f"dead:worker:{name}:1:{original.time}:1"
+    assert await stored_count(connection, f"{name}-events") == 0
+
+
+async def test_a_job_with_nothing_in_it_can_be_given_up_without_a_word(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+
+    def fail(_: Delivery) -> None:
+        raise GiveUpError
+
+    await put(connection, queue, [""])
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(settled(connection, queue))
+    ((death, job),) = await records(connection, queue)
+    assert (death.explanation, death.error_class, death.error_message) == (None, None, None)
+    assert (job.data, job.headers) == (b"", ())
+
+
+async def test_the_first_failure_is_remembered_where_this_worker_saw_it(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    failed_at: list[datetime] = []
+
+    def fail(job: Delivery) -> None:
+        failed_at.append(datetime.now(UTC))
+        if job.attempt == 1:
+            raise ValueError("not yet")
+        raise GiveUpError("never")
+
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(settled(connection, queue))
+    ((death, _),) = await records(connection, queue)
+    assert death.deliveries == 2
+    assert death.first_failed_at is not None
+    assert failed_at[0] <= death.first_failed_at <= failed_at[1] <= death.died_at
+
+
+async def test_the_first_failure_is_not_made_up_where_another_worker_saw_it(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    failed: list[int] = []
+
+    async def fail(job: Delivery) -> None:
+        failed.append(job.attempt)
+        first_worker.stop()
+        raise ValueError("not yet")
+
+    first_worker = Worker(queue, "worker", fail, settings)
+    await put(connection, queue, ["a"])
+    await first_worker.run()
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(settled(connection, queue))
+    ((death, _),) = await records(connection, queue)
+    assert (failed, death.deliveries, death.first_failed_at) == ([1], 2, None)
+
+
+async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one_cause_share_a_fingerprint(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
+
+    def fail(job: Delivery) -> None:
+        if job.sequence == 3:
+            raise KeyError("paper")
+        raise PrinterError(f"order {job.sequence * 99} jammed\nat 0x{job.sequence:08x}, attempt {job.attempt}")
+
+    await put(connection, queue, "abc", headers={"Tag": "a"})
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(dead(connection, queue, 3))
+    assert await stored_count(connection, name) == 3
+    found = {death.sequence: (death, job) for death, job in await records(connection, queue)}
+    assert len(await copies(connection, queue)) == len(found) == 3
+    death, job = found[1]
+    assert (death.reason, death.deliveries, death.explanation) == (Reason.MAX_DELIVERIES, 2, None)
+    assert death.error_class == f"{__name__}.PrinterError"
+    assert death.error_message == "order 99 jammed at 0x00000001, attempt 2"
+    assert death.first_failed_at is not None
+    assert death.first_failed_at < death.died_at
+    assert (job.data, job.headers) == (b"a", (("Tag", "a"),))
+    assert found[1][0].fingerprint == found[2][0].fingerprint != found[3][0].fingerprint
+    assert (found[3][0].error_class, found[3][0].error_message) == ("KeyError", "'paper'")
+
+
+async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stored(
+    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LateClock(datetime):
+        @classmethod
+        def now(cls, tz: tzinfo | None = None) -> Self:
+            return super().now(tz) - timedelta(minutes=1)
+
+    monkeypatch.setattr("airflow_provider_jetstream.worker.giving_up.datetime", LateClock)
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(settled(connection, queue))
+    ((death, job),) = await records(connection, queue)
+    assert death.died_at == job.stored_at
+
+
+async def test_an_error_that_cannot_tell_what_it_is_does_not_keep_the_job_from_dying(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    class SilentError(Exception):
+        def __str__(self) -> str:
+            raise ValueError("no text")
+
+    def fail(_: Delivery) -> None:
+        raise SilentError
+
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(dead(connection, queue))
+    ((death, _),) = await records(connection, queue)
+    assert (death.error_class or "").endswith("SilentError")
+    assert death.error_message is None
+
+
+@pytest.mark.parametrize("where", ["no subject", "interest retention", "none declared", "not provisioned"])
+async def test_without_a_place_for_copies_a_job_that_is_given_up_stays_in_the_queue(
+    connection: Connection, settings: ConnectionSettings, name: str, where: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    letters: dict[str, Any] = {
+        "no subject": {"name": f"{name}-dead", "subjects": [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]},
+        "interest retention": {"name": f"{name}-dead", "retention": "interest"},
+    }
+    declared = None if where == "none declared" else letters.get(where, f"{name}-dead")
+    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=declared, **NO_ARCHIVE)
+    if where == "not provisioned":
+        await connection.api(f"STREAM.DELETE.{name}-dead")
+    told = {
+        "no subject": f'the dead letter queue {name}-dead captures no copies: add "dead.{name}.>" to its subjects',
+        "interest retention": f"the dead letter queue {name}-dead has interest retention: recreate it with limits",
+        "none declared": f"{name} declares no dead letter queue: declare dead_letters and provision it",
+        "not provisioned": f"the dead letter queue {name}-dead doesn't exist: provision the queue",
+    }[where]
+    attempts: list[int] = []
+
+    def fail(job: Delivery) -> None:
+        attempts.append(job.attempt)
+        raise GiveUpError("bad printer")
+
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(lambda: told in caplog.text)
+        assert "since terminating them would destroy their bodies" in caplog.text
+        caplog.clear()
+        await put(connection, queue, ["a"])
+        await eventually(lambda: attempts == [1, 2, 3])
+        await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
+        assert told in caplog.text
+    job = await get_message(connection, name, 1)
+    assert job is not None
+    assert job.data == b"a"
+
+
+async def test_a_dead_letter_queue_that_learns_to_take_copies_is_noticed_by_a_running_worker(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    advisories = [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]
+    queue = await make_queue(
+        connection, name, consumer=PATIENT, dead_letters={"name": f"{name}-dead", "subjects": advisories}
+    )
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(lambda: waiting_pulls(connection, name))
+        await change(connection, f"{name}-dead", subjects=[*advisories, f"dead.{name}.>"])
+        await put(connection, queue, ["a"])
+        await eventually(settled(connection, queue))
+    assert [death.explanation for death, _ in await records(connection, queue)] == ["bad printer"]
+
+
+async def waiting_pulls(connection: Connection, name: str) -> int:
+    return int((await consumer_info(connection, name, "worker"))["num_waiting"])
+
+
+@pytest.mark.parametrize("loss", ["deleted", "full", "narrowed"])
+async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_job(
+    connection: Connection,
+    settings: ConnectionSettings,
+    name: str,
+    loss: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.worker.giving_up._COPY_SECONDS", 0.7)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 20}, **NO_ARCHIVE)
+    lost = f"{name}-dead"
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(lambda: waiting_pulls(connection, name))
+        if loss == "deleted":
+            await connection.api(f"STREAM.DELETE.{lost}")
+        elif loss == "full":
+            await change(connection, lost, discard="new", max_bytes=1)
+        else:
+            await change(connection, lost, subjects=[f"{MAX_DELIVERIES}.{name}.*"])
+        await put(connection, queue, ["a"])
+        await eventually(lambda: "is handed back although its handler gave it up" in caplog.text)
+        assert await stored_count(connection, name) == 1
+        if loss == "full":
+            await change(connection, lost, discard="old", max_bytes=-1)
+        else:
+            await provision(connection, queue)
+        await eventually(settled(connection, queue))
+    assert [job.data for _, job in await records(connection, queue)] == [b"a"]
+
+
+async def test_a_copy_that_another_stream_takes_does_not_count(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT, **NO_ARCHIVE)
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(lambda: waiting_pulls(connection, name))
+        await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
+        await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"dead.{name}.>"]})
+        await put(connection, queue, ["a"])
+        told = f"expected {name}-dead to store dead.{name}.worker.1, found {name}-other"
+        await eventually(lambda: caplog.text.count(told) == 3)
+    assert await stored_count(connection, name) == 1
+
+
+async def test_a_copy_that_somebody_else_answers_for_does_not_count(
+    connection: Connection,
+    settings: ConnectionSettings,
+    name: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.worker.giving_up._COPY_SECONDS", 0.7)
+    queue = await make_queue(connection, name, consumer=PATIENT, **NO_ARCHIVE)
+
+    async def respond(message: Msg) -> None:
+        await message.respond(b"I have it")
+
+    await connection.client.subscribe(f"dead.{name}.>", cb=respond)
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(lambda: waiting_pulls(connection, name))
+        await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
+        await put(connection, queue, ["a"])
+        await eventually(lambda: "found another answer: someone else listens there" in caplog.text)
+    assert await stored_count(connection, name) == 1
+
+
+async def test_a_last_failure_that_cannot_be_told_does_not_hold_up_the_death(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+
+    def fail(_: Delivery) -> None:
+        raise ValueError("no paper")
+
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(lambda: waiting_pulls(connection, name))
+        await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
+        await put(connection, queue, ["a"])
+        await eventually(dead(connection, queue), within=4)
+    assert f"why job 1 of {name} is dead isn't kept: no stream captures dead.{name}.worker.1 just now" in caplog.text
+    assert await stored_count(connection, name) == 1
+
+
+@pytest.mark.parametrize("room", [3_000, 1_200, 700])
+async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
+    connection: Connection, settings: ConnectionSettings, name: str, room: int
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    body = b"x" * (connection.client.max_payload - room)
+
+    def fail(_: Delivery) -> None:
+        raise GiveUpError("é" * 2_000) from ValueError("ü" * 2_000)
+
+    await connection.client.jetstream().publish(f"{name}.jobs.a", body)
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(settled(connection, queue))
+    ((death, job),) = await records(connection, queue)
+    assert job.data == body
+    assert death.error_class == "ValueError"
+    expected = {3_000: ("é" * 100, "ü" * 100), 1_200: ("é" * 100, "ü" * 100), 700: (None, None)}
+    assert (death.explanation, death.error_message) == expected[room]
+
+
+@pytest.mark.parametrize("limit", ["max_payload", "max_msg_size"])
+async def test_a_job_whose_copy_is_too_big_stays_and_the_connection_too(
+    connection: Connection, settings: ConnectionSettings, name: str, limit: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    letters: dict[str, Any] = {"name": f"{name}-dead"}
+    if limit == "max_msg_size":
+        letters["max_msg_size"] = 600
+    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=letters, **NO_ARCHIVE)
+    largest = connection.client.max_payload if limit == "max_payload" else 600
+    body = b"x" * (largest - 20)
+    await connection.client.jetstream().publish(f"{name}.jobs.a", body)
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
+    assert f"expected a copy of at most {largest} bytes, found" in caplog.text
+    assert "isn't confirmed yet" not in caplog.text
+    job = await get_message(connection, name, 1)
+    assert job is not None
+    assert job.data == body
+
+
+@pytest.mark.parametrize("why", ["no subject", "too big"])
+async def test_a_job_that_cannot_be_copied_is_left_to_the_archive(
+    connection: Connection, settings: ConnectionSettings, name: str, why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    letters: dict[str, Any] = {"name": f"{name}-dead"}
+    if why == "no subject":
+        letters["subjects"] = [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]
+    else:
+        letters["max_msg_size"] = 600
+    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=letters)
+    body = "x" * 590
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await put(connection, queue, ["a", "b", body])
+        await eventually(settled(connection, queue))
+    assert f"job 3 of {name} is left to the archive: " in caplog.text
+    archived = [each.data for each in await entries(connection, str(queue.archive and queue.archive.name))]
+    assert archived[-1] == body.encode()
+    terminations = [each for each in await entries(connection, f"{name}-dead") if each.subject.startswith(TERMINATED)]
+    assert [json.loads(each.data)["reason"] for each in terminations] == ["bad printer"] * 3
+
+
+@pytest.mark.parametrize("lack", ["unheard", "archive deleted", "not archived", "headers only"])
+async def test_an_archive_that_does_not_make_up_for_a_copy_leaves_the_job_in_the_queue(
+    connection: Connection, settings: ConnectionSettings, name: str, lack: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    heard = [f"{MAX_DELIVERIES}.{name}.*"]
+    if lack != "unheard":
+        heard.append(f"{TERMINATED}.{name}.*")
+    queue = await make_queue(
+        connection, name, consumer=PATIENT, dead_letters={"name": f"{name}-dead", "subjects": heard}
+    )
+    assert queue.archive is not None
+    if lack == "headers only":
+        await change(connection, name, republish={"src": ">", "dest": f"archive.{name}.>", "headers_only": True})
+    await put(connection, queue, ["a"])
+    if lack == "archive deleted":
+        await connection.api(f"STREAM.DELETE.{queue.archive.name}")
+    if lack == "not archived":
+        await connection.api(f"STREAM.PURGE.{queue.archive.name}")
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
+    assert await stored_count(connection, name) == 1
+
+
+async def test_a_job_that_somebody_else_finished_meanwhile_is_no_dead_letter(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+
+    async def fail(job: Delivery) -> None:
+        await connection.request(f"$JS.ACK.{name}.worker.1.{job.sequence}.1.0.0", b"+ACK")
+        raise GiveUpError("bad printer")
+
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", fail, settings)):
+        await eventually(lambda: f"job 1 of {name} is no longer stored" in caplog.text)
+    assert await entries(connection, f"{name}-dead") == []
+
+
+async def test_a_job_of_a_recreated_stream_is_not_taken_for_the_one_that_was_given_up(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    first_one = asyncio.Event()
+
+    async def fail(job: Delivery) -> None:
+        if job.body == b"new":
+            await asyncio.Event().wait()
+        await connection.api(f"STREAM.DELETE.{name}")
+        await make_queue(connection, name, consumer=PATIENT)
+        await put(connection, queue, ["new"])
+        first_one.set()
+        raise GiveUpError("bad printer")
+
+    await put(connection, queue, ["old"])
+    worker = Worker(queue, "worker", fail, settings, grace=0)
+    async with running(worker):
+        await eventually(first_one.is_set)
+        await eventually(lambda: f"job 1 of {name} is no longer stored" in caplog.text)
+    job = await get_message(connection, name, 1)
+    assert job is not None
+    assert job.data == b"new"
+    assert await copies(connection, queue) == []
+
+
+async def test_a_copy_is_stored_again_where_the_server_only_remembers_its_id(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    await put(connection, queue, ["a"])
+    stored = await get_message(connection, name, 1)
+    assert stored is not None
+    known = {"Nats-Msg-Id": f"dead:worker:{name}:1:{stored.time}:1"}
+    earlier = await connection.client.jetstream().publish(f"dead.{name}.worker.1", b"a", headers=known)
+    await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": earlier.seq})
+    async with running(Worker(queue, "worker", give_up, settings)):
+        await eventually(settled(connection, queue))
+    assert [(death.sequence, job.data) for death, job in await records(connection, queue)] == [(1, b"a")]
+
+
+async def test_a_server_that_goes_away_while_a_job_is_given_up_costs_no_job(own_nats: NatsServer, name: str) -> None:
+    where = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(where) as connection:
+        queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 10})
+        started, go_on = asyncio.Event(), asyncio.Event()
+
+        async def fail(_: Delivery) -> None:
+            started.set()
+            await go_on.wait()
+            raise GiveUpError("bad printer")
+
+        await put(connection, queue, ["a"])
+        async with running(Worker(queue, "worker", fail, where)):
+            await eventually(started.is_set)
+            own_nats.kill()
+            go_on.set()
+            await asyncio.to_thread(own_nats.restart)
+            await eventually(lambda: connection.client.is_connected)
+            await eventually(settled(connection, queue), within=20)
+        found = await records(connection, queue)
+    assert {death.sequence for death, _ in found} == {1}
+    assert {job.data for _, job in found} == {b"a"}

@@ -1,0 +1,73 @@
+"""The index over a dead letter queue's entries: small, ordered, and unimpressed by what entries claim."""
+
+from __future__ import annotations
+
+import tracemalloc
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+mentions = st.builds(
+    Mention,
+    entry=st.integers(1, 2**64 - 1),
+    kind=st.sampled_from(Kind),
+    consumer=st.none() | st.text(max_size=5),
+    told_at=st.datetimes(timezones=st.just(UTC)),
+    deliveries=st.integers(0, 2**32 - 1),
+)
+
+
+@given(st.lists(st.tuples(st.integers(1, 2**64 - 1) | st.integers(1, 5), mentions), max_size=30))
+def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int, Mention]]) -> None:
+    index = Index()
+    for sequence, mention in entries:
+        index.add(sequence, mention)
+    expected: dict[int, list[Mention]] = {}
+    for sequence, mention in entries:
+        expected.setdefault(sequence, []).append(mention)
+    assert [(sequence, list(said)) for sequence, said in index.jobs()] == sorted(expected.items())
+    for sequence, said in expected.items():
+        assert sequence in index
+        assert list(index.mentions(sequence)) == said
+    assert len(index) == len(entries)
+
+
+def test_what_is_not_there() -> None:
+    index = Index()
+    assert (list(index.jobs()), index.mentions(1), 1 in index, len(index)) == ([], (), False, 0)
+    index.add(3, Mention(1, Kind.DELIVERIES, "worker", START, 1))
+    assert (2 in index, 3 in index, 4 in index, index.mentions(2)) == (False, True, False, ())
+
+
+def test_jobs_after_one() -> None:
+    index = Index()
+    for sequence in (5, 1, 3):
+        index.add(sequence, Mention(sequence, Kind.DELIVERIES, "worker", START, 1))
+    assert [sequence for sequence, _ in index.jobs(after=1)] == [3, 5]
+    assert [sequence for sequence, _ in index.jobs(after=5)] == []
+
+
+def test_an_entry_takes_less_than_64_bytes() -> None:
+    count = 20_000
+    order = [number * 7919 % count + 1 for number in range(count)]
+    assert len(set(order)) == count
+    tracemalloc.start()
+    try:
+        before, _ = tracemalloc.get_traced_memory()
+        index = Index()
+        for entry, sequence in enumerate(order, 1):
+            told_at = START + timedelta(seconds=entry)
+            index.add(sequence, Mention(entry, Kind.DELIVERIES, f"worker-{sequence % 3}", told_at, 5))
+        assert next(index.jobs())[0] == 1
+        after, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    each = (after - before) / count
+    print(f"{each:.1f} bytes for each entry")
+    assert each < 64

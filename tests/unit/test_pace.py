@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from itertools import accumulate, repeat
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.redrive import pace as pacing
+from airflow_provider_jetstream.jetstream.redrive.pace import Pace
+
+
+@pytest.mark.parametrize(("rate", "batch"), [(None, 250), (0.1, 1), (30, 1), (400, 12), (5_000, 150), (1e6, 250)])
+def test_few_letters_go_together_at_a_low_rate(rate: float | None, batch: int) -> None:
+    assert Pace(rate).batch(250) == batch
+
+
+async def test_without_a_rate_nothing_waits() -> None:
+    started, pace = time.monotonic(), Pace(None)
+    for _ in range(1_000):
+        await pace.wait(250)
+        pace.gone(250)
+    assert time.monotonic() - started < 1
+
+
+@pytest.mark.parametrize("rate", [0.5, 7, 30, 400, 9_999])
+@pytest.mark.parametrize("slowness", [[0.0], [0.001, 0.05], [0.0] * 40 + [1.5], [0.03], [0.0, 0.0, 0.2]])
+async def test_no_window_has_more_than_the_rate_allows_however_slow_the_work_is(
+    monkeypatch: pytest.MonkeyPatch, rate: float, slowness: list[float]
+) -> None:
+    now = 1_000.0
+
+    async def sleep(seconds: float) -> None:
+        nonlocal now
+        now += seconds
+
+    monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
+    monkeypatch.setattr(pacing.asyncio, "sleep", sleep)
+    pace = Pace(rate)
+    batch, went = pace.batch(250), list[float]()
+    for delay in slowness * (400 // len(slowness)):
+        await pace.wait(batch)
+        pace.gone(batch)
+        went.append(now)
+        now += delay
+    before = [0, *accumulate(repeat(batch, len(went)))]
+    for first, start in enumerate(went):
+        for last in range(first, len(went)):
+            assert before[last + 1] - before[first] <= rate * (went[last] - start) + pace.burst + 1e-6
+    fastest = batch / max(batch / rate, sum(slowness) / len(slowness))
+    if len(set(slowness)) == 1:
+        assert before[-1] / (went[-1] - went[0]) == pytest.approx(fastest, rel=0.05)
+
+
+async def test_a_wait_can_be_cancelled() -> None:
+    pace = Pace(0.001)
+    pace.gone(pace.burst)
+    with pytest.raises(TimeoutError):
+        async with asyncio.timeout(0.05):
+            await pace.wait(1)

@@ -1,0 +1,148 @@
+"""What a transform may change of a letter, and what is written down about it."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Source
+from airflow_provider_jetstream.jetstream.errors import RedriveError
+from airflow_provider_jetstream.jetstream.redrive import UNCHANGED, Repair
+from airflow_provider_jetstream.jetstream.redrive.repair import Content, content_of
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.headers import Pairs
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def letter(body: bytes = b"body", headers: Pairs = ()) -> DeadLetter:
+    death = Death("q", "2026-01-01T00:00:00Z", 7, "worker", Reason.MAX_DELIVERIES, NOW)
+    return DeadLetter(
+        death, "q.jobs.a", body, headers, "2026-01-01T00:00:00Z", Source.QUEUE, (), kept=False, ready_at=NOW
+    )
+
+
+def repaired(repair: Any, body: bytes = b"body", headers: Pairs = ()) -> Content:
+    return content_of(letter(body, headers), lambda _: repair)
+
+
+def digest(body: bytes) -> dict[str, Any]:
+    return {"bytes": len(body), "sha256": sha256(body).hexdigest()}
+
+
+@pytest.mark.parametrize(
+    ("body", "sent"),
+    [
+        ({"a": 1, "b": [None]}, b'{"a":1,"b":[null]}'),
+        (b"\xff\x00", b"\xff\x00"),
+        ("größe", "größe".encode()),
+        (None, b"null"),
+        (UNCHANGED, b"body"),
+    ],
+    ids=["json", "bytes", "text", "null", "unchanged"],
+)
+def test_a_body_is_taken_in_every_form_in_which_a_job_takes_it(body: Any, sent: bytes) -> None:
+    assert repaired(Repair(body=body)).body == sent
+
+
+def test_headers_are_added_changed_and_removed_and_those_not_named_stay() -> None:
+    headers = (("Tag", "one"), ("Old", "x"), ("Tag", "two"), ("Gone", "1"), ("Gone", "2"), ("Nats-Msg-Id", "7"))
+    content = repaired(Repair(headers={"Old": "y", "New": "ü", "Gone": None, "Never-There": None}), headers=headers)
+    assert content.headers == (("Tag", "one"), ("Tag", "two"), ("Old", "y"), ("New", "ü"))
+    assert content.changes == {
+        "headers": {
+            "Old": {"before": ["x"], "after": "y"},
+            "New": {"before": None, "after": "ü"},
+            "Gone": {"before": ["1", "2"], "after": None},
+        }
+    }
+
+
+@pytest.mark.parametrize("repair", [None, Repair(), Repair(body=b"body", headers={"Old": "x", "Never": None})])
+def test_what_stays_the_same_is_no_change(repair: Repair | None) -> None:
+    assert repaired(repair, headers=(("Old", "x"),)) == Content(b"body", (("Old", "x"),), None)
+
+
+@pytest.mark.parametrize(
+    ("repair", "told"),
+    [
+        (Repair(body=object()), "expected a body of bytes, text or JSON values, found object"),
+        (Repair(body={"a": float("nan")}), "expected a body of bytes, text or JSON values, found dict"),
+        (Repair(body="\ud800"), "expected a body of bytes, text or JSON values, found str"),
+        (Repair(headers={"Nats-Msg-Id": "x"}), "headers starting with Nats- belong to the server"),
+        (Repair(headers={"nats-ttl": "1s"}), "headers starting with Nats- belong to the server"),
+        (Repair(headers={"Two Words": "x"}), "expected a name of letters, digits and dashes"),
+        (Repair(headers={"A": "x\r\ny"}), "expected text without line breaks"),
+        (Repair(headers={"A": 5}), "expected text without line breaks, found 5"),  # type: ignore[dict-item]
+        (Repair(headers={5: "x"}), "expected headers by name, found {5: 'x'}"),  # type: ignore[dict-item]
+        (Repair(headers=None), "expected headers by name, found None"),  # type: ignore[arg-type]
+        (Repair(headers={"Redrive-Count": "0"}), "found Redrive-Count, which tells of its redrives"),
+        (Repair(headers={"Redrive-Count": None}), "found Redrive-Count, which tells of its redrives"),
+    ],
+)
+def test_a_repair_that_cannot_be_sent_leaves_the_letter_untouched(repair: Repair, told: str) -> None:
+    with pytest.raises(
+        RedriveError, match=r"^the transform's repair can't be sent: .*; the letter is untouched$"
+    ) as hit:
+        repaired(repair)
+    assert told in str(hit.value)
+
+
+@pytest.mark.parametrize("returned", [{"body": 1}, b"bytes", True, Repair])
+def test_something_else_than_a_repair_is_refused(returned: Any) -> None:
+    told = f"^expected the transform to return a Repair, or None for no change, found {type(returned).__name__}; the"
+    with pytest.raises(RedriveError, match=told):
+        repaired(returned)
+
+
+def test_a_json_body_is_compared_field_by_field() -> None:
+    before = json.dumps({"kept": 1, "changed": "old", "gone": None, "long": "x" * 600, "deep": {"a": [1]}}).encode()
+    after = {"kept": 1, "changed": "new", "new": [1], "long": ["y" * 600], "deep": {"a": [2]}}
+    assert repaired(Repair(body=after), before).changes == {
+        "body": {
+            "changed": {"before": "old", "after": "new"},
+            "deep": {"before": {"a": [1]}, "after": {"a": [2]}},
+            "gone": {"before": None, "after": None},
+            "long": {
+                "before": "x" * 500 + "… (600 characters)",
+                "after": '["' + "y" * 498 + "… (604 characters)",
+            },
+            "new": {"before": None, "after": [1]},
+        }
+    }
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [(b"text", b"other"), (b'{"a": 1}', b"[1]"), (b"\xff", b'{"a": 1}'), (b'{"a": 1}', b'{"a":1}')],
+)
+def test_other_bodies_are_compared_by_size_and_hash(before: bytes, after: bytes) -> None:
+    told = {"body": {"before": digest(before), "after": digest(after)}}
+    assert repaired(Repair(body=after), before).changes == told
+
+
+def test_a_body_too_deep_to_be_read_is_compared_by_size_and_hash() -> None:
+    deep = b'{"a":' * 100_000 + b"1" + b"}" * 100_000
+    assert repaired(Repair(body=b"{}"), deep).changes == {"body": {"before": digest(deep), "after": digest(b"{}")}}
+
+
+def test_the_record_stays_small_however_much_is_changed() -> None:
+    before = json.dumps({f"field{number}": "x" * 400 for number in range(1_000)}).encode()
+    headers = {f"Header-{number}": "v" for number in range(50)}
+    assert repaired(Repair(body={}, headers=headers), before).changes == {
+        "body": {"before": digest(before), "after": digest(b"{}")},
+        "headers": {"changed": 50},
+    }
+
+
+def test_the_record_is_utf_8_whatever_the_letter_was() -> None:
+    content = repaired(Repair(body={}, headers={"City": "Köln"}), b'{"name": "\\ud800"}', (("City", "K\udcf6ln"),))
+    assert content.changes == {
+        "body": {"name": {"before": "?", "after": None}},
+        "headers": {"City": {"before": ["K?ln"], "after": "Köln"}},
+    }

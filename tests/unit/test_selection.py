@@ -1,0 +1,165 @@
+"""Choosing among dead letters, and grouping them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Selection, Source, group_of
+from airflow_provider_jetstream.jetstream.errors import SelectionError
+
+DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)
+NOW = DIED + timedelta(hours=1)
+
+DEATH = Death(
+    stream="orders",
+    created="2026-01-01T00:00:00Z",
+    sequence=7,
+    consumer="printer",
+    reason=Reason.TERMINATED,
+    died_at=DIED,
+    deliveries=2,
+    explanation="no paper",
+    error_class="printing.PaperError",
+    error_message="tray 17 is empty",
+)
+LETTER = DeadLetter(
+    death=DEATH,
+    subject="orders.new.eu",
+    body=b"body",
+    headers=(
+        ("Airflow-Dag-Id", "shop"),
+        ("Airflow-Run-Id", "monday"),
+        ("Airflow-Task-Id", "publish"),
+        ("Airflow-Map-Index", "3"),
+    ),
+    time="2026-01-01T11:00:00Z",
+    source=Source.COPY,
+    entries=(1, 2),
+    kept=True,
+    ready_at=DIED,
+)
+
+
+@pytest.mark.parametrize(
+    ("fields", "others"),
+    [
+        ({"sequences": [7, 8]}, {"sequences": [8]}),
+        ({"reasons": ["terminated", "orphan"]}, {"reasons": ["max_deliveries"]}),
+        ({"error_class": "printing.PaperError"}, {"error_class": "PaperError"}),
+        ({"fingerprint": DEATH.fingerprint}, {"fingerprint": "0" * 12}),
+        ({"subject": "orders.new.eu"}, {"subject": "orders.new"}),
+        ({"subject": "orders.*.eu"}, {"subject": "orders.*"}),
+        ({"subject": "orders.>"}, {"subject": "order.>"}),
+        ({"consumer": "printer"}, {"consumer": "print"}),
+        ({"older_than": "1h"}, {"older_than": "61m"}),
+        ({"younger_than": "61m"}, {"younger_than": "1h"}),
+        ({"older_than": timedelta(minutes=59)}, {"older_than": timedelta(days=1)}),
+        ({"dag_id": "shop"}, {"dag_id": "shop2"}),
+        ({"run_id": "monday"}, {"run_id": "tuesday"}),
+        ({"task_id": "publish"}, {"task_id": ""}),
+        ({"parked": False}, {"parked": True}),
+    ],
+)
+def test_each_field_selects(fields: dict[str, Any], others: dict[str, Any]) -> None:
+    assert Selection.of(fields).matches(LETTER, NOW)
+    assert not Selection.of(others).matches(LETTER, NOW)
+    # Every field given has to match.
+    both = {"consumer": "printer", "subject": "orders.>"}
+    assert Selection.of(both | fields).matches(LETTER, NOW)
+    assert not Selection.of(both | others).matches(LETTER, NOW)
+    assert not Selection.of({"dag_id": "other"} | {"error_class": "none"} | others).matches(LETTER, NOW)
+
+
+def test_a_letter_of_no_dag_matches_no_dag() -> None:
+    foreign = replace(LETTER, headers=())
+    assert Selection().matches(foreign, NOW)
+    for field in ("dag_id", "run_id", "task_id"):
+        assert not Selection.of({field: "shop"}).matches(foreign, NOW)
+
+
+def test_parked_letters_are_meant_only_where_they_are_named() -> None:
+    parked = replace(LETTER, parked="too often")
+    assert not Selection().matches(parked, NOW)
+    assert Selection(parked=True).matches(parked, NOW)
+    assert not Selection(parked=True).matches(LETTER, NOW)
+
+
+def test_undeliverable_jobs_are_meant_only_where_they_are_named() -> None:
+    job = replace(LETTER, death=replace(DEATH, reason=Reason.UNDELIVERABLE))
+    assert not Selection().matches(job, NOW)
+    assert not Selection().undeliverable
+    named = Selection.of({"reasons": ["undeliverable"]})
+    assert named.matches(job, NOW)
+    assert named.undeliverable
+    assert not named.matches(LETTER, NOW)
+
+
+@pytest.mark.parametrize("source", [None, {}, Selection(), {"older_than": None, "parked": False}])
+def test_every_letter_in_circulation(source: Any) -> None:
+    assert Selection.of(source).everything
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sequences": []},
+        {"reasons": []},
+        {"subject": ">"},
+        {"parked": True},
+        {"vanished": True},
+        {"older_than": 0},
+        {"consumer": "a"},
+    ],
+)
+def test_less_than_everything(fields: dict[str, Any]) -> None:
+    assert not Selection.of(fields).everything
+
+
+@pytest.mark.parametrize(
+    ("source", "told"),
+    [
+        ({"reson": "orphan"}, "reson: Extra inputs are not permitted"),
+        ({"reasons": ["tired"]}, "reasons.0: Input should be 'max_deliveries'"),
+        ({"reasons": "orphan"}, "reasons: Input should be a valid"),
+        ({"subject": "a..b"}, "'a..b' selects nothing: it has an empty token"),
+        ({"older_than": "soon"}, "older_than: expected a duration"),
+        ({"sequences": ["x"]}, "sequences.0: Input should be a valid integer"),
+        (7, "found 7"),
+        ("older_than=1h", "found 'older_than=1h'"),
+    ],
+)
+def test_what_is_not_understood_is_told_with_the_fields_that_are(source: Any, told: str) -> None:
+    with pytest.raises(SelectionError) as caught:
+        Selection.of(source)
+    message = str(caught.value)
+    assert told in message
+    assert "by sequences, reasons, error_class, fingerprint, subject, consumer, older_than, younger_than," in message
+    assert "dag_id, run_id, task_id, parked, vanished" in message
+
+
+def test_groups() -> None:
+    fields = ("reason", "error_class", "fingerprint", "subject", "consumer", "dag_id", "run_id", "task_id")
+    assert group_of(LETTER, fields) == (
+        "terminated",
+        "printing.PaperError",
+        DEATH.fingerprint,
+        "orders.new.eu",
+        "printer",
+        "shop",
+        "monday",
+        "publish",
+    )
+    assert group_of(LETTER, ()) == ()
+    foreign = replace(LETTER, headers=(), death=replace(DEATH, error_class=None, consumer=None))
+    assert group_of(foreign, ("dag_id", "run_id", "task_id", "error_class", "consumer")) == (None,) * 5
+
+
+def test_letters_that_died_of_the_same_thing_share_a_fingerprint() -> None:
+    other = replace(DEATH, sequence=9, error_message="tray 3 is empty", died_at=NOW, deliveries=5)
+    assert other.fingerprint == DEATH.fingerprint
+    for change in ({"error_message": "tray 3 is jammed"}, {"consumer": "binder"}, {"reason": Reason.ORPHAN}):
+        assert replace(DEATH, **change).fingerprint != DEATH.fingerprint
