@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.names import REDRIVE_COUNT
+from airflow_provider_jetstream.worker import GiveUpError
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.worker import Delivery
@@ -32,8 +33,12 @@ def process(job: Delivery) -> None:
 
     :param job: the order
     :raises OrderFailedError: this attempt fails
+    :raises GiveUpError: it is no order, and further attempts would change nothing
     """
-    order = job.body.decode()
+    try:
+        order = job.body.decode()
+    except UnicodeDecodeError as error:
+        raise GiveUpError("expected an order as text, found something else") from error
     if REDRIVE_COUNT not in job.headers and sha256(f"{order} {job.attempt}".encode()).digest()[0] % 2:
         raise OrderFailedError(f"{order} could not be processed")
     time.sleep(0.01)

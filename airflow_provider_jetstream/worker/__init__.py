@@ -1,5 +1,7 @@
 """Doing a queue's jobs in Python, without Airflow."""
 
-from airflow_provider_jetstream.worker.runtime import Delivery, Worker
+from airflow_provider_jetstream.jetstream.errors import GiveUpError
+from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.runtime import Worker
 
-__all__ = ["Delivery", "Worker"]
+__all__ = ["Delivery", "GiveUpError", "Worker"]

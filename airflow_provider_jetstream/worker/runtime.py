@@ -1,71 +1,40 @@
 """The worker: pull no more than there are free slots, run the handler, store the completion, only then acknowledge.
 
 A crash between storing and acknowledging runs the job once more, and its second completion is dropped as a duplicate of
-the first. The other order could lose the completion.
+the first. The other order could lose the completion. What can't be done is left to :mod:`.giving_up`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import inspect
-import json
 import logging
 import socket
-import time
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import Completion
 from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
-from airflow_provider_jetstream.jetstream.names import JOB_ADVISORY, JOB_ID, MSG_ID, completion_subject
+from airflow_provider_jetstream.jetstream.errors import GiveUpError
+from airflow_provider_jetstream.jetstream.names import JOB_ADVISORY, MSG_ID, completion_subject
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.subjects import subject_problem
+from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.giving_up import LetterKeeper
 from airflow_provider_jetstream.worker.pulling import Puller
+from airflow_provider_jetstream.worker.settling import ANSWER_SECONDS, insist
 from airflow_provider_jetstream.worker.threads import HandlerThreads
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable
+    from collections.abc import Callable
 
     from nats.aio.msg import Msg
 
 log = logging.getLogger("jetstream.worker")
 
-_PAUSE_AFTER_FAILURE = 0.5
-# What is sent while the connection breaks is lost; waiting long for its answer would let the ack wait pass.
-_ANSWER_SECONDS = 2.0
-_SETTLE_SECONDS = 30.0
 _HEADER_ROOM = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A job as a handler gets it.
-
-    :param id: the job's own id, or its stream sequence where it has none
-    :param subject: its subject
-    :param body: its body
-    :param headers: its headers
-    :param sequence: its stream sequence
-    :param attempt: 1 for the first delivery
-    """
-
-    id: str
-    subject: str
-    body: bytes
-    headers: dict[str, str]
-    sequence: int
-    attempt: int
-
-    def json(self) -> Any:
-        """Decode the body.
-
-        :return: the JSON value
-        :raises ValueError: if the body isn't JSON
-        """
-        return json.loads(self.body)
 
 
 class Worker:
@@ -74,7 +43,8 @@ class Worker:
     :param queue: the queue's declaration, its dict, or the path of its YAML file
     :param consumer: the name of one of the queue's consumers; it has to exist on the server
     :param handler: takes a :class:`Delivery`; a plain function runs in a thread. What it returns is stored with the
-        completion, an exception hands the job back for its next delivery
+        completion, a :class:`GiveUpError` makes the job a dead letter at once, and any other exception hands it back
+        for its next delivery
     :param settings: the connection
     :param concurrency: jobs at a time
     :param name: tells workers apart in logs and completions
@@ -119,13 +89,15 @@ class Worker:
         :raises JetStreamProviderError: the first connection failed
         """
         async with connect(self._settings) as connection:
-            await consumer_info(connection, self.queue.name, self.consumer.name)
+            info = await consumer_info(connection, self.queue.name, self.consumer.name)
             if self.queue.events:
                 await stream_info(connection, self.queue.events.name)
+            last_attempt = info["config"].get("max_deliver", -1)
+            letters = LetterKeeper(connection, self.queue, self.consumer.name, last_attempt)
+            await letters.look()
             log.info("%s takes jobs of %s/%s", self.name, self.queue.name, self.consumer.name)
-            async with Puller(
-                connection, self.queue.name, self.consumer.name, partial(self._take, connection)
-            ) as puller:
+            take = partial(self._take, connection, letters)
+            async with Puller(connection, self.queue.name, self.consumer.name, take) as puller:
                 stopped = asyncio.create_task(self._stopping.wait())
                 while not stopped.done():
                     if free := max(0, self._concurrency - len(self._running)):
@@ -141,8 +113,8 @@ class Worker:
             self._threads.close()
             log.info("%s stopped", self.name)
 
-    def _take(self, connection: Connection, message: Msg) -> None:
-        task = asyncio.create_task(self._work(connection, message))
+    def _take(self, connection: Connection, letters: LetterKeeper, message: Msg) -> None:
+        task = asyncio.create_task(self._work(connection, letters, message))
         self._running.add(task)
         task.add_done_callback(self._finished)
 
@@ -151,16 +123,24 @@ class Worker:
         if not task.cancelled() and (error := task.exception()):
             log.error("%s could not settle a job, it will be delivered again: %s", self.name, error)
 
-    async def _work(self, connection: Connection, message: Msg) -> None:
-        job = _delivery(message)
+    async def _work(self, connection: Connection, letters: LetterKeeper, message: Msg) -> None:
+        job = Delivery.of(message)
         try:
             payload = self._completion(connection, job, await self._handle(job))
-        except Exception:
+        except GiveUpError as error:
+            log.warning("%s gives up job %s, attempt %d: %s", self.name, job.id, job.attempt, error)
+            if not await letters.give_up(message, error):
+                await message.nak(delay=self._retry_delay(job.attempt))
+            return
+        except Exception as error:
             log.exception("%s failed job %s, attempt %d", self.name, job.id, job.attempt)
-            await message.nak(delay=self._retry_delay(job.attempt))
+            try:
+                await letters.failed(message, error)
+            finally:
+                await message.nak(delay=self._retry_delay(job.attempt))
             return
         await self._store_completion(connection, message, job, payload)
-        await _insist(partial(message.ack_sync, timeout=_ANSWER_SECONDS), f"the acknowledgement of job {job.id}")
+        await insist(partial(message.ack_sync, timeout=ANSWER_SECONDS), f"the acknowledgement of job {job.id}")
         log.info("%s completed job %s, attempt %d", self.name, job.id, job.attempt)
 
     async def _handle(self, job: Delivery) -> Any:
@@ -201,42 +181,11 @@ class Worker:
             subject = completion_subject(self.queue.name, self.consumer.name, job.sequence)
             # The time tells this job from one of the same sequence in a recreated stream.
             once = f"done:{self.queue.name}:{job.sequence}:{message.metadata.timestamp.timestamp()}"
-            publish = connection.client.jetstream(timeout=_ANSWER_SECONDS).publish
-            await _insist(partial(publish, subject, payload, headers={MSG_ID: once}), f"the completion of job {job.id}")
+            publish = connection.client.jetstream(timeout=ANSWER_SECONDS).publish
+            await insist(partial(publish, subject, payload, headers={MSG_ID: once}), f"the completion of job {job.id}")
         if not (advisory := job.headers.get(JOB_ADVISORY)):
             return
         if problem := subject_problem(advisory, wildcards=False):
             log.warning("%s can't report job %s to %r: %s", self.name, job.id, advisory, problem)
             return
         await connection.client.publish(advisory, payload)
-
-
-async def _insist(send: Callable[[], Awaitable[object]], what: str) -> None:
-    """Send until the server has answered; only for what may arrive twice."""
-    from nats import errors
-    from nats.js import errors as js_errors
-
-    given_up = time.monotonic() + _SETTLE_SECONDS
-    while True:
-        try:
-            await send()
-        except (errors.Error, js_errors.Error) as error:
-            if time.monotonic() > given_up:
-                raise
-            log.warning("%s isn't confirmed yet, sending it again: %s", what, error)
-            await asyncio.sleep(_PAUSE_AFTER_FAILURE)
-        else:
-            return
-
-
-def _delivery(message: Msg) -> Delivery:
-    headers = dict(message.headers or {})
-    metadata = message.metadata
-    return Delivery(
-        id=headers.get(JOB_ID) or str(metadata.sequence.stream),
-        subject=message.subject,
-        body=message.data,
-        headers=headers,
-        sequence=metadata.sequence.stream,
-        attempt=metadata.num_delivered,
-    )

@@ -1,0 +1,58 @@
+"""A job as a handler gets it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self
+
+from airflow_provider_jetstream.jetstream.names import JOB_ID
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A job as a handler gets it.
+
+    :param id: the job's own id, or its stream sequence where it has none
+    :param subject: its subject
+    :param body: its body
+    :param headers: its headers
+    :param sequence: its stream sequence
+    :param attempt: 1 for the first delivery
+    """
+
+    id: str
+    subject: str
+    body: bytes
+    headers: dict[str, str]
+    sequence: int
+    attempt: int
+
+    @classmethod
+    def of(cls, message: Msg) -> Self:
+        """Take a message of a work queue as a job.
+
+        :param message: the message as it was pulled
+        :return: the job
+        """
+        headers = dict(message.headers or {})
+        metadata = message.metadata
+        return cls(
+            id=headers.get(JOB_ID) or str(metadata.sequence.stream),
+            subject=message.subject,
+            body=message.data,
+            headers=headers,
+            sequence=metadata.sequence.stream,
+            attempt=metadata.num_delivered,
+        )
+
+    def json(self) -> Any:
+        """Decode the body.
+
+        :return: the JSON value
+        :raises ValueError: if the body isn't JSON
+        """
+        return json.loads(self.body)
