@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
 from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
@@ -13,16 +13,22 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_provider_jetstream.hooks.settings import settings_of
 from airflow_provider_jetstream.jetstream import dead_letters, provisioning, publishing
 from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, summarise
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive import Preview, RedriveOrder, RedriveReport, preview, redrive
+from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.sharing import shared_connection
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
     from airflow_provider_jetstream.jetstream.queue import QueueSource
+
+    SelectionSource: TypeAlias = Selection | Mapping[str, Any]
 
 _Arguments = ParamSpec("_Arguments")
 _Result = TypeVar("_Result")
@@ -108,34 +114,82 @@ class JetStreamHook(BaseHook):
         async with self.shared() as connection:
             return await _publish(connection, jobs, subject, origin)
 
-    def find_dead_letters(self, queue: QueueSource) -> dead_letters.Findings:
-        """Look for dead letters.
+    def find_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> dead_letters.Findings:
+        """Look for dead letters and hold all of them; see :meth:`scan_dead_letters` for many.
 
         :param queue: the queue
-        :return: those beyond doubt, and what the other entries of the dead letter queue are
+        :param selection: which dead letters; all in circulation where absent
+        :return: those beyond doubt, and what the dead letter queue holds about other jobs
+        :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(dead_letters.find_dead_letters, WorkQueue.load(queue))
+        return self.blocking(dead_letters.find_dead_letters, WorkQueue.load(queue), Selection.of(selection))
 
-    async def afind_dead_letters(self, queue: QueueSource) -> dead_letters.Findings:
+    async def afind_dead_letters(
+        self, queue: QueueSource, selection: SelectionSource | None = None
+    ) -> dead_letters.Findings:
         """Do what :meth:`find_dead_letters` does, awaited."""
         async with self.shared() as connection:
-            return await dead_letters.find_dead_letters(connection, WorkQueue.load(queue))
+            return await dead_letters.find_dead_letters(connection, WorkQueue.load(queue), Selection.of(selection))
 
-    def redrive(self, queue: QueueSource, sequences: Collection[int] | None = None) -> RedriveReport:
+    def scan_dead_letters(
+        self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
+    ) -> Summary:
+        """Count dead letters without holding them, and keep the bodies of those that are seen for the first time.
+
+        :param queue: the queue
+        :param selection: which dead letters; all in circulation where absent
+        :param group_by: what letters of a group share
+        :return: counts, sequences as ranges, and groups with their ages
+        :raises SelectionError: the selection isn't understood, or letters can't be grouped by that
+        :raises NotFoundError: the queue or its dead letter queue doesn't exist
+        """
+        return self.blocking(summarise, WorkQueue.load(queue), Selection.of(selection), group_by)
+
+    async def ascan_dead_letters(
+        self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
+    ) -> Summary:
+        """Do what :meth:`scan_dead_letters` does, awaited."""
+        async with self.shared() as connection:
+            return await summarise(connection, WorkQueue.load(queue), Selection.of(selection), group_by)
+
+    def redrive(self, queue: QueueSource, order: RedriveOrder | None = None) -> RedriveReport:
         """Bring dead letters back as jobs with fresh deliveries.
 
         :param queue: the queue
-        :param sequences: only these; all where absent
+        :param order: which letters, and how; all in circulation, as they were, where absent
         :return: the report, also of letters that failed
-        :raises DeadLetterGoneError: a sequence that was asked for is no dead letter (any more)
+        :raises RedriveOrderError: what is asked for isn't possible here; nothing was done
+        :raises DeadLetterGoneError: a sequence that was asked for is no dead letter (any more); nothing was done
+        :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(redrive, WorkQueue.load(queue), sequences=sequences)
+        return self.blocking(redrive, WorkQueue.load(queue), order)
 
-    async def aredrive(self, queue: QueueSource, sequences: Collection[int] | None = None) -> RedriveReport:
+    async def aredrive(self, queue: QueueSource, order: RedriveOrder | None = None) -> RedriveReport:
         """Do what :meth:`redrive` does, awaited."""
         async with self.shared() as connection:
-            return await redrive(connection, WorkQueue.load(queue), sequences=sequences)
+            return await redrive(connection, WorkQueue.load(queue), order)
+
+    def preview_redrive(
+        self, queue: QueueSource, order: RedriveOrder | None = None, group_by: Sequence[GroupField] = BY_CAUSE
+    ) -> Preview:
+        """Tell what :meth:`redrive` would do; change nothing.
+
+        :param queue: the queue
+        :param order: what it would be asked to do
+        :param group_by: what letters of a group share
+        :return: the preview
+        :raises RedriveOrderError: what is asked for isn't possible here
+        :raises NotFoundError: the queue or its dead letter queue doesn't exist
+        """
+        return self.blocking(preview, WorkQueue.load(queue), order or RedriveOrder(), group_by)
+
+    async def apreview_redrive(
+        self, queue: QueueSource, order: RedriveOrder | None = None, group_by: Sequence[GroupField] = BY_CAUSE
+    ) -> Preview:
+        """Do what :meth:`preview_redrive` does, awaited."""
+        async with self.shared() as connection:
+            return await preview(connection, WorkQueue.load(queue), order or RedriveOrder(), group_by)
 
     def test_connection(self) -> tuple[bool, str]:
         """Connect once, for the button in the UI.

@@ -2,79 +2,254 @@
 
 from __future__ import annotations
 
+import json
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json, templated
 from airflow_provider_jetstream.hooks.results import plain
+from airflow_provider_jetstream.jetstream.audit import Audit
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.operators.redrive_order import order_of, run_key, who_of
 from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
+    from airflow_provider_jetstream.jetstream.redrive import Preview, RedriveOrder, Transform
+
+_PARTS = ("select", "sequences", "subject", "transform", "rate", "protocol", "max_redrives", "why")
 
 
 class JetStreamRedriveOperator(JobWaitingOperator):
     """Bring dead letters back as jobs with fresh deliveries; succeed when all are, or when the jobs have ended.
 
-    Running it again at any time is safe: a letter whose copy is stored already isn't copied again inside the stream's
-    duplicate window, and one that is gone is left alone.
+    Running it again at any time is safe. Where the queue has an audit, a retry goes on where the try before stopped,
+    and waits for the jobs of all tries; so does a task that failed and is cleared, while one that ended begins anew. A
+    task that is killed finishes the letters in hand and leaves the others where they are.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
-    :param sequences: stream sequences of the dead letters to redrive; all where absent
+    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
+        dict, or the text of one; all in circulation where absent
+    :param sequences: the same as ``sequences`` in ``select``: stream sequences, as numbers or as pairs of first and
+        last, which is how the sensor gives them. One that is no dead letter fails the task before anything is done
+    :param subject: where the jobs go, a subject of the same queue; each where it was where absent
+    :param transform: a function that takes a :class:`~airflow_provider_jetstream.jetstream.dead_letters.DeadLetter` and
+        returns a :class:`~airflow_provider_jetstream.jetstream.redrive.Repair`, or ``None`` for no change
+    :param rate: letters a second at most; as fast as possible where absent
+    :param protocol: ``auto``, ``copy``, ``atomic`` or ``in_place``
+    :param max_redrives: letters redriven so often before are parked instead; 0 parks all
+    :param why: a reason, for the audit and for parked letters
+    :param dry_run: tell what would be done, and change nothing
+    :param group_by: what a dry run groups letters by: any of reason, error_class, fingerprint, subject, consumer,
+        dag_id, run_id, task_id
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
-    :return: counts, and sequences as ranges
+    :return: counts, and sequences as ranges; of a dry run counts, groups and a sample
+    :raises SelectionError: the selection isn't understood
+    :raises RedriveOrderError: another argument can't be used, or not together with others
     """
 
-    template_fields: Sequence[str] = ("work_queue", "sequences", "nats_conn_id")
+    template_fields: Sequence[str] = (
+        "work_queue",
+        "select",
+        "sequences",
+        "subject",
+        "rate",
+        "protocol",
+        "max_redrives",
+        "why",
+        "nats_conn_id",
+    )
     ui_color = "#f5e6d9"
-    # It would find the letters gone and succeed, whatever became of the jobs.
+    # Only where there is an audit: a retry would find the letters gone and succeed, whatever became of the jobs.
     retry_goes_on_waiting = False
 
     def __init__(
         self,
         *,
-        sequences: Sequence[int] | None = None,
+        select: Selection | Mapping[str, Any] | str | None = None,
+        sequences: Sequence[int] | Sequence[Sequence[int]] | str | None = None,
+        subject: str | None = None,
+        transform: Transform | None = None,
+        rate: float | str | None = None,
+        protocol: Protocol | str = Protocol.AUTO,
+        max_redrives: int | str | None = None,
+        why: str | None = None,
+        dry_run: bool = False,
+        group_by: Iterable[GroupField] = BY_CAUSE,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.select = selection_as_json(select) if isinstance(select, Selection) else select
         self.sequences = sequences
+        self.subject = subject
+        self.transform = transform
+        self.rate = rate
+        self.protocol = protocol.value if isinstance(protocol, Protocol) else protocol
+        self.max_redrives = max_redrives
+        self.why = why
+        # Every operator has a method of the name dry_run.
+        self.only_preview = dry_run
+        self.group_by = group_fields(group_by)
+        self._asked = tuple(name for name in ("select", "sequences") if getattr(self, name) is not None)
+        self._killed = False
+        visible = {name: getattr(self, name) for name in _PARTS}
+        order_of(**{name: None if templated(value) else value for name, value in visible.items()})
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Redrive, and wait if asked to.
 
         :param context: the task's context
         :return: the result of the task
-        :raises AirflowFailException: a letter that was asked for is gone, or too many redriven jobs died
+        :raises AirflowFailException: a letter that was asked for is gone, what is asked for isn't possible, or too many
+            redriven jobs died
         :raises RedriveError: some letters stayed where they were
         """
         with terminal_errors_fail():
             queue = WorkQueue.load(self.work_queue)
-            mark, report, ended = JetStreamHook(self.nats_conn_id).blocking(self._redrive, queue)
-        summary = report.as_json()
-        self.log.info("%d dead letters redriven, %d were gone", len(report.redriven), len(report.gone))
+            order = replace(self._order(), who=who_of(context), run=run_key(context))
+            hook = JetStreamHook(self.nats_conn_id)
+            if self.only_preview:
+                return self._tell_preview(hook.preview_redrive(queue, order, self.group_by))
+            mark, report, ended = hook.blocking(self._redrive, queue, order)
+        summary = report.as_json() | {"run": order.run if self.retry_goes_on_waiting else None}
         if mark is None:
             return plain(summary)
         if ended is None:
-            self.defer_waiting(mark, set(report.redriven.values()), summary)
+            self.defer_waiting(mark, awaited_of(report), summary)
         return self.conclude(summary, ended.as_json())
 
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+        """Go on after the trigger.
+
+        :param context: the task's context
+        :param event: what the trigger found
+        :return: the result of the task
+        :raises AirflowFailException: too many jobs died, or waiting was impossible
+        :raises DeadlineError: jobs are still running after ``wait_timeout``
+        """
+        self.retry_goes_on_waiting = bool(event and event.get("summary", {}).get("run"))
+        if self.retry_goes_on_waiting and event and event["status"] == "ended":
+            JetStreamHook(self.nats_conn_id).blocking(self._end, WorkQueue.load(self.work_queue), run_key(context))
+        return super().execute_complete(context, event)
+
+    def on_kill(self) -> None:
+        """Leave what isn't begun where it is; called while :meth:`execute` runs, wherever that is."""
+        self._killed = True
+
+    def _order(self) -> RedriveOrder:
+        for name in self._asked:
+            require_rendered(name, getattr(self, name))
+        return order_of(**{name: getattr(self, name) for name in _PARTS})
+
     async def _redrive(
-        self, connection: Connection, queue: WorkQueue
+        self, connection: Connection, queue: WorkQueue, order: RedriveOrder
     ) -> tuple[Mark | None, RedriveReport, WaitReport | None]:
         mark = await take_mark(connection, queue) if self.wait_for_completion else None
-        report = await redrive(connection, queue, sequences=self.sequences)
+        audit = await self._audit(connection, queue)
+        self.retry_goes_on_waiting = audit is not None
+        report = await redrive(
+            connection,
+            queue,
+            replace(order, keep_open=mark is not None),
+            stopped=lambda: self._killed,
+        )
+        self._tell(report)
         report.raise_for_failures()
         if mark is None:
             return None, report, None
-        return mark, report, await self.wait_inline(connection, mark, set(report.redriven.values()))
+        if report.resumed:
+            # An earlier try redrove them, and they may have ended before this one took its mark.
+            mark = mark.from_the_beginning()
+        ended = await self.wait_inline(connection, mark, awaited_of(report))
+        if ended:
+            await self._end(connection, queue, str(order.run))
+        return mark, report, ended
+
+    async def _audit(self, connection: Connection, queue: WorkQueue) -> Audit | None:
+        if queue.audit is None:
+            return None
+        return await Audit.open(connection, queue, (await stream_info(connection, queue.name))["created"])
+
+    async def _end(self, connection: Connection, queue: WorkQueue, run: str) -> None:
+        try:
+            if audit := await self._audit(connection, queue):
+                await audit.finish(run)
+        except (ApiError, TransientError) as error:
+            self.log.warning(
+                "The end of the redrive couldn't be recorded, a cleared task would go on with it: %s", error
+            )
+
+    def _tell(self, report: RedriveReport) -> None:
+        if not (report.redriven or report.parked or report.failures):
+            self.log.info("No dead letter of this selection was found; there is nothing to redrive")
+        self.log.info(
+            "%d dead letters redriven (%d by earlier tries), %d parked, %d failed, %d were gone; protocol %s: %s",
+            len(report.redriven),
+            report.resumed,
+            len(report.parked),
+            report.failures,
+            len(report.gone),
+            report.protocol.value,
+            report.guarantee,
+        )
+        for sequence, reason in report.as_json()["failures"].items():
+            self.log.error("Dead letter %s stays where it is: %s", sequence, reason)
+        self._warn(report)
+
+    def _tell_preview(self, found: Preview) -> dict[str, Any]:
+        told = found.as_json()
+        self.log.info(
+            "A redrive would bring back %d dead letters, park %d and fail for %d; protocol %s: %s",
+            found.redriven,
+            found.parked,
+            told["failed"],
+            found.protocol.value,
+            found.guarantee,
+        )
+        for group in told["groups"]:
+            named = zip(self.group_by, group["group"], strict=True)
+            self.log.info("%d of %s", group["count"], ", ".join(f"{name} {value or '-'}" for name, value in named))
+        for letter in told["sample"]:
+            self.log.info("For example %s", json.dumps(letter))
+        for sequence, reason in told["failures"].items():
+            self.log.warning("Dead letter %s would stay where it is: %s", sequence, reason)
+        self._warn(found)
+        return plain(told)
+
+    def _warn(self, found: RedriveReport | Preview) -> None:
+        if found.uncertain:
+            self.log.warning("%d more dead letters can't be told yet; a later redrive finds them", found.uncertain)
+        if found.undeliverable:
+            self.log.warning("%d jobs are taken by no consumer; select reason undeliverable", found.undeliverable)
+        for risk in found.risks:
+            self.log.warning("%s", risk)
+
+
+def awaited_of(report: RedriveReport) -> set[int]:
+    """Give the jobs that a redrive brought back and that weren't taken up again since.
+
+    :param report: the report, over all tries
+    :return: stream sequences of jobs that end by themselves
+    """
+    made = zip(report.redriven, report.redriven.new(), strict=True)
+    # One that died between two tries was redriven or parked in its turn, and its end can't be found any more.
+    superseded = {old for old, new in made if old != new} | set(report.parked)
+    return set(report.redriven.new()) - superseded

@@ -10,38 +10,55 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseSensor
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json, selection_of, templated
+from airflow_provider_jetstream.hooks.results import plain
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger, summarise
+from airflow_provider_jetstream.jetstream.units import parse_duration
+from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterable, Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
+    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
     from airflow_provider_jetstream.jetstream.queue import QueueSource
 
 
 class JetStreamDeadLetterSensor(BaseSensorOperator):
     """Succeed when a work queue has dead letters.
 
-    Only entries that were proved are counted: those about a job that finished late, or about an earlier stream of the
-    same name, are not.
+    Dead letters that the server told nobody about are found too, and only those beyond doubt are counted: not what is
+    said about a job that finished late, or about an earlier stream of the same name. Their bodies are kept on first
+    sight.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
-    :param min_count: dead letters to wait for
+    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
+        dict, or the text of one; all in circulation where absent
+    :param min_count: dead letters to wait for; with ``group_by``, of any one group
+    :param older_than: wait until the first of them is dead for this long: a :class:`~datetime.timedelta`, or text such
+        as ``"10m"``
+    :param group_by: what letters of a group share: any of reason, error_class, fingerprint, subject, consumer, dag_id,
+        run_id, task_id
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
-    :return: the count, and the sequences as ranges
+    :return: the count, the sequences as ranges, the groups and their ages, and what isn't counted
+    :raises SelectionError: the selection isn't understood, or letters can't be grouped by that
     """
 
-    template_fields: Sequence[str] = ("work_queue", "nats_conn_id")
+    template_fields: Sequence[str] = ("work_queue", "select", "nats_conn_id")
     ui_color = "#f5e6d9"
 
     def __init__(
         self,
         *,
         work_queue: QueueSource,
+        select: Selection | Mapping[str, Any] | str | None = None,
         min_count: int = 1,
+        older_than: timedelta | str | None = None,
+        group_by: Iterable[GroupField] = (),
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
@@ -50,9 +67,16 @@ class JetStreamDeadLetterSensor(BaseSensorOperator):
         if min_count < 1:
             raise ValueError(f"expected min_count of at least 1, found {min_count}")
         self.work_queue = work_queue
+        self.select = selection_as_json(select) if isinstance(select, Selection) else select
         self.min_count = min_count
+        self.older_than = older_than
+        self.group_by = group_fields(group_by)
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id
+        self._age = timedelta(microseconds=parse_duration(older_than or "0") / 1_000)
+        self._selective = select is not None
+        if not templated(select):
+            selection_of(select)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Look once.
@@ -62,10 +86,13 @@ class JetStreamDeadLetterSensor(BaseSensorOperator):
         :raises AirflowFailException: if looking is impossible
         """
         with terminal_errors_fail():
-            findings = JetStreamHook(self.nats_conn_id).find_dead_letters(WorkQueue.load(self.work_queue))
-        found = summarise(findings)
-        self.log.info("%d dead letters, %d entries dismissed", found["dead"], found["dismissed"])
-        return PokeReturnValue(is_done=found["dead"] >= self.min_count, xcom_value=found)
+            summary = JetStreamHook(self.nats_conn_id).scan_dead_letters(
+                WorkQueue.load(self.work_queue), self._selection(), self.group_by
+            )
+        self.log.info("%s", summary)
+        for risk in summary.risks:
+            self.log.warning("%s", risk)
+        return PokeReturnValue(is_done=summary.reached(self.min_count, self._age), xcom_value=plain(summary.as_json()))
 
     def execute(self, context: Context) -> Any:
         """Wait for dead letters.
@@ -80,14 +107,22 @@ class JetStreamDeadLetterSensor(BaseSensorOperator):
             self._defer()
         return first.xcom_value
 
+    def _selection(self) -> Selection:
+        if self._selective:
+            require_rendered("select", self.select)
+        return selection_of(self.select)
+
     def _defer(self) -> NoReturn:
         with terminal_errors_fail():
-            queue = WorkQueue.load(self.work_queue)
+            queue, selection = WorkQueue.load(self.work_queue), self._selection()
         self.defer(
             trigger=DeadLetterTrigger(
                 nats_conn_id=self.nats_conn_id,
                 work_queue=queue.model_dump(mode="json", exclude_unset=True),
+                select=selection_as_json(selection),
                 min_count=self.min_count,
+                older_than=self._age.total_seconds(),
+                group_by=list(self.group_by),
                 poll_interval=self.poke_interval,
                 deferred_at=time.time(),
             ),

@@ -11,7 +11,9 @@ from airflow_steps import do_jobs
 from dags.waiting import queue as one_chance
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -20,11 +22,14 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
+ONLY_TWO = Selection(sequences=frozenset({2}))
 BLOCKING: dict[str, Callable[[JetStreamHook, str], Any]] = {
     "provision": lambda hook, name: hook.provision(one_chance(name)),
     "publish": lambda hook, name: hook.publish(["job"], subject=name),
     "find_dead_letters": lambda hook, name: hook.find_dead_letters(one_chance(name)),
+    "scan_dead_letters": lambda hook, name: hook.scan_dead_letters(one_chance(name)),
     "redrive": lambda hook, name: hook.redrive(one_chance(name)),
+    "preview_redrive": lambda hook, name: hook.preview_redrive(one_chance(name)),
     "test_connection": lambda hook, name: hook.test_connection(),
 }
 
@@ -41,22 +46,28 @@ async def test_a_blocking_call_inside_a_running_loop_is_refused(method: str, nam
 
 def test_blocking_calls_do_the_work(settings: ConnectionSettings, name: str) -> None:
     hook, queue = JetStreamHook(), one_chance(name)
-    assert len(hook.provision(queue).changes) == 4
+    assert len(hook.provision(queue).changes) == 6
     assert hook.provision(queue).changes == ()
     assert hook.publish(["first", "second"], subject=name).stored == 2
     asyncio.run(do_jobs(settings, queue, 2, fail=True))
-    assert [letter.entry.sequence for letter in hook.find_dead_letters(queue).letters] == [1, 2]
-    assert hook.redrive(queue, [2]).redriven == {2: 3}
+    assert [letter.sequence for letter in hook.find_dead_letters(queue).letters] == [1, 2]
+    assert [letter.sequence for letter in hook.find_dead_letters(queue, {"sequences": [2]}).letters] == [2]
+    assert hook.scan_dead_letters(queue, ONLY_TWO, ["reason"]).ranges == [(2, 2)]
+    assert hook.preview_redrive(queue, RedriveOrder(ONLY_TWO)).redriven == 1
+    assert hook.redrive(queue, RedriveOrder(ONLY_TWO)).redriven == {2: 3}
 
 
 async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str) -> None:
     hook, queue = JetStreamHook(), one_chance(name)
-    assert len((await hook.aprovision(queue)).changes) == 4
+    assert len((await hook.aprovision(queue)).changes) == 6
     assert (await hook.aprovision(queue)).changes == ()
     assert (await hook.apublish(["first", "second"], subject=name)).stored == 2
     await do_jobs(settings, queue, 2, fail=True)
-    assert [letter.entry.sequence for letter in (await hook.afind_dead_letters(queue)).letters] == [1, 2]
-    assert (await hook.aredrive(queue, [2])).redriven == {2: 3}
+    assert [letter.sequence for letter in (await hook.afind_dead_letters(queue)).letters] == [1, 2]
+    assert [letter.sequence for letter in (await hook.afind_dead_letters(queue, ONLY_TWO)).letters] == [2]
+    assert (await hook.ascan_dead_letters(queue, {"sequences": [2]}, ["reason"])).ranges == [(2, 2)]
+    assert (await hook.apreview_redrive(queue, RedriveOrder(ONLY_TWO))).redriven == 1
+    assert (await hook.aredrive(queue, RedriveOrder(ONLY_TWO))).redriven == {2: 3}
     async with hook.shared() as one, hook.shared() as other:
         assert one is other
 

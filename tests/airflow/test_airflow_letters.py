@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_steps import do_jobs, log_text, provisioned, succeeded, task_states, wait_for_states
-from dags.letters import LETTERS
+from dags.letters import ABANDONED, LETTERS
 
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
 from airflow_provider_jetstream.jetstream.stored import stream_info
+from testbed.queues import take
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
@@ -19,6 +21,12 @@ async def die(connection: Connection, settings: ConnectionSettings, body: bytes)
     """Let a job become a dead letter."""
     await connection.client.jetstream().publish("letters", body)
     assert [job.body for job in await do_jobs(settings, LETTERS, 1, fail=True)] == [body]
+
+
+def counted(airflow: Airflow, run_id: str, task_id: str) -> dict[str, Any]:
+    """Give what a sensor counted."""
+    found = airflow.xcom("letters", run_id, task_id)
+    return {name: found[name] for name in ("dead", "sequences", "dismissed", "uncertain")}
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +47,12 @@ async def test_letters_are_sensed_and_brought_back(
     await die(connection, settings, b"first")
     wait_for_states(airflow, "letters", run_id, dict.fromkeys(waiting, "success") | {"deferred_for_two": "deferred"})
     for task_id in waiting:
-        assert airflow.xcom("letters", run_id, task_id) == {"dead": 1, "sequences": [[1, 1]], "dismissed": 0}
+        assert counted(airflow, run_id, task_id) == {"dead": 1, "sequences": [[1, 1]], "dismissed": {}, "uncertain": 0}
 
     await die(connection, settings, b"second")
     wait_for_states(airflow, "letters", run_id, {"at_once": "success", "redrive": "deferred"})
-    both = {"dead": 2, "sequences": [[1, 2]], "dismissed": 0}
-    assert airflow.xcom("letters", run_id, "deferred_for_two") == airflow.xcom("letters", run_id, "at_once") == both
+    both = {"dead": 2, "sequences": [[1, 2]], "dismissed": {}, "uncertain": 0}
+    assert counted(airflow, run_id, "deferred_for_two") == counted(airflow, run_id, "at_once") == both
     # Enough are there: a deferral would only cost time.
     assert "Pausing task as DEFERRED" in log_text(airflow, "letters", run_id, "deferred_for_two")
     assert "Pausing task as DEFERRED" not in log_text(airflow, "letters", run_id, "at_once")
@@ -58,6 +66,27 @@ async def test_letters_are_sensed_and_brought_back(
     assert (result["from_sequences"], result["to_sequences"]) == ([[1, 2]], [[3, 4]])
     assert airflow.xcom("letters", run_id, "nothing_left")["redriven"] == 0
     assert (await stream_info(connection, "letters"))["state"]["messages"] == 0
+
+
+async def test_letters_that_nobody_would_tell_of_are_sensed(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection
+) -> None:
+    await provisioned(settings, ABANDONED)
+    airflow.wait_for_dags("abandoned")
+    run_id = airflow.trigger("abandoned")
+    wait_for_states(airflow, "abandoned", run_id, {"sense": "deferred"})
+    for _ in range(4):
+        await connection.client.jetstream().publish("abandoned", b"job")
+    # All workers die with their jobs, and nobody asks the server for more.
+    first, *_ = await take(connection, ABANDONED, 4)
+    await first.ack_sync()
+    wait_for_states(airflow, "abandoned", run_id, {"sense": "success"})
+    found = airflow.xcom("abandoned", run_id, "sense")
+    (group,) = found["groups"]
+    assert (found["dead"], found["sequences"]) == (3, [[2, 4]])
+    assert (group["group"], group["count"]) == ({"consumer": "worker"}, 3)
+    assert group["oldest_age_seconds"] >= 2
+    assert all(letter.kept for letter in (await find_dead_letters(connection, ABANDONED)).letters)
 
 
 def test_a_deferred_sensor_that_sees_nothing_fails_or_skips(airflow: Airflow, without_letters: str) -> None:

@@ -86,7 +86,8 @@ async def test_a_job_object_keeps_its_subject_id_and_headers(connection: Connect
 
 
 def test_provisioning_again_changes_nothing(airflow: Airflow, run_id: str) -> None:
-    parts = ["stream forms_dead", "stream forms_events", "stream forms", "consumer forms/worker"]
+    companions = ["forms_dead", "forms_events", "forms-archive", "forms-audit"]
+    parts = [*(f"stream {name}" for name in companions), "stream forms", "consumer forms/worker"]
     assert airflow.xcom("publish_forms", run_id, "provision") == [f"create {part}" for part in parts]
     assert airflow.xcom("publish_forms", run_id, "provision_again") == [f"keep {part}" for part in parts]
 

@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.connection import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
+from testbed.queues import take
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -178,7 +179,7 @@ async def test_a_refusal_of_the_moment_is_waited_out(
         return refuse_or_call
 
     mocker.patch("airflow_provider_jetstream.triggers.completion.wait_for_jobs", refused_once(wait_for_jobs))
-    mocker.patch.object(JetStreamHook, "afind_dead_letters", refused_once(JetStreamHook.afind_dead_letters))
+    mocker.patch.object(JetStreamHook, "ascan_dead_letters", refused_once(JetStreamHook.ascan_dead_letters))
     trigger = await waiting(connection, queue, 1)
     await do_jobs(settings, queue, 1, fail=True)
     assert (await fired(trigger))["report"]["dead"] == 1
@@ -250,7 +251,43 @@ async def test_copies_of_a_dead_letter_trigger_fire_the_same_once_there_are_enou
     assert not done
     await do_jobs(settings, queue, 1, fail=True)
     first, second = await asyncio.gather(*running)
-    assert first == second == {"status": "found", "found": {"dead": 2, "sequences": [[1, 2]], "dismissed": 0}}
+    assert (first["status"], second["status"]) == ("found", "found")
+    for found in (first["found"], second["found"]):
+        assert (found["dead"], found["sequences"], found["dismissed"]) == (2, [[1, 2]], {})
+
+
+async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
+    settings: ConnectionSettings, connection: Connection, queue: WorkQueue
+) -> None:
+    await connection.client.jetstream().publish(queue.name, b"job")
+    await do_jobs(settings, queue, 1, fail=True)
+    trigger = looking(queue, min_count=1, older_than=2.0)
+    assert recreated(trigger).serialize() == trigger.serialize()
+    found = (await fired(trigger))["found"]
+    assert 2.0 <= found["oldest_age_seconds"] < 4.0
+    assert found["groups"] == []
+
+
+async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
+    settings: ConnectionSettings, connection: Connection, queue: WorkQueue
+) -> None:
+    trigger = looking(queue, min_count=2, group_by=["error_class"], select={"consumer": "worker"})
+    assert recreated(trigger).serialize() == trigger.serialize()
+    for _ in range(3):
+        await connection.client.jetstream().publish(queue.name, b"job")
+    # This one dies without a word.
+    (dead,) = await take(connection, queue, 1)
+    await dead.nak()
+    await do_jobs(settings, queue, 1, fail=True)
+    running = asyncio.create_task(fired(trigger))
+    done, _ = await asyncio.wait([running], timeout=1)
+    assert not done
+    await do_jobs(settings, queue, 1, fail=True)
+    groups = (await running)["found"]["groups"]
+    assert [(group["group"], group["count"]) for group in groups] == [
+        ({"error_class": "ValueError"}, 2),
+        ({"error_class": None}, 1),
+    ]
 
 
 async def test_a_dead_letter_trigger_fires_an_error_when_looking_is_impossible(name: str) -> None:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from airflow_steps import do_jobs, log_text, provisioned, succeeded, wait_for_states
-from dags.waiting import FULL, queue
+from dags.waiting import FULL, UNAUDITED, queue
 
 from airflow_provider_jetstream.jetstream.connection import connect
 from airflow_provider_jetstream.jetstream.stored import stream_info
@@ -56,7 +56,8 @@ def runs(airflow: Airflow, settings: ConnectionSettings, pool: ThreadPoolExecuto
         pool.submit(asyncio.run, do_jobs(settings, queue(name), 3, fail=True))
     for name in ("late_deferred", "late_blocking"):
         pool.submit(asyncio.run, do_jobs(settings, queue(name), 2))
-    asyncio.run(dead_letter(settings, queue("late_redrive")))
+    for late in (queue("late_redrive"), UNAUDITED):
+        asyncio.run(dead_letter(settings, late))
     for dag_id in ("too_late", "deaths"):
         airflow.trigger(dag_id, run_id=RUN)
 
@@ -72,13 +73,21 @@ def test_too_late_names_what_is_missing_and_leaves_it_to_a_retry(airflow: Airflo
     assert ("Pausing task as DEFERRED" in log) == (task_id == "late_deferred")
 
 
-def test_a_redrive_that_waits_too_long_is_not_retried_since_a_retry_would_not_wait(airflow: Airflow) -> None:
-    wait_for_states(airflow, "too_late", RUN, {"late_redrive": "failed"}, timeout=90)
+def test_a_redrive_that_waits_too_long_leaves_it_to_a_retry_too(airflow: Airflow) -> None:
+    wait_for_states(airflow, "too_late", RUN, {"late_redrive": "up_for_retry"}, timeout=90)
     assert (
-        "AirflowFailException: JS202 expected every job to end within 0:00:04, found 1 of late_redrive that did not"
+        "DeadlineError: expected every job to end within 0:00:04, found 1 of late_redrive that did not (sequences 2):"
+        " see whether workers take them, or raise wait_timeout; a retry goes on waiting"
+    ) in log_text(airflow, "too_late", RUN, "late_redrive")
+
+
+def test_a_redrive_without_an_audit_is_not_retried_since_a_retry_would_not_wait(airflow: Airflow) -> None:
+    wait_for_states(airflow, "too_late", RUN, {"unaudited": "failed"}, timeout=90)
+    assert (
+        "AirflowFailException: JS202 expected every job to end within 0:00:04, found 1 of unaudited that did not"
         " (sequences 2): see whether workers take them, or raise wait_timeout; a retry would not know of them, so there"
         " is none"
-    ) in log_text(airflow, "too_late", RUN, "late_redrive")
+    ) in log_text(airflow, "too_late", RUN, "unaudited")
 
 
 def test_a_retry_publishes_nothing_twice_and_takes_up_the_waiting(

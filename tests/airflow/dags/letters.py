@@ -24,6 +24,25 @@ NO_LETTERS = WorkQueue(
     consumers=[Consumer(name="worker", max_deliver=1)],
     dead_letters="noletters_dead",
 )
+ABANDONED = WorkQueue(
+    name="abandoned",
+    subjects=["abandoned"],
+    consumers=[Consumer(name="worker", max_deliver=1, ack_wait="2s")],
+    dead_letters="abandoned_dead",
+)
+
+with DAG("abandoned", schedule=None):
+    JetStreamDeadLetterSensor(
+        task_id="sense",
+        work_queue=ABANDONED,
+        select={"consumer": "worker"},
+        min_count=3,
+        older_than="2s",
+        group_by=["consumer"],
+        poke_interval=1,
+        timeout=120,
+        deferrable=True,
+    )
 
 with DAG("letters", schedule=None):
     sensors = [

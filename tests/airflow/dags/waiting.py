@@ -39,6 +39,7 @@ def waits(name: str, *, count: int, deferrable: bool = True, **kwargs: Any) -> J
     return JetStreamPublishOperator(task_id=name, **{**arguments, **kwargs})
 
 
+UNAUDITED = queue("unaudited", audit=False)
 FULL = queue("full", max_msgs=3, discard="new")
 
 # Its jobs end while no triggerer runs.
@@ -59,12 +60,14 @@ with DAG("deaths", schedule=None):
 # Nobody does their jobs; another try may find them done.
 with DAG("too_late", schedule=None):
     waits("late_deferred", count=5, wait_timeout=timedelta(seconds=4))
-    JetStreamRedriveOperator(
-        task_id="late_redrive",
-        work_queue=queue("late_redrive"),
-        wait_for_completion=True,
-        wait_timeout=timedelta(seconds=4),
-        deferrable=True,
-        retries=1,
-    )
+    for late in (queue("late_redrive"), UNAUDITED):
+        JetStreamRedriveOperator(
+            task_id=late.name,
+            work_queue=late,
+            wait_for_completion=True,
+            wait_timeout=timedelta(seconds=4),
+            deferrable=True,
+            retries=1,
+            retry_delay=timedelta(hours=1),
+        )
     waits("late_blocking", count=5, wait_timeout=timedelta(seconds=4), deferrable=False)

@@ -1,0 +1,96 @@
+"""From what a redrive operator was given to the order of the ground floor: which letters, how, and in whose name."""
+
+from __future__ import annotations
+
+import json
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.hooks.rendering import absent, number, selection_of, text
+from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+_KEY_DIGITS = 32
+
+
+def order_of(
+    *,
+    select: object,
+    sequences: object,
+    subject: object,
+    transform: Any,
+    rate: object,
+    protocol: object,
+    max_redrives: object,
+    why: object,
+) -> RedriveOrder:
+    """Read an order; a number may be its text.
+
+    :param select: which dead letters, in any form in which the operator takes it
+    :param sequences: stream sequences, as numbers or as pairs of first and last
+    :param subject: where the jobs go
+    :param transform: what repairs letters on their way
+    :param rate: letters a second at most
+    :param protocol: how, or its name
+    :param max_redrives: letters redriven so often before are parked instead
+    :param why: a reason
+    :return: the order, in nobody's name
+    :raises SelectionError: the selection isn't understood
+    :raises RedriveOrderError: another part of it can't be used, or not together
+    """
+    if transform is not None and not callable(transform):
+        raise RedriveOrderError(
+            f"expected a function that takes a DeadLetter as transform, found {type(transform).__name__}"
+        )
+    return RedriveOrder(
+        selection=selection_of(select, sequences),
+        subject=text(subject),
+        transform=transform,
+        rate=number("rate", rate, float),
+        protocol=_protocol(protocol),
+        max_redrives=number("max_redrives", max_redrives, int),
+        why=text(why),
+    )
+
+
+def who_of(context: Context) -> dict[str, Any]:
+    """Name the task for the audit.
+
+    :param context: its context
+    :return: what identifies it and its try
+    """
+    instance = context["ti"]
+    return {**_instance(context), "try_number": instance.try_number}
+
+
+def run_key(context: Context) -> str:
+    """Give a key that all tries of a task have in common.
+
+    :param context: its context
+    :return: one token, since run ids may hold dots and white space
+    """
+    return sha256(json.dumps(list(_instance(context).values())).encode()).hexdigest()[:_KEY_DIGITS]
+
+
+def _instance(context: Context) -> dict[str, Any]:
+    instance = context["ti"]
+    map_index = -1 if instance.map_index is None else instance.map_index
+    return {
+        "dag_id": instance.dag_id,
+        "run_id": instance.run_id,
+        "task_id": instance.task_id,
+        "map_index": map_index,
+    }
+
+
+def _protocol(given: object) -> Protocol:
+    if absent(given):
+        return Protocol.AUTO
+    try:
+        return Protocol(str(given))
+    except ValueError:
+        known = ", ".join(Protocol)
+        raise RedriveOrderError(f"expected a protocol among {known}; found {given!r}") from None

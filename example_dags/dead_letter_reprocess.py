@@ -1,0 +1,108 @@
+r"""The store's dead letters, every morning: look what died of what, treat each kind, and say what was done.
+
+Orders whose bank was busy come back slowly, and at most three times. Orders with a decimal comma come back mended. What
+is no order at all is parked, out of the way of the others, until a person looks at it. Anything else is left alone, and
+the report says so. Workers do the orders, in Python or in any other language; with this package's own::
+
+    jetstream-worker run --queue example_dags/queues/store.yaml --consumer till \
+        --handler example_workers.store:process
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import DAG, task
+
+from airflow_provider_jetstream.jetstream.redrive import Repair
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter
+
+QUEUE = str(Path(__file__).parent / "queues" / "store.yaml")
+
+# What each kind looks like in the groups that the sensor finds, by the task that treats it.
+KINDS = {
+    "redrive_busy": {"reason": "max_deliveries", "error_class": "example_workers.store.BankBusyError"},
+    "mend_malformed": {"reason": "max_deliveries", "error_class": "example_workers.store.MalformedOrderError"},
+    "park_poison": {"reason": "terminated"},
+}
+
+log = logging.getLogger(__name__)
+
+
+def with_decimal_point(letter: DeadLetter) -> Repair | None:
+    """Mend an amount such as ``"12,50"``."""
+    order = json.loads(letter.body)
+    return Repair(body={**order, "amount": float(order["amount"].replace(",", "."))})
+
+
+def treatment_of(group: dict[str, str | None]) -> str | None:
+    """Name the task that treats a group of letters, if one does."""
+    return next((task_id for task_id, kind in KINDS.items() if kind.items() <= group.items()), None)
+
+
+def treat(task_id: str, **how: Any) -> JetStreamRedriveOperator:
+    """Redrive the letters of one kind."""
+    select = {"reasons" if name == "reason" else name: value for name, value in KINDS[task_id].items()}
+    return JetStreamRedriveOperator(task_id=task_id, work_queue=QUEUE, select=select, retries=2, **how)
+
+
+with DAG(
+    "dead_letter_reprocess",
+    schedule="0 6 * * *",
+    start_date=datetime(2026, 1, 1, tzinfo=UTC),
+    catchup=False,
+    max_active_runs=1,
+    tags=["jetstream"],
+    doc_md=__doc__,
+) as dag:
+    sense = JetStreamDeadLetterSensor(
+        task_id="sense",
+        work_queue=QUEUE,
+        group_by=["reason", "error_class"],
+        deferrable=True,
+        poke_interval=5,
+        timeout=60,
+        soft_fail=True,
+    )
+
+    @task.branch
+    def choose(found: dict[str, Any]) -> list[str]:
+        """Name the tasks that have letters to treat."""
+        chosen = {treatment_of(group["group"]) for group in found["groups"]}
+        return [*(task_id for task_id in KINDS if task_id in chosen), "report"]
+
+    treatments = [
+        treat("redrive_busy", rate=20, max_redrives=3, why="the bank was busy"),
+        treat("mend_malformed", transform=with_decimal_point, max_redrives=1, why="decimal comma"),
+        treat("park_poison", max_redrives=0, why="no order; for a person to look at"),
+    ]
+
+    @task(trigger_rule="none_failed")
+    def report(found: dict[str, Any], treated: list[dict[str, Any] | None]) -> dict[str, Any]:
+        """Log what was found, a line for each group, and what was done, a line for each treatment."""
+        groups = [
+            {**each["group"], "found": each["count"], "treatment": treatment_of(each["group"]) or "left alone"}
+            for each in found["groups"]
+        ]
+        done = {
+            task_id: {"redriven": result["redriven"], "parked": result["parked"]}
+            for task_id, result in zip(KINDS, treated, strict=True)
+            if result
+        }
+        log.info("%-14s %-46s %5s  %s", "reason", "error class", "found", "treatment")
+        for row in groups:
+            log.info("%-14s %-46s %5d  %s", *row.values())
+        for task_id, counts in done.items():
+            log.info("%s: %d redriven, %d parked", task_id, counts["redriven"], counts["parked"])
+        return {"groups": groups, "done": done}
+
+    reported = report(sense.output, [treatment.output for treatment in treatments])
+    choose(sense.output) >> [*treatments, reported]

@@ -1,0 +1,185 @@
+"""Redrives in a real Airflow: cut off, stopped by a person, templated, cleared and mapped; no letter lost or twice."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow_steps import do_jobs, log_text, provisioned, succeeded, task_states, wait_for, wait_for_states
+from dags.redriving import LETTERS, queue
+
+from airflow_provider_jetstream.jetstream.audit import Audit
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from testbed.queues import eventually
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
+    from testbed.airflow import Airflow
+
+RUN = "redriving"
+BODIES = [f"job-{number}" for number in range(LETTERS)]
+
+
+async def die(settings: ConnectionSettings, name: str, *jobs: tuple[str, str]) -> None:
+    """Let jobs become dead letters, each given as the end of its subject and its body."""
+    declared = await provisioned(settings, queue(name))
+    async with connect(settings) as connection:
+        for end, body in jobs:
+            await connection.client.jetstream().publish(f"{name}.{end}", body.encode())
+    await do_jobs(settings, declared, len(jobs), fail=True)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
+    """Start all runs at once that need no watching from their start."""
+    many = [("one", body) for body in BODIES]
+
+    async def prepare() -> None:
+        await asyncio.gather(
+            die(settings, "cut_off", *many),
+            die(settings, "marked_failed", *many),
+            die(settings, "as_text", ("one", "first"), ("one", "second"), ("too.deep", "other")),
+            die(settings, "cleared", ("one", "first")),
+            die(settings, "by_index", *many[:4]),
+        )
+
+    asyncio.run(prepare())
+    dag_ids = ("cut_off", "marked_failed", "as_text", "cleared", "by_index")
+    airflow.wait_for_dags(*dag_ids)
+    for dag_id in dag_ids[2:]:
+        airflow.trigger(dag_id, run_id=RUN)
+
+
+def instance(airflow: Airflow, dag_id: str) -> dict[str, Any]:
+    """Give the only task instance of a run."""
+    (task,) = airflow.task_instances(dag_id, RUN)
+    return task
+
+
+async def copies(connection: Connection, name: str, before: int) -> int:
+    """Tell how many jobs a redrive has stored."""
+    return int((await stream_info(connection, name))["state"]["last_seq"]) - before
+
+
+async def reach(connection: Connection, name: str, count: int) -> None:
+    """Wait until so many jobs are redriven."""
+
+    async def reached() -> bool:
+        return await copies(connection, name, LETTERS) >= count
+
+    await eventually(reached, 90)
+
+
+async def stored(connection: Connection, name: str) -> list[StoredMessage]:
+    return [message async for message in read_range(connection, name, ">")]
+
+
+async def test_a_retry_of_a_killed_process_goes_on_and_waits_for_the_jobs_of_both(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection
+) -> None:
+    airflow.trigger("cut_off", run_id=RUN)
+    await reach(connection, "cut_off", 3)
+    os.kill(instance(airflow, "cut_off")["pid"], signal.SIGKILL)
+    # Ended before the retry could take notice of them.
+    done = await do_jobs(settings, queue("cut_off"), 2)
+    assert await copies(connection, "cut_off", LETTERS) < LETTERS
+
+    def waits_again() -> bool:
+        task = instance(airflow, "cut_off")
+        return (task["state"], task["try_number"]) == ("deferred", 2)
+
+    await asyncio.to_thread(wait_for, waits_again, "the second try to wait", 60)
+    done += await do_jobs(settings, queue("cut_off"), LETTERS - 2)
+    await asyncio.to_thread(succeeded, airflow, "cut_off", RUN)
+    result = airflow.xcom("cut_off", RUN, "cut_off")
+    assert (result["redriven"], result["completed"], result["dead"], result["failed"]) == (LETTERS, LETTERS, 0, 0)
+    assert 3 <= result["resumed"] < LETTERS
+    assert Counter(job.body.decode() for job in done) == dict.fromkeys(BODIES, 1)
+    assert await stored(connection, "cut_off") == []
+
+
+async def test_a_task_that_is_marked_as_failed_leaves_the_rest_where_it_is(
+    airflow: Airflow, connection: Connection
+) -> None:
+    airflow.trigger("marked_failed", run_id=RUN)
+    await reach(connection, "marked_failed", 2)
+    path = f"dags/marked_failed/dagRuns/{RUN}/taskInstances/marked_failed"
+    airflow.api("PATCH", path, {"new_state": "failed"})
+
+    def told() -> bool:
+        return "dead letters, as asked; the others stayed" in log_text(airflow, "marked_failed", RUN, "marked_failed")
+
+    await asyncio.to_thread(wait_for, told, "the task to stop", 60)
+    redriven = await copies(connection, "marked_failed", LETTERS)
+    assert 2 <= redriven < LETTERS
+    found = await find_dead_letters(connection, queue("marked_failed"))
+    messages = await stored(connection, "marked_failed")
+    assert Counter(message.data.decode() for message in messages) == dict.fromkeys(BODIES, 1)
+    assert [letter.sequence for letter in found.letters] == list(range(redriven + 1, LETTERS + 1))
+    assert task_states(airflow, "marked_failed", RUN) == {"marked_failed": "failed"}
+
+
+async def test_arguments_that_arrive_as_text_do_what_they_say(airflow: Airflow, connection: Connection) -> None:
+    await asyncio.to_thread(succeeded, airflow, "as_text", RUN)
+    (group,) = airflow.xcom("as_text", RUN, "sense")["groups"]
+    assert group.pop("oldest_age_seconds") > 0
+    assert group == {"group": {"subject": "as_text.one", "error_class": "ValueError"}, "count": 2}
+    result = airflow.xcom("as_text", RUN, "as_text")
+    assert (result["redriven"], result["from_sequences"]) == (2, [[1, 2]])
+    assert [(message.subject, message.data) for message in await stored(connection, "as_text")] == [
+        ("as_text.too.deep", b"other"),
+        ("as_text.again", b"first"),
+        ("as_text.again", b"second"),
+    ]
+    created = (await stream_info(connection, "as_text"))["created"]
+    audit = await Audit.open(connection, queue("as_text"), created)
+    assert audit is not None
+    record = await audit.last(1)
+    assert record is not None
+    assert (record.why, record.run) == ("as_text", result["run"])
+    assert record.who == {
+        "dag_id": "as_text",
+        "run_id": RUN,
+        "task_id": "as_text",
+        "map_index": -1,
+        "try_number": 1,
+    }
+
+
+async def test_a_task_that_is_cleared_after_its_success_begins_anew(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection
+) -> None:
+    wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"}, timeout=90)
+    await do_jobs(settings, queue("cleared"), 1)
+    await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
+    first = airflow.xcom("cleared", RUN, "cleared")
+    await die(settings, "cleared", ("one", "second"))
+    airflow.api(
+        "POST",
+        "dags/cleared/clearTaskInstances",
+        {"dry_run": False, "dag_run_id": RUN, "task_ids": ["cleared"], "only_failed": False, "reset_dag_runs": True},
+    )
+    wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"}, timeout=90)
+    assert [job.body for job in await do_jobs(settings, queue("cleared"), 1)] == [b"second"]
+    await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
+    second = airflow.xcom("cleared", RUN, "cleared")
+    assert first["run"] == second["run"]
+    assert (first["redriven"], first["to_sequences"]) == (1, [[2, 2]])
+    assert (second["redriven"], second["to_sequences"], second["resumed"]) == (1, [[4, 4]], 0)
+
+
+async def test_mapped_tasks_redrive_each_their_own_letters(airflow: Airflow, connection: Connection) -> None:
+    await asyncio.to_thread(succeeded, airflow, "by_index", RUN)
+    results = [airflow.xcom("by_index", RUN, "by_index", map_index=index) for index in range(3)]
+    assert [result["from_sequences"] for result in results] == [[[1, 1]], [[2, 2]], [[3, 4]]]
+    assert len({result["run"] for result in results}) == 3
+    messages = await stored(connection, "by_index")
+    assert Counter(message.data.decode() for message in messages) == dict.fromkeys(BODIES[:4], 1)

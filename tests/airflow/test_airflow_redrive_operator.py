@@ -1,0 +1,312 @@
+"""What the redrive operator does with its arguments, and what its tries know of each other; each in this process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from datetime import timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import pytest
+from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
+from airflow_steps import do_jobs, provisioned
+from dags.redriving import queue as one_chance
+
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    RedriveError,
+    RedriveOrderError,
+    SelectionError,
+)
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.redrive import Repair
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+
+if TYPE_CHECKING:
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter
+
+pytestmark = pytest.mark.usefixtures("own_connections")
+
+WAITING: dict[str, Any] = {"wait_for_completion": True, "wait_timeout": timedelta(seconds=1)}
+
+
+@pytest.fixture
+async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
+    return await provisioned(settings, one_chance(name))
+
+
+async def die(settings: ConnectionSettings, queue: WorkQueue, *bodies: bytes, kind: str = "one") -> None:
+    async with connect(settings) as connection:
+        for body in bodies:
+            await connection.client.jetstream().publish(f"{queue.name}.{kind}", body)
+    await do_jobs(settings, queue, len(bodies), fail=True)
+
+
+def context(try_number: int = 1, map_index: int | None = -1) -> Context:
+    instance = SimpleNamespace(
+        dag_id="dag", run_id="a run. of today", task_id="task", map_index=map_index, try_number=try_number
+    )
+    return cast("Context", {"ti": instance})
+
+
+def operator(queue: WorkQueue, **kwargs: Any) -> JetStreamRedriveOperator:
+    return JetStreamRedriveOperator(task_id="redrive", work_queue=queue, **kwargs)
+
+
+async def run(queue: WorkQueue, *, try_number: int = 1, **kwargs: Any) -> dict[str, Any]:
+    """Execute an operator as one try of a task, in a thread as tasks have no event loop."""
+    return await asyncio.to_thread(operator(queue, **kwargs).execute, context(try_number))
+
+
+async def jobs(connection: Connection, queue: WorkQueue) -> dict[int, bytes]:
+    return {message.sequence: message.data async for message in read_range(connection, queue.name, ">")}
+
+
+async def test_only_the_selected_come_back(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await die(settings, queue, b"one", b"two")
+    await die(settings, queue, b"three", kind="other")
+    result = await run(queue, select=Selection(subject=f"{queue.name}.other"), subject=f"{queue.name}.again")
+    assert (result["redriven"], result["from_sequences"], result["protocol"]) == (1, [[3, 3]], "copy")
+    assert await jobs(connection, queue) == {1: b"one", 2: b"two", 4: b"three"}
+    assert (await run(queue, sequences=[[2, 2]], protocol="copy"))["from_sequences"] == [[2, 2]]
+
+
+async def test_a_selection_of_nothing_is_told_and_succeeds(
+    settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await die(settings, queue, b"one")
+    result = await run(queue, select={"error_class": "KeyError"}, **WAITING)
+    assert (result["redriven"], result["parked"], result["failed"], result["completed"]) == (0, 0, 0, 0)
+    told = capsys.readouterr().out
+    assert "No dead letter of this selection was found; there is nothing to redrive" in told
+
+
+async def test_a_dry_run_tells_groups_and_a_sample_and_changes_nothing(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await die(settings, queue, b"one", b"two")
+    before = await find_dead_letters(connection, queue)
+    result = await run(queue, dry_run=True, group_by=["error_class", "subject"], transform=lambda _: Repair(body="new"))
+    assert (result["dry_run"], result["redriven"], result["parked"]) == (True, 2, 0)
+    assert [letter["body"] for letter in result["sample"]] == ["new", "new"]
+    told = capsys.readouterr().out
+    assert f"2 of error_class ValueError, subject {queue.name}.one" in told
+    assert "A redrive would bring back 2 dead letters, park 0 and fail for 0; protocol copy: " in told
+    assert await jobs(connection, queue) == {1: b"one", 2: b"two"}
+    assert (await find_dead_letters(connection, queue)).letters == before.letters
+
+
+async def test_a_rate_is_kept(settings: ConnectionSettings, queue: WorkQueue) -> None:
+    await die(settings, queue, *(b"job" for _ in range(6)))
+    started = time.monotonic()
+    assert (await run(queue, rate="5"))["redriven"] == 6
+    assert time.monotonic() - started >= 1.0
+
+
+async def test_parking_takes_letters_out_of_circulation_with_a_reason(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await die(settings, queue, b"poison")
+    result = await run(queue, max_redrives=0, why="poison")
+    assert (result["redriven"], result["parked"]) == (0, 1)
+    assert await jobs(connection, queue) == {}
+    (parked,) = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
+    assert (parked.body, parked.parked) == (b"poison", "poison")
+
+
+def mend(letter: DeadLetter) -> Repair | None:
+    """Treat each letter in another way, by its body."""
+    match letter.body:
+        case b"bad":
+            return Repair(body=b"good", headers={"Mended": "yes"})
+        case b"hopeless":
+            raise ArithmeticError("can't be mended")
+        case b"odd":
+            return cast("Repair", {"body": "good"})
+        case _:
+            return None
+
+
+async def test_a_transform_that_fails_for_some_doesnt_keep_the_others(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await die(settings, queue, b"bad", b"hopeless", b"odd", b"fine")
+    with pytest.raises(RedriveError) as failed:
+        await run(queue, transform=mend)
+    assert str(failed.value).startswith(
+        "2 dead letters were redriven, 2 stayed where they were: 2: the transform raised ArithmeticError: can't be"
+        " mended; the letter is untouched; 3: expected the transform to return a Repair, or None for no change, found"
+        " dict; the letter is untouched;"
+    )
+    told = capsys.readouterr().out
+    assert "Dead letter 2 stays where it is: the transform raised ArithmeticError" in told
+    assert "2 dead letters redriven (0 by earlier tries), 0 parked, 2 failed" in told
+    assert await jobs(connection, queue) == {2: b"hopeless", 3: b"odd", 5: b"good", 6: b"fine"}
+    # The transform is mended, and a retry goes on with what is left.
+    result = await run(queue, try_number=2, transform=lambda _: Repair(body=b"at last"))
+    assert (result["redriven"], result["resumed"], result["from_sequences"]) == (4, 2, [[1, 4]])
+    assert sorted((await jobs(connection, queue)).values()) == [b"at last", b"at last", b"fine", b"good"]
+
+
+async def test_a_task_that_is_asked_to_stop_leaves_the_rest(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await die(settings, queue, b"one", b"two", b"three", b"four")
+
+    def stop_at_two(letter: DeadLetter) -> None:
+        if letter.body == b"two":
+            task.on_kill()
+
+    task = operator(queue, transform=stop_at_two, rate=10)
+    with pytest.raises(RedriveError, match="stopped after 2 dead letters, as asked; the others stayed where they were"):
+        await asyncio.to_thread(task.execute, context())
+    assert await jobs(connection, queue) == {3: b"three", 4: b"four", 5: b"one", 6: b"two"}
+    result = await run(queue, try_number=2)
+    assert (result["redriven"], result["resumed"]) == (4, 2)
+
+
+async def test_a_retry_waits_for_what_the_try_before_redrove(
+    settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
+) -> None:
+    await die(settings, queue, b"one", b"two")
+    with pytest.raises(DeadlineError, match=r"found 2 of \w+ that did not .*; a retry goes on waiting"):
+        await run(queue, **WAITING)
+    # Ended while no try was running.
+    await do_jobs(settings, queue, 1)
+    with pytest.raises(DeadlineError, match="found 1 of"):
+        await run(queue, try_number=2, **WAITING)
+    await do_jobs(settings, queue, 1)
+    result = await run(queue, try_number=3, **WAITING)
+    assert (result["redriven"], result["resumed"], result["completed"]) == (2, 2, 2)
+    told = capsys.readouterr().out
+    assert "2 dead letters redriven (2 by earlier tries)" in told
+    # It ended, so clearing it doesn't go on with it.
+    assert (await run(queue, try_number=4, **WAITING))["redriven"] == 0
+
+
+async def test_a_retry_in_the_triggerer_waits_for_what_the_try_before_redrove(
+    settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await die(settings, queue, b"one")
+    waiting = WAITING | {"deferrable": True}
+    for try_number in (1, 2):
+        with pytest.raises(TaskDeferred) as deferred:
+            await run(queue, try_number=try_number, **waiting)
+        assert deferred.value.trigger.sequences == [[2, 2]]
+    event = {"status": "timeout", "queue": queue.name, "missing": [[2, 2]], "summary": deferred.value.trigger.summary}
+    with pytest.raises(DeadlineError, match="a retry goes on waiting"):
+        operator(queue, **waiting).execute_complete(context(2), event)
+    await do_jobs(settings, queue, 1)
+    assert (await run(queue, try_number=3, **waiting))["completed"] == 1
+
+
+async def test_a_job_that_died_again_between_two_tries_is_waited_for_under_its_new_number(
+    settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await die(settings, queue, b"one")
+    with pytest.raises(DeadlineError):
+        await run(queue, **WAITING)
+    await do_jobs(settings, queue, 1, fail=True)
+    with pytest.raises(DeadlineError, match=r"found 1 of \w+ that did not \(sequences 3\)"):
+        await run(queue, try_number=2, **WAITING)
+    await do_jobs(settings, queue, 1)
+    result = await run(queue, try_number=3, **WAITING)
+    assert (result["from_sequences"], result["completed"], result["dead"]) == ([[1, 2]], 1, 0)
+
+
+async def test_jobs_that_died_again_dont_fail_the_task_for_ever(settings: ConnectionSettings, queue: WorkQueue) -> None:
+    await die(settings, queue, b"one")
+    waiting = WAITING | {"wait_timeout": timedelta(seconds=30)}
+    task = asyncio.create_task(run(queue, **waiting))
+    await do_jobs(settings, queue, 1, fail=True)
+    with pytest.raises(AirflowFailException, match="JS131 expected at most 0 dead letters, found 1"):
+        await task
+    # Cleared once the cause is mended.
+    task = asyncio.create_task(run(queue, try_number=2, **waiting))
+    await do_jobs(settings, queue, 1)
+    result = await task
+    assert (result["from_sequences"], result["resumed"], result["completed"]) == ([[2, 2]], 0, 1)
+
+
+async def test_without_an_audit_a_retry_would_not_know(settings: ConnectionSettings, name: str) -> None:
+    declared = WorkQueue(**one_chance(name).model_dump(mode="json", exclude_unset=True) | {"audit": False})
+    queue = await provisioned(settings, declared)
+    await die(settings, queue, b"one")
+    with pytest.raises(AirflowFailException, match="a retry would not know of them, so there is none"):
+        await run(queue, **WAITING)
+    assert (await run(queue, try_number=2, **WAITING))["run"] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "error", "message"),
+    [
+        ({"rate": 0}, RedriveOrderError, "expected a rate above 0 letters a second, found 0"),
+        ({"rate": "-1"}, RedriveOrderError, "expected a rate above 0 letters a second, found -1"),
+        ({"rate": "fast"}, RedriveOrderError, "expected a number for rate, found 'fast'"),
+        ({"max_redrives": -1}, RedriveOrderError, "expected max_redrives of at least 0, found -1"),
+        (
+            {"protocol": "magic"},
+            RedriveOrderError,
+            "expected a protocol among auto, copy, atomic, in_place; found 'mag",
+        ),
+        ({"protocol": "in_place", "rate": 5}, RedriveOrderError, "expected nothing but the protocol, found rate"),
+        ({"subject": "orders.*"}, RedriveOrderError, "expected a subject to redrive to, found 'orders.*'"),
+        ({"transform": "mend"}, RedriveOrderError, "expected a function that takes a DeadLetter as transform, found s"),
+        ({"select": {"colour": "red"}}, SelectionError, "expected a selection of dead letters by sequences"),
+        ({"sequences": "all"}, SelectionError, "expected stream sequences such as [3, 5]"),
+        ({"group_by": ["colour"]}, SelectionError, "expected fields to group by among reason, error_class"),
+    ],
+)
+def test_what_can_be_seen_is_refused_when_the_dag_is_parsed(
+    given: dict[str, Any], error: type[Exception], message: str, name: str
+) -> None:
+    with pytest.raises(error) as refused:
+        operator(one_chance(name), **given)
+    assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("given", "rendered", "message"),
+    [
+        ({"rate": "{{ x }}"}, {"rate": "fast"}, "JS133 expected a number for rate, found 'fast'"),
+        ({"protocol": "{{ x }}"}, {"protocol": "magic"}, "JS133 expected a protocol among auto"),
+        ({"sequences": "{{ x }}"}, {"sequences": "None"}, "JS132 expected sequences to say which dead letters"),
+        ({"sequences": "{{ x }}"}, {"sequences": None}, "which would mean all of them: see why, or leave it out"),
+        ({"select": "{{ x }}"}, {"select": ""}, "JS132 expected select to say which dead letters are meant"),
+        ({"select": {"subject": "{{ x }}"}}, {"select": {"subject": ""}}, "JS132 expected a value to select subject"),
+        ({}, {"subject": "somewhere.else"}, "JS133 expected a subject of"),
+        ({"sequences": [7]}, {}, "JS130 expected dead letters of"),
+    ],
+)
+async def test_what_is_only_seen_later_fails_the_task_without_a_retry(
+    connection: Connection,
+    settings: ConnectionSettings,
+    queue: WorkQueue,
+    given: dict[str, Any],
+    rendered: dict[str, Any],
+    message: str,
+) -> None:
+    await die(settings, queue, b"one")
+    task = operator(queue, **given)
+    for field, value in rendered.items():
+        setattr(task, field, value)
+    with pytest.raises(AirflowFailException) as failed:
+        await asyncio.to_thread(task.execute, context())
+    assert message in str(failed.value)
+    assert await jobs(connection, queue) == {1: b"one"}
+
+
+def test_what_the_task_is_made_of_is_written_the_same_each_time(name: str) -> None:
+    written = operator(one_chance(name), select=Selection.of({"reasons": ["terminated", "orphan", "expired"]}))
+    assert json.dumps(written.select) == '{"reasons": ["expired", "orphan", "terminated"]}'
+    assert "transform" not in JetStreamRedriveOperator.template_fields

@@ -1,0 +1,92 @@
+"""The DAG ``dead_letter_reprocess``: each kind of dead letter gets its treatment, and none is lost."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from typing import TYPE_CHECKING, Any
+
+from airflow_steps import ROOT, ledger_of, log_text, provisioned, running_workers, succeeded, wait_for
+
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.reading import read_range
+from testbed.queues import eventually
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from testbed.airflow import Airflow
+
+DAG_ID = "dead_letter_reprocess"
+QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"
+HANDLER = "example_workers.store:process"
+
+
+def order(number: int, amount: Any, bank: str = "quick") -> bytes:
+    return json.dumps({"id": number, "amount": amount, "bank": bank}).encode()
+
+
+ORDERS = [
+    *(order(number, number, "slow") for number in range(1, 5)),
+    *(order(number, f"{number},50") for number in range(5, 8)),
+    order(8, 8.5),
+    b"no order",
+    b"\xff",
+    # It has no bank, which nobody has foreseen.
+    json.dumps({"id": 9, "amount": 9}).encode(),
+]
+
+
+async def test_each_kind_is_redriven_mended_or_parked_and_the_report_says_so(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection, ledger: Path, tmp_path: Path
+) -> None:
+    queue = await provisioned(settings, WorkQueue.load(QUEUE))
+    airflow.wait_for_dags(DAG_ID)
+    # Its schedule may have begun a run of its own, which finds nothing.
+    await asyncio.to_thread(
+        wait_for, lambda: all(run["state"] != "running" for run in airflow.runs(DAG_ID)), "no other run", 120
+    )
+    for body in ORDERS:
+        await connection.client.jetstream().publish("store.orders.new", body)
+    with running_workers(
+        settings, HANDLER, queue=QUEUE, logs=tmp_path, count=2, concurrency=4, env={"STORE_LEDGER": str(ledger)}
+    ):
+
+        async def dead() -> bool:
+            return len((await find_dead_letters(connection, queue)).letters) == len(ORDERS) - 1
+
+        await eventually(dead, 60)
+        run_id = airflow.trigger(DAG_ID)
+        await asyncio.to_thread(succeeded, airflow, DAG_ID, run_id)
+        await asyncio.to_thread(wait_for, lambda: len(ledger_of(ledger)) >= 8, "eight orders done")
+
+    told = airflow.xcom(DAG_ID, run_id, "report")
+    assert {str(row["error_class"]).rpartition(".")[2]: (row["found"], row["treatment"]) for row in told["groups"]} == {
+        "BankBusyError": (4, "redrive_busy"),
+        "MalformedOrderError": (3, "mend_malformed"),
+        "JSONDecodeError": (1, "park_poison"),
+        "UnicodeDecodeError": (1, "park_poison"),
+        "KeyError": (1, "left alone"),
+    }
+    assert told["done"] == {
+        "redrive_busy": {"redriven": 4, "parked": 0},
+        "mend_malformed": {"redriven": 3, "parked": 0},
+        "park_poison": {"redriven": 0, "parked": 2},
+    }
+    report = log_text(airflow, DAG_ID, run_id, "report")
+    assert re.search(r"max_deliveries +KeyError +1 +left alone", report)
+    assert "park_poison: 0 redriven, 2 parked" in report
+
+    amounts = {entry["id"]: entry["amount"] for entry in ledger_of(ledger)}
+    assert amounts == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5.5, 6: 6.5, 7: 7.5, 8: 8.5}
+    assert len(ledger_of(ledger)) == len(amounts)
+    parked = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
+    assert {letter.body: letter.parked for letter in parked} == dict.fromkeys(
+        (b"no order", b"\xff"), "no order; for a person to look at"
+    )
+    left = (await find_dead_letters(connection, queue)).letters
+    assert [letter.body for letter in left] == [ORDERS[-1]]
+    assert [message.data async for message in read_range(connection, queue.name, ">")] == [ORDERS[-1]]
