@@ -4,7 +4,7 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 RUN := $(UV) run --locked
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo test check format lint types imports unit test-mapped bench-imports clean
+.PHONY: demo test check format lint types imports unit test-mapped test-faults bench-imports bench-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -33,6 +33,14 @@ unit: $(UV)
 # Three runs of sixty mapped tasks each; the test command has one.
 test-mapped: $(UV)
 	MAPPED_RUNS=3 $(RUN) pytest tests/airflow/test_airflow_mapped.py
+
+# More letters, more interleavings and workers that are away; the test command has the short form.
+test-faults: $(UV)
+	FAULTS=full $(RUN) pytest tests/faults
+
+bench-redrive: $(UV)
+	$(RUN) python -m benchmarks.redrive
+	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --ways copy
 
 bench-imports: $(UV)
 	$(RUN) python -m benchmarks.imports

@@ -1,0 +1,186 @@
+"""Redriving dead letters: letters a second and peak memory, beside what people write with nats-py alone.
+
+Fairness: every way gets a queue of its own on the same server with the server's default ``sync_interval``, the same
+letters (1 KiB each, dead by one delivery, their advisories captured), and a process of its own whose peak memory is its
+own. Ways take turns; figures are medians. A round counts only if every job is in the queue exactly once afterwards and
+no letter is left. The peers store a copy before they delete the original, as ours do, but none of them looks for deaths
+that nobody told of, proves what an entry says, records anything, or survives being killed without a repeat.
+"""
+
+import argparse
+import asyncio
+import json
+import resource
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
+
+from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.pump import pump
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from testbed.nats_server import NatsServer
+from testbed.table import table
+
+BODY = b"x" * 1024
+IN_FLIGHT = 500
+MEBIBYTE = 2**20
+
+
+async def ours(connection: Connection, queue: WorkQueue) -> None:
+    """Redrive by copies."""
+    (await redrive(connection, queue, RedriveOrder(protocol=Protocol.COPY))).raise_for_failures()
+
+
+async def ours_atomic(connection: Connection, queue: WorkQueue) -> None:
+    """Redrive by atomic batches."""
+    (await redrive(connection, queue, RedriveOrder(protocol=Protocol.ATOMIC))).raise_for_failures()
+
+
+async def ours_in_place(connection: Connection, queue: WorkQueue) -> None:
+    """Redrive in place."""
+    (await redrive(connection, queue, RedriveOrder(protocol=Protocol.IN_PLACE))).raise_for_failures()
+
+
+async def one_by_one(connection: Connection, queue: WorkQueue) -> None:
+    """Do what the article's processor does: read an entry, get the job, publish it again, delete it."""
+    async for sequence, entry in _entries(connection, queue):
+        await _bring_back(connection, queue, sequence)
+        await connection.client.jetstream().delete_msg(f"{queue.name}-dead", entry)
+
+
+async def gathered(connection: Connection, queue: WorkQueue) -> None:
+    """Do the same for a hundred at a time."""
+    jetstream = connection.client.jetstream()
+    found = [each async for each in _entries(connection, queue)]
+    for start in range(0, len(found), 100):
+        batch = found[start : start + 100]
+        await asyncio.gather(*(_bring_back(connection, queue, sequence) for sequence, _ in batch))
+        await asyncio.gather(*(jetstream.delete_msg(f"{queue.name}-dead", entry) for _, entry in batch))
+
+
+async def _entries(connection: Connection, queue: WorkQueue) -> AsyncIterator[tuple[int, int]]:
+    jetstream = connection.client.jetstream()
+    reader = await jetstream.pull_subscribe("", stream=f"{queue.name}-dead")
+    left = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
+    while left:
+        for message in await reader.fetch(min(left, 500)):
+            left -= 1
+            yield json.loads(message.data)["stream_seq"], message.metadata.sequence.stream
+            await message.ack()
+
+
+async def _bring_back(connection: Connection, queue: WorkQueue, sequence: int) -> None:
+    jetstream = connection.client.jetstream()
+    job = await jetstream.get_msg(queue.name, sequence)
+    await jetstream.publish(job.subject or "", job.data or b"", headers={"Nats-Msg-Id": f"again-{sequence}"})
+    await jetstream.delete_msg(queue.name, sequence)
+
+
+WAYS: dict[str, Callable[[Connection, WorkQueue], Awaitable[None]]] = {
+    "copy": ours,
+    "atomic": ours_atomic,
+    "in_place": ours_in_place,
+    "nats-py, one by one": one_by_one,
+    "nats-py, gather of 100": gathered,
+}
+
+
+async def prepare(url: str, way: str, name: str, letters: int) -> WorkQueue:
+    """
+    Make a queue whose jobs are all dead.
+
+    :param url: the server
+    :param way: how they will be redriven
+    :param name: the queue's name
+    :param letters: how many
+    """
+    declared: dict[str, Any] = {
+        "name": name,
+        "subjects": [f"{name}.jobs"],
+        "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "max_ack_pending": -1}],
+        "dead_letters": f"{name}-dead",
+        "archive": False,
+        "atomic_redrive": way == "atomic",
+    }
+    queue = WorkQueue(**declared)
+    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
+        await provision(connection, queue)
+        jetstream = connection.client.jetstream()
+        for start in range(0, letters, IN_FLIGHT):
+            count = min(IN_FLIGHT, letters - start)
+            await asyncio.gather(*(jetstream.publish(f"{name}.jobs", BODY) for _ in range(count)))
+        worker = await jetstream.pull_subscribe_bind("worker", stream=name)
+        left = letters
+        while left:
+            for message in await worker.fetch(min(left, IN_FLIGHT)):
+                left -= 1
+                await message.nak()
+        while (await stream_info(connection, f"{name}-dead"))["state"]["messages"] < letters:
+            await pump(connection, name, "worker")
+    return queue
+
+
+async def measure(url: str, way: str, declared: str) -> dict[str, float]:
+    """
+    Redrive in this process, and count.
+
+    :param url: the server
+    :param way: how
+    :param declared: the queue, as JSON
+    """
+    queue = WorkQueue(**json.loads(declared))
+    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
+        letters = (await stream_info(connection, queue.name))["state"]["messages"]
+        started = time.perf_counter()
+        await WAYS[way](connection, queue)
+        seconds = time.perf_counter() - started
+        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE
+        consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
+        entries = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
+    if consumer["num_pending"] != letters or entries:
+        raise SystemExit(f"{way}: {consumer['num_pending']} of {letters} jobs wait, {entries} entries are left")
+    return {"seconds": seconds, "letters": letters, "peak": peak}
+
+
+def main() -> int:
+    """Measure and print the table."""
+    parser = argparse.ArgumentParser(description=main.__doc__)
+    parser.add_argument("--letters", type=int, nargs="+", default=[10_000])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.measure:
+        print(json.dumps(asyncio.run(measure(*asked.measure))))
+        return 0
+    found: dict[tuple[int, str], list[dict[str, float]]] = {}
+    for turn in range(asked.rounds):
+        for letters in asked.letters:
+            for number, way in enumerate(asked.ways):
+                with NatsServer() as server:
+                    queue = asyncio.run(prepare(server.url, way, f"q{turn}{number}", letters))
+                    declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
+                    command = [sys.executable, "-m", "benchmarks.redrive", "--measure", server.url, way, declared]
+                    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+                found.setdefault((letters, way), []).append(json.loads(ended.stdout))
+    rows = [
+        (
+            f"{letters:,}",
+            way,
+            f"{statistics.median(each['letters'] / each['seconds'] for each in rounds):,.0f}",
+            f"{statistics.median(each['peak'] for each in rounds):.0f}",
+        )
+        for (letters, way), rounds in found.items()
+    ]
+    print(table(("letters", "way", "letters/s", "peak MiB"), rows))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
