@@ -17,6 +17,8 @@ from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for
 from airflow_provider_jetstream.jetstream.jobs import prepare
 from airflow_provider_jetstream.jetstream.provisioning import provision
 from airflow_provider_jetstream.jetstream.publishing import publish
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
+from testbed.queues import drain, let_die, make_queue
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
@@ -46,6 +48,21 @@ def dag_block() -> dict[str, Any]:
 def test_the_dag_has_its_three_tasks_in_a_row(dag_block: dict[str, Any]) -> None:
     dag: DAG = dag_block["dag"]
     assert [task.task_id for task in dag.topological_sort()] == ["provision", "send", "retry_dead_letters"]
+
+
+async def test_the_dag_of_dead_letters_repairs_those_it_names(
+    dag_block: dict[str, Any], connection: Connection, name: str
+) -> None:
+    names = dict(dag_block)
+    exec(compile(_block("Dead letters"), "README.md", "exec"), names)
+    dag: DAG = names["dag"]
+    assert [task.task_id for task in dag.topological_sort()] == ["found", "repair"]
+    operator = dag.get_task("repair")
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ['{"to": "ADA@EXAMPLE.ORG"}'])
+    order = RedriveOrder(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
+    assert (await redrive(connection, queue, order)).redriven == {1: 2}
+    assert await drain(connection, queue) == {'{"to":"ada@example.org"}': 1}
 
 
 async def test_the_worker_does_the_jobs_of_the_dag(

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*|\d+")
 _FINGERPRINT_DIGITS = 12
+_FINGERPRINT_TEXT = 200
 
 
 class Reason(StrEnum):
@@ -76,8 +77,9 @@ class Death:
     @property
     def fingerprint(self) -> str:
         """The same for letters that died of the same thing: numbers and ids in the texts don't count."""
-        told = self.error_message or self.explanation or ""
-        parts = (self.reason, self.consumer or "", self.error_class or "", _VARYING.sub("#", told))
+        # Cut after numbers are masked, since their length would move the cut.
+        told = _VARYING.sub("#", self.error_message or self.explanation or "")[:_FINGERPRINT_TEXT]
+        parts = (self.reason, self.consumer or "", self.error_class or "", told)
         return sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
