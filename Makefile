@@ -9,8 +9,10 @@ CODE := airflow_provider_jetstream testbed demo example_dags example_workers ben
 demo: $(UV)
 	$(RUN) python -m demo
 
+# Airflow's tests share one Airflow, and have the machine to themselves; the others wait more than they work.
 test: $(UV)
-	$(RUN) pytest
+	$(RUN) pytest tests/airflow
+	$(RUN) pytest -n 4 --ignore=tests/airflow
 
 check: format lint types test
 

@@ -10,9 +10,7 @@ from testbed.nats_cluster import NatsCluster
 from testbed.table import table
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-TRIED = pytest.StashKey[list[tuple[Any, ...]]]()
+    from collections.abc import Callable, Iterator
 
 
 @pytest.fixture
@@ -23,13 +21,19 @@ def cluster() -> Iterator[NatsCluster]:
 
 
 @pytest.fixture
-def tried(request: pytest.FixtureRequest) -> list[tuple[Any, ...]]:
-    """Rows of the table that the suite prints: protocol, circumstances, where it was killed, lost, repeated."""
-    return request.config.stash.setdefault(TRIED, [])
+def tried(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Takes rows of the table that the suite prints: what was tried, and what was lost and repeated."""
+
+    def add(*row: Any) -> None:
+        request.node.user_properties.append(("tried", row))
+
+    return add
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
-    if rows := config.stash.get(TRIED, []):
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    # From the reports, since in a parallel run the tests are in other processes.
+    reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]
+    if rows := [row for report in reports for name, row in report.user_properties if name == "tried"]:
         terminalreporter.section("kill -9 during a redrive, then run again")
         headings = ("protocol", "run again", "workers", "killed instead of", "tries", "jobs lost", "jobs repeated")
-        terminalreporter.write_line(table(headings, rows))
+        terminalreporter.write_line(table(headings, sorted(rows)))

