@@ -11,7 +11,7 @@ from airflow.providers.common.compat.connection import get_async_connection, get
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_jetstream.hooks.settings import settings_of
-from airflow_provider_jetstream.jetstream import dead_letters, provisioning, publishing
+from airflow_provider_jetstream.jetstream import cancelling, dead_letters, provisioning, publishing
 from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
 from airflow_provider_jetstream.jetstream.dead_letters import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, summarise
@@ -25,6 +25,7 @@ from airflow_provider_jetstream.jetstream.sharing import shared_connection
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.cancelling import CancelReport
     from airflow_provider_jetstream.jetstream.dead_letters import GroupField
     from airflow_provider_jetstream.jetstream.queue import QueueSource
 
@@ -95,24 +96,57 @@ class JetStreamHook(BaseHook):
             return await provisioning.provision(connection, WorkQueue.load(queue))
 
     def publish(
-        self, jobs: Iterable[object], *, subject: str | None = None, origin: Origin | None = None
+        self,
+        jobs: Iterable[object],
+        *,
+        subject: str | None = None,
+        origin: Origin | None = None,
+        queue: QueueSource | None = None,
     ) -> publishing.PublishReport:
         """Publish jobs and make sure that all are stored.
 
         :param jobs: :class:`~airflow_provider_jetstream.jetstream.jobs.Job` objects, or just their bodies
         :param subject: the subject of jobs that name none
         :param origin: the publishing task; makes ids that stay the same when the task is tried again
+        :param queue: the queue; needed for partitions and for jobs that are to be made later
         :return: the fate of every job
         :raises PublishError: some jobs aren't known to be stored; carries the report
         """
-        return self.blocking(_publish, jobs, subject, origin)
+        return self.blocking(_publish, jobs, subject, origin, None if queue is None else WorkQueue.load(queue))
 
     async def apublish(
-        self, jobs: Iterable[object], *, subject: str | None = None, origin: Origin | None = None
+        self,
+        jobs: Iterable[object],
+        *,
+        subject: str | None = None,
+        origin: Origin | None = None,
+        queue: QueueSource | None = None,
     ) -> publishing.PublishReport:
         """Do what :meth:`publish` does, awaited."""
         async with self.shared() as connection:
-            return await _publish(connection, jobs, subject, origin)
+            return await _publish(connection, jobs, subject, origin, None if queue is None else WorkQueue.load(queue))
+
+    def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:
+        """Cancel the jobs of an id that are stored now, and schedules of such jobs.
+
+        Workers obey of their own accord, before they start a job or while it runs.
+
+        :param queue: the queue
+        :param job_id: the jobs' id: their header ``Job-Id``
+        :param why: a reason for people
+        :param by: who wants it
+        :return: what was done
+        :raises QueueDeclarationError: the queue declares no events that would take it
+        :raises NotFoundError: the queue or its events don't exist
+        """
+        return self.blocking(cancelling.cancel, WorkQueue.load(queue), job_id, why, by)
+
+    async def acancel(
+        self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None
+    ) -> CancelReport:
+        """Do what :meth:`cancel` does, awaited."""
+        async with self.shared() as connection:
+            return await cancelling.cancel(connection, WorkQueue.load(queue), job_id, why, by)
 
     def find_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> dead_letters.Findings:
         """Look for dead letters and hold all of them; see :meth:`scan_dead_letters` for many.
@@ -236,9 +270,13 @@ async def _with_connection(
 
 
 async def _publish(
-    connection: Connection, jobs: Iterable[object], subject: str | None, origin: Origin | None
+    connection: Connection,
+    jobs: Iterable[object],
+    subject: str | None,
+    origin: Origin | None,
+    queue: WorkQueue | None,
 ) -> publishing.PublishReport:
-    prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex)
+    prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
     report = await publishing.publish(connection, prepared)
     report.raise_for_failures()
     return report

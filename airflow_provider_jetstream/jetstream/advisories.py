@@ -1,7 +1,7 @@
 """What the server and the workers tell about jobs, as models.
 
-Protocol: the ``io.nats.jetstream.advisory.v1`` and ``metric.v1`` schemas of the NATS project; the completion is this
-package's own.
+Protocol: the ``io.nats.jetstream.advisory.v1`` and ``metric.v1`` schemas of the NATS project; completions and cancelled
+jobs are this package's own.
 """
 
 from __future__ import annotations
@@ -69,7 +69,23 @@ class Completion(_Advisory):
     result: Any = None
 
 
-AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | HandedBack | AckMetric | Completion
+class Cancelled(_Advisory):
+    """A worker found a job cancelled, and it is not to be done any more.
+
+    :param job_id: the job's own id
+    :param worker: which worker
+    :param why: the reason that was given
+    :param by: who wanted it
+    """
+
+    type: Literal["io.airflow.jetstream.v1.cancelled"] = "io.airflow.jetstream.v1.cancelled"
+    job_id: str | None = None
+    worker: str | None = None
+    why: str | None = None
+    by: str | None = None
+
+
+AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | HandedBack | AckMetric | Completion | Cancelled
 
 _ADAPTER: TypeAdapter[AnyAdvisory] = TypeAdapter(Annotated[AnyAdvisory, Field(discriminator="type")])
 

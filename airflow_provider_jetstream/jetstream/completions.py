@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import (
     AnyAdvisory,
+    Cancelled,
     Completion,
     MaxDeliveries,
     Terminated,
@@ -72,11 +73,13 @@ class WaitReport:
     :param awaited: stream sequences not ended yet
     :param completed: stream sequences that ended well
     :param dead: stream sequences that became dead letters, with what the server said
+    :param cancelled: stream sequences of jobs that workers found cancelled, with the reason that was given
     """
 
     awaited: set[int]
     completed: set[int] = field(default_factory=set)
     dead: dict[int, str] = field(default_factory=dict)
+    cancelled: dict[int, str] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
         """Give the report in a form that fits an event or an XCom.
@@ -90,6 +93,9 @@ class WaitReport:
             "completed_sequences": ranges(self.completed),
             "dead_sequences": ranges(self.dead),
             "dead_reasons": dict(sorted(self.dead.items())[:20]),
+            "cancelled": len(self.cancelled),
+            "cancelled_sequences": ranges(self.cancelled),
+            "cancelled_reasons": dict(sorted(self.cancelled.items())[:20]),
         }
 
 
@@ -124,31 +130,34 @@ async def wait_for_jobs(
     sequences: Iterable[int],
     *,
     max_dead: int | None = 0,
+    max_cancelled: int | None = 0,
     progress: Callable[[WaitReport], None] = lambda _: None,
 ) -> WaitReport:
-    """Wait until every job ended, or too many died.
+    """Wait until every job ended, or too many died or were cancelled.
 
     :param connection: the server
     :param mark: taken before the jobs were published
     :param sequences: the jobs' stream sequences
     :param max_dead: dead letters to put up with before giving up; ``None`` for any number
+    :param max_cancelled: cancelled jobs to put up with before giving up; ``None`` for any number
     :param progress: called after each end
-    :return: the report; without ``awaited`` unless too many died
+    :return: the report; without ``awaited`` unless too many died or were cancelled
     :raises NotFoundError: a stream that is read doesn't exist
     """
     report = WaitReport(set(sequences))
     sources = [follow(connection, mark.events, completion_filter(mark.queue), mark.events_from)]
     if mark.dead_letters:
         sources.append(follow(connection, mark.dead_letters, death_filter(mark.queue), mark.dead_letters_from))
-    async with aclosing(_merged(sources, lambda: _over(report, max_dead))) as messages:
+    async with aclosing(_merged(sources, lambda: _over(report, max_dead, max_cancelled))) as messages:
         async for message in messages:
             if await _record(connection, report, mark, message):
                 progress(report)
     return report
 
 
-def _over(report: WaitReport, max_dead: int | None) -> bool:
-    return not report.awaited or (max_dead is not None and len(report.dead) > max_dead)
+def _over(report: WaitReport, max_dead: int | None, max_cancelled: int | None) -> bool:
+    dead = max_dead is not None and len(report.dead) > max_dead
+    return not report.awaited or dead or (max_cancelled is not None and len(report.cancelled) > max_cancelled)
 
 
 async def _record(connection: Connection, report: WaitReport, mark: Mark, message: StoredMessage) -> bool:
@@ -156,14 +165,19 @@ async def _record(connection: Connection, report: WaitReport, mark: Mark, messag
     if event is None or event.stream != mark.queue or message.stored_at < datetime.fromisoformat(mark.created):
         return False
     sequence = event.stream_seq
-    if not isinstance(event, Completion) and sequence in report.awaited and await _completed(connection, mark, event):
-        # Its completion is stored, and the other source will bring it: who joins late must not give up over this.
+    ended = isinstance(event, Completion | Cancelled)
+    if not ended and sequence in report.awaited and await _completed(connection, mark, event):
+        # Its end is stored, and the other source will bring it: who joins late must not give up over this.
         return False
     match event:
         case Completion() if sequence in report.awaited or sequence in report.dead:
             # A worker slower than its ack wait may finish a job that was already given up: it is done all the same.
             report.dead.pop(sequence, None)
             report.completed.add(sequence)
+        case Cancelled() if sequence in report.awaited or sequence in report.dead:
+            report.dead.pop(sequence, None)
+            reason = event.why or "no reason given"
+            report.cancelled[sequence] = f"{event.by}: {reason}" if event.by else reason
         case MaxDeliveries() if sequence in report.awaited:
             report.dead[sequence] = f"{event.deliveries} deliveries to {event.consumer}"
         case Terminated() if sequence in report.awaited and event.reason != DELETED_IN_FLIGHT:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.partitions import partition_problems
 from airflow_provider_jetstream.jetstream.subjects import first_overlap, subject_problem
 from airflow_provider_jetstream.jetstream.units import format_duration
 
@@ -33,6 +34,7 @@ def consumer_problems(consumer: Consumer) -> list[str]:
     ]
     if pair := first_overlap(consumer.filter_subjects):
         problems.append(f"the filter subjects {pair[0]} and {pair[1]} of consumer {consumer.name} overlap: keep one")
+    problems += partition_problems(consumer)
     if consumer.max_deliver is None:
         problems.append(
             f"consumer {consumer.name} has no max_deliver, so the server would retry a poison job for ever and no job"

@@ -6,13 +6,14 @@ that isn't declared keeps the server's default when the stream is created and wh
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from airflow_provider_jetstream.jetstream.consumer_rules import consumer_problems
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import DEAD_LETTER_MARK
+from airflow_provider_jetstream.jetstream.names import DEAD_LETTER_MARK, PARTITIONS
+from airflow_provider_jetstream.jetstream.partitions import at_partition
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, Duration, Size
 
 _DAY = 86_400 * NANOSECONDS
@@ -57,6 +58,9 @@ class Consumer(Declaration):
     :param sample_freq: share of acknowledgements the server reports, such as ``"100%"``
     :param description: for people
     :param metadata: for tools
+    :param partitions: among how many consumers its jobs are divided, named after it with ``-0``, ``-1`` and so on; its
+        filters have ``{partition}`` in place of one token
+    :param partition: which of them it is; follows from ``partitions``
     """
 
     kind = "consumer"
@@ -70,6 +74,8 @@ class Consumer(Declaration):
     max_ack_pending: int | None = None
     sample_freq: str | None = None
     metadata: dict[str, str] | None = None
+    partitions: int | None = Field(default=None, ge=1, le=1000)
+    partition: int | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -108,7 +114,36 @@ class Consumer(Declaration):
         for field in ("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata"):
             if (value := getattr(self, field)) is not None:
                 config[field] = value
+        if self.partitions is not None:
+            config["metadata"] = {**(self.metadata or {}), PARTITIONS: str(self.partitions)}
         return config
+
+    def divided(self) -> tuple[Consumer, ...]:
+        """Give the consumers that it stands for.
+
+        :return: one for each of its partitions, or itself
+        """
+        if self.partitions is None or self.partition is not None:
+            return (self,)
+        declared = {field: getattr(self, field) for field in self.model_fields_set}
+        return tuple(
+            Consumer(
+                **declared
+                | {
+                    "name": f"{self.name}-{number}",
+                    "filter_subjects": tuple(at_partition(subject, number) for subject in self.filter_subjects),
+                    "partition": number,
+                }
+            )
+            for number in range(self.partitions)
+        )
+
+
+def _all_divided(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+    return tuple(each for consumer in consumers for each in consumer.divided())
+
+
+Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_all_divided)]
 
 
 class Stream(Declaration):
@@ -165,7 +200,7 @@ class DeadLetterQueue(Stream):
     kind = "dead letter queue"
 
     retention: Literal["limits", "workqueue", "interest"] = "limits"
-    consumers: tuple[Consumer, ...] = ()
+    consumers: Consumers = ()
     allow_direct: bool | None = True
     metadata: dict[str, str] | None = Field(default_factory=lambda: {DEAD_LETTER_MARK: "true"})
 
@@ -201,6 +236,7 @@ class Archive(Stream):
 
     :param max_age: how long a copy is kept
     :param duplicate_window: short, since a job that is stored again after the queue forgot its id needs a copy again
+    :param schedules: whether it takes the jobs that the server makes of schedules; follows from the queue's
     """
 
     kind = "archive"
@@ -209,6 +245,7 @@ class Archive(Stream):
     max_age: Duration | None = 7 * _DAY
     duplicate_window: Duration | None = NANOSECONDS // 10
     allow_direct: bool | None = True
+    schedules: bool = False
 
     def config(self) -> dict[str, Any]:
         """Give the stream's configuration as JetStream's JSON.
@@ -216,7 +253,9 @@ class Archive(Stream):
         :return: what is declared, and the features without which copies would be refused: a copy keeps its job's
             headers, and the archive obeys them
         """
-        return super().config() | {"allow_msg_ttl": True, "allow_atomic": True}
+        config = super().config() | {"allow_msg_ttl": True, "allow_atomic": True}
+        # Schedules themselves it refuses even so, since their target isn't among its subjects.
+        return config | {"allow_msg_schedules": True} if self.schedules else config
 
 
 class Audit(Stream):

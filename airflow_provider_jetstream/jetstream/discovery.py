@@ -10,10 +10,11 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDecl
 from airflow_provider_jetstream.jetstream.names import (
     DEAD_LETTER_MARK,
     MAX_DELIVERIES,
+    PARTITIONS,
     archive_filter,
     audit_filter,
     completion_filter,
-    marker_filter,
+    reserved_subjects,
 )
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, stream_info
@@ -82,7 +83,11 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         )
         raise QueueDeclarationError(name, [problem])
     subjects = list(config.get("subjects") or [])
-    atomic = bool(config.get("allow_atomic") and config.get("allow_msg_ttl")) and marker_filter(name) in subjects
+    on = {
+        "atomic_redrive": config.get("allow_atomic") and config.get("allow_msg_ttl"),
+        "schedules": config.get("allow_msg_schedules"),
+    }
+    reserved = [each for each in reserved_subjects(name) if on[each.flag] and each.subjects in subjects]
     parts = {
         "dead_letters": await _dead_letters(connection, name),
         "events": _part(Events, await _capturing(connection, completion_filter(name))),
@@ -91,8 +96,9 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     }
     return WorkQueue(
         **_fields(Stream, config)
-        | {"subjects": [each for each in subjects if not (atomic and each == marker_filter(name))]}
-        | {"consumers": await _consumers(connection, name), "atomic_redrive": atomic}
+        | {"subjects": [each for each in subjects if each not in {own.subjects for own in reserved}]}
+        | {"consumers": await _consumers(connection, name)}
+        | {own.flag: True for own in reserved}
         | parts
     )
 
@@ -140,6 +146,9 @@ async def _consumers(connection: Connection, queue: str) -> list[dict[str, Any]]
             consumer.pop("ack_wait", None)
         if metadata := _own_metadata(config):
             consumer["metadata"] = metadata
+        partitions, number = metadata.get(PARTITIONS, ""), name.rpartition("-")[2]
+        if partitions.isdecimal() and number in map(str, range(int(partitions))):
+            consumer |= {"partitions": int(partitions), "partition": int(number)}
         consumers.append({"name": name, "max_deliver": -1} | consumer)
     return consumers
 

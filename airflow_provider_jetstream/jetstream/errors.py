@@ -20,12 +20,21 @@
     │   ├── SelectionError                 also ValueError
     │   ├── RedriveOrderError              also ValueError
     │   ├── JobsDeadError
+    │   ├── JobsCancelledError
     │   ├── EventLoopError                 also RuntimeError
     │   ├── HandlerNotFoundError           also LookupError
+    │   ├── WorkerSetupError               also ValueError
     │   └── GiveUpError
+    │       ├── InvalidBodyError           also ValueError
+    │       └── JobExpiredError
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
     │   ├── DeadlineError                  also TimeoutError
+    │   │   └── HandlerDeadlineError
+    │   ├── RetryLaterError
+    │   ├── HandlerCutOffError
+    │   ├── HandlerDiedError
+    │   ├── WorkerStuckError
     │   ├── RedriveError
     │   └── QueueFullError
     ├── PublishError                       some jobs aren't known to be stored; carries which
@@ -43,6 +52,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+    from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.publish_report import PublishReport
 
@@ -165,6 +175,12 @@ class JobsDeadError(TerminalError):
     code = "JS131"
 
 
+class JobsCancelledError(TerminalError):
+    """Jobs that were waited for were cancelled."""
+
+    code = "JS134"
+
+
 class EventLoopError(TerminalError, RuntimeError):
     """A blocking call was made where an event loop is running."""
 
@@ -183,6 +199,24 @@ class GiveUpError(TerminalError):
     code = "JS151"
 
 
+class WorkerSetupError(TerminalError, ValueError):
+    """A worker can't work in the way that it is told to."""
+
+    code = "JS152"
+
+
+class InvalidBodyError(GiveUpError, ValueError):
+    """A job's body isn't what its handler takes."""
+
+    code = "JS153"
+
+
+class JobExpiredError(GiveUpError):
+    """A job came to a worker after its own time was over."""
+
+    code = "JS154"
+
+
 class TransientError(JetStreamProviderError):
     """Calling again later may succeed."""
 
@@ -199,6 +233,58 @@ class DeadlineError(TransientError, TimeoutError):
     """A time limit passed."""
 
     code = "JS202"
+
+
+class HandlerDeadlineError(DeadlineError):
+    """A handler wasn't done with a job by its deadline."""
+
+    code = "JS203"
+
+
+class RetryLaterError(TransientError):
+    """Raised by a handler: another delivery may succeed, but not before some time has passed.
+
+    :param delay: seconds, a :class:`~datetime.timedelta`, or text such as ``"2m"``
+    :param message: why
+    :raises ValueError: if the delay isn't understood
+    """
+
+    code = "JS204"
+
+    def __init__(self, delay: float | timedelta | str, message: str = "") -> None:
+        from airflow_provider_jetstream.jetstream.units import parse_seconds
+
+        self.seconds = parse_seconds(delay)
+        # Both, so that it can be pickled on its way out of a process.
+        super().__init__(delay, message)
+
+    def __str__(self) -> str:
+        return str(self.args[1] or f"to be tried again after {self.seconds:g} s")
+
+
+class HandlerCutOffError(TransientError):
+    """A worker was told to stop, and a handler wasn't done within the grace time.
+
+    :param ended: whether the handler has ended, rather than going on in a thread
+    """
+
+    code = "JS205"
+
+    def __init__(self, *, ended: bool) -> None:
+        self.ended = ended
+        super().__init__("the worker was told to stop, and the handler wasn't done within the grace time")
+
+
+class HandlerDiedError(TransientError):
+    """The process in which a handler ran ended before the handler did."""
+
+    code = "JS206"
+
+
+class WorkerStuckError(TransientError):
+    """Too many handlers ran past their deadline in threads, which nothing but the end of the process ends."""
+
+    code = "JS207"
 
 
 class RedriveError(TransientError):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
@@ -17,11 +18,32 @@ from airflow_provider_jetstream.jetstream.names import (
     MSG_ID,
     RUN_ID,
     TASK_ID,
+    schedule_once_subject,
+    schedule_repeated_subject,
+)
+from airflow_provider_jetstream.jetstream.partitions import (
+    PLACEHOLDER,
+    at_partition,
+    partition_count,
+    partition_of,
+    placeholder_problem,
+)
+from airflow_provider_jetstream.jetstream.schedules import (
+    NO_SCHEDULES_WITH_DISCARD_NEW,
+    ONCE_LEVEL,
+    REPEATED_LEVEL,
+    SCHEDULE,
+    TARGET,
+    schedule_once,
+    schedule_repeated,
 )
 from airflow_provider_jetstream.jetstream.subjects import subject_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
+    from datetime import timedelta
+
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
 
 _HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
@@ -37,6 +59,12 @@ class Job:
     :param id: unique among the jobs of its publisher; makes publishing it twice store it once
     :param advisory: a subject on which its worker reports the completion, besides the queue's own events
     :param headers: further headers; names starting with ``Nats-`` belong to the server
+    :param partition_key: what jobs of one partition have in common; its partition takes the place of ``{partition}`` in
+        the subject
+    :param at: when the server makes the job of it, with a time zone
+    :param delay: how long from publishing until then, such as ``"10m"``
+    :param every: how often the server makes a job of it: a duration such as ``"30s"``, a cron expression of six fields
+        in UTC, or ``@daily`` and the like. A later one of the same id takes its place
     """
 
     body: Any
@@ -44,6 +72,10 @@ class Job:
     id: str | None = None
     advisory: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
+    partition_key: str | None = None
+    at: datetime | None = None
+    delay: str | timedelta | int | None = None
+    every: str | timedelta | None = None
 
     @classmethod
     def of(cls, item: object) -> Job:
@@ -122,33 +154,44 @@ class OutgoingJob:
     :param subject: where it goes
     :param message_id: the value of ``Nats-Msg-Id``
     :param headers: all its headers
+    :param api_level: what the server must have for it
     """
 
     job: Job
     subject: str
     message_id: str
     headers: dict[str, str]
+    api_level: int = 0
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether the server stores a schedule, from which it makes the job later."""
+        return SCHEDULE in self.headers
 
 
 def prepare(
-    items: Iterable[object], *, subject: str | None, origin: Origin | None, batch: str
+    items: Iterable[object],
+    *,
+    subject: str | None,
+    origin: Origin | None,
+    batch: str,
+    queue: WorkQueue | None = None,
 ) -> Iterator[OutgoingJob]:
     """Give every job its subject, id and headers.
 
     :param items: jobs, or just bodies
-    :param subject: the subject of jobs that name none
+    :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
+        the jobs
     :param origin: the publishing task, if there is one
     :param batch: unique for this call; makes the ids of jobs without any where there is no origin
+    :param queue: the queue; needed for partitions and for jobs that are to be made later
     :return: the jobs in the same order
-    :raises JobError: if a job has no subject or one that can't be published to, or a header of the server's
+    :raises JobError: if a job has no subject or one that can't be published to, a header of the server's, or a
+        partition or a time that the queue doesn't have
     """
     for index, item in enumerate(items):
         job = Job.of(item)
-        target = job.subject or subject
-        if target is None:
-            raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
-        if problem := subject_problem(target, wildcards=False):
-            raise JobError(f"job {index} can't be published to {target!r}: {problem}")
+        target = _target(index, job, job.subject or subject, queue)
         if job.advisory and (problem := subject_problem(job.advisory, wildcards=False)):
             raise JobError(
                 f"job {index} can't be reported on {job.advisory!r}: {problem}; hand over Job(body) where the body's"
@@ -163,7 +206,66 @@ def prepare(
         headers[JOB_ID] = job_id or message_id
         if job.advisory:
             headers[JOB_ADVISORY] = job.advisory
-        yield OutgoingJob(job, target, message_id, headers)
+        outgoing = OutgoingJob(job, target, message_id, headers)
+        later = (job.at, job.delay, job.every) != (None, None, None)
+        yield _scheduled(index, outgoing, queue) if later else outgoing
+
+
+def _target(index: int, job: Job, subject: str | None, queue: WorkQueue | None) -> str:
+    if subject is None:
+        raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
+    if PLACEHOLDER in subject or job.partition_key is not None:
+        subject = _partitioned(index, job.partition_key, subject, queue)
+    if problem := subject_problem(subject, wildcards=False):
+        raise JobError(f"job {index} can't be published to {subject!r}: {problem}")
+    return subject
+
+
+def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | None) -> str:
+    if problem := placeholder_problem(subject):
+        raise JobError(f"job {index} has a partition_key, but its subject is {subject!r}: {problem}")
+    if key is None:
+        raise JobError(f"job {index} has no partition_key, which {subject!r} needs: set it on the job")
+    if queue is None:
+        raise JobError(
+            f"job {index} has a partition_key: hand over the queue too, which says how many partitions it has"
+        )
+    if (count := partition_count(queue.consumers, subject)) is None:
+        raise JobError(
+            f"job {index} can't be published to {subject!r}: no consumer of {queue.name} takes it in partitions;"
+            " declare one with partitions and such a filter"
+        )
+    return at_partition(subject, partition_of(key, count))
+
+
+def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> OutgoingJob:
+    """Make a schedule of a job."""
+    at, delay, every = job.job.at, job.job.delay, job.job.every
+    if sum(value is not None for value in (at, delay, every)) > 1:
+        raise JobError(f"job {index} has several of at, delay and every: keep one")
+    if queue is None:
+        raise JobError(f"job {index} is for later: hand over the queue too, which has a subject for schedules")
+    if not queue.schedules:
+        raise JobError(
+            f"job {index} is for later, and {queue.name} has no schedules: declare schedules: true"
+            + (f'; with discard "new" it can\'t: {NO_SCHEDULES_WITH_DISCARD_NEW}' if queue.discard == "new" else "")
+        )
+    job_id, headers = job.headers[JOB_ID], dict(job.headers)
+    try:
+        when = schedule_once(at, delay, datetime.now(UTC)) if every is None else schedule_repeated(every)
+    except ValueError as error:
+        raise JobError(f"job {index}: {error}") from None
+    if every is None:
+        subject, level = schedule_once_subject(queue.name, job_id, job.message_id), ONCE_LEVEL
+    else:
+        if job.job.id is None:
+            raise JobError(
+                f"job {index} is made again and again: give it an id, by which it can be replaced or cancelled"
+            )
+        subject, level = schedule_repeated_subject(queue.name, job_id), REPEATED_LEVEL
+        # Its subject tells it apart: what comes again takes its place, and an id would keep a change of it out.
+        del headers[MSG_ID]
+    return OutgoingJob(job.job, subject, job.message_id, headers | {SCHEDULE: when, TARGET: job.subject}, level)
 
 
 def _last_part(key: str | int) -> str:

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.drift import Difference
 from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.resizing import resizing_blocks
 from airflow_provider_jetstream.jetstream.steps import (
     Plan,
     Step,
     consumer_step,
-    kept_markers,
+    kept_subjects,
     queue_declared,
     stream_step,
     undeclared_consumer_steps,
@@ -23,6 +24,7 @@ from airflow_provider_jetstream.jetstream.stored import consumer_names
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.names import Reserved
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
 __all__ = ["Difference", "Plan", "Step", "apply", "plan", "provision"]
@@ -32,9 +34,10 @@ _CONSUMER_MISSING = 10014
 _SUBJECT_TAKEN = 10065
 
 # The API level that knows a field: older servers drop it without a word, and it would differ for ever.
-_FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2}
+_FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2, "allow_msg_schedules": 2}
 # The first server that refuses a batch with an id that it has stored before.
 _ATOMIC_SERVER = (2, 12, 1)
+_SCHEDULING_SERVER = (2, 12, 0)
 
 
 async def plan(connection: Connection, queue: WorkQueue) -> Plan:
@@ -46,7 +49,7 @@ async def plan(connection: Connection, queue: WorkQueue) -> Plan:
     :raises ServerTooOldError: the declaration needs a feature that the server lacks
     :raises ApiError: the server refused to tell
     """
-    _require_atomic_batches(connection, queue)
+    _require_features(connection, queue)
     steps: list[Step] = []
     for part in queue.companions():
         existing = await _existing_stream(connection, part.name)
@@ -57,13 +60,7 @@ async def plan(connection: Connection, queue: WorkQueue) -> Plan:
                 steps.append(consumer_step(part.name, found, consumer.config()))
     existing = await _existing_stream(connection, queue.name)
     steps.append(stream_step(existing, queue_declared(queue, existing)))
-    markers = kept_markers(queue, existing)
-    for consumer in queue.consumers:
-        found = await _existing_consumer(connection, queue.name, consumer.name)
-        declared = consumer.config(unfiltered=queue.subjects if markers else ())
-        steps.append(consumer_step(queue.name, found, declared, markers))
-    if markers and existing:
-        steps += await _plan_undeclared_consumers(connection, queue, markers)
+    steps += await _plan_consumers(connection, queue, kept_subjects(queue, existing), exists=existing is not None)
     return Plan(tuple(steps))
 
 
@@ -102,14 +99,18 @@ async def provision(connection: Connection, queue: WorkQueue) -> Plan:
     return intended
 
 
-def _require_atomic_batches(connection: Connection, queue: WorkQueue) -> None:
-    level, version = connection.api_level, connection.server_version
-    if queue.atomic_redrive and (level < _FIELD_LEVELS["allow_atomic"] or version < _ATOMIC_SERVER):
-        raise ServerTooOldError(
-            f"atomic_redrive of work queue {queue.name}: expected nats-server {_dotted(_ATOMIC_SERVER)} or later (API"
-            f" level 2), found {_dotted(version)} (API level {level}), which would take a batch for single messages:"
-            " upgrade every server, or leave the flag out; nothing was changed"
-        )
+def _require_features(connection: Connection, queue: WorkQueue) -> None:
+    for flag, field, first, otherwise in (
+        ("atomic_redrive", "allow_atomic", _ATOMIC_SERVER, "take a batch for single messages"),
+        ("schedules", "allow_msg_schedules", _SCHEDULING_SERVER, "keep a schedule and never make a job of it"),
+    ):
+        level, version = connection.api_level, connection.server_version
+        if getattr(queue, flag) and (level < _FIELD_LEVELS[field] or version < first):
+            raise ServerTooOldError(
+                f"{flag} of work queue {queue.name}: expected nats-server {_dotted(first)} or later (API level"
+                f" {_FIELD_LEVELS[field]}), found {_dotted(version)} (API level {level}), which would {otherwise}:"
+                " upgrade every server, or leave the flag out; nothing was changed"
+            )
 
 
 def _dotted(version: tuple[int, int, int]) -> str:
@@ -128,12 +129,26 @@ async def _existing_consumer(connection: Connection, stream: str, name: str) -> 
     return await _existing(connection, f"CONSUMER.INFO.{stream}.{name}", _CONSUMER_MISSING, _STREAM_MISSING)
 
 
-async def _plan_undeclared_consumers(connection: Connection, queue: WorkQueue, markers: str) -> list[Step]:
-    declared = {consumer.name for consumer in queue.consumers}
+async def _plan_consumers(
+    connection: Connection, queue: WorkQueue, reserved: tuple[Reserved, ...], *, exists: bool
+) -> list[Step]:
+    names = [consumer.name for consumer in queue.consumers]
+    divided = any(consumer.partition is not None for consumer in queue.consumers)
+    # Others are in the way only of what the stream reserves, or as partitions of another number of them.
+    others = await consumer_names(connection, queue.name) if exists and (reserved or divided) else []
+    found: dict[str, dict[str, Any]] = {}
+    for name in (*names, *(other for other in others if other not in names)):
+        if existing := await _existing_consumer(connection, queue.name, name):
+            found[name] = existing
+    resizing = await resizing_blocks(connection, queue, found) if divided and found else {}
     steps: list[Step] = []
-    for name in await consumer_names(connection, queue.name):
-        if name not in declared and (found := await _existing_consumer(connection, queue.name, name)):
-            steps += undeclared_consumer_steps(queue.name, found, markers)
+    for consumer in queue.consumers:
+        declared = consumer.config(unfiltered=queue.subjects if reserved else ())
+        name = consumer.name
+        steps.append(consumer_step(queue.name, found.get(name), declared, reserved, resizing.get(name)))
+    for name, config in found.items():
+        if name not in names:
+            steps += undeclared_consumer_steps(queue.name, config, reserved, resizing.get(name))
     return steps
 
 

@@ -43,12 +43,14 @@ class PublishReport:
     :param sequences: by index, the stream sequence; 0 where a job isn't known to be stored
     :param duplicates: how many of them the server knew already
     :param failures: those not known to be stored
+    :param scheduled: the indexes of those of which a schedule is stored; its sequence isn't that of the job to come
     """
 
     stream: str | None = None
     sequences: array[int] = field(default_factory=lambda: array("Q"))
     duplicates: int = 0
     failures: list[Failure] = field(default_factory=list)
+    scheduled: set[int] = field(default_factory=set)
 
     @property
     def stored(self) -> int:

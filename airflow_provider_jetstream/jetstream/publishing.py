@@ -21,9 +21,11 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobTooLargeError,
     NotFoundError,
     QueueFullError,
+    ServerTooOldError,
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.publish_report import Failure, PublishReport, ranges
+from airflow_provider_jetstream.jetstream.schedules import ONCE_LEVEL, SCHEDULE
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -116,6 +118,10 @@ class _Publisher:
             payload = job.job.payload()
         except JobNotSerializableError as error:
             self._fail(index, job, error, certain=True)
+            return
+        if job.api_level > self._connection.api_level:
+            # It would store the schedule as a message like any other, and nothing would ever come of it.
+            self._fail(index, job, _too_old(job, self._connection), certain=True)
             return
         await self.settle(self._window - 1)
         if self._silent:
@@ -210,6 +216,8 @@ class _Publisher:
         self.report.stream = answer["stream"]
         self.report.sequences[index] = answer["seq"]
         self.report.duplicates += bool(answer.get("duplicate"))
+        if flight.job.scheduled:
+            self.report.scheduled.add(index)
 
     def _last_report(self) -> str:
         error = self._connection.last_error
@@ -217,6 +225,14 @@ class _Publisher:
 
     def _fail(self, index: int, job: OutgoingJob, error: JetStreamProviderError, *, certain: bool) -> None:
         self.report.failures.append(Failure(index, job.message_id, error, certain))
+
+
+def _too_old(job: OutgoingJob, connection: Connection) -> ServerTooOldError:
+    version = ".".join(map(str, connection.server_version))
+    return ServerTooOldError(
+        f"expected nats-server {'2.12' if job.api_level == ONCE_LEVEL else '2.14'} or later for"
+        f" {job.headers[SCHEDULE]!r}, found {version}: upgrade every server, or publish it when it is due"
+    )
 
 
 def _size(headers: dict[str, str]) -> int:

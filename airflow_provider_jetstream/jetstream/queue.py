@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.declarations import (
     Archive,
     Audit,
     Consumer,
+    Consumers,
     DeadLetterQueue,
     Events,
     Stream,
@@ -19,11 +20,13 @@ from airflow_provider_jetstream.jetstream.declarations import (
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.names import (
     ACK_METRIC,
+    Reserved,
     archive_filter,
     audit_filter,
+    cancellation_filter,
     completion_filter,
     dead_letter_subjects,
-    marker_filter,
+    reserved_subjects,
 )
 from airflow_provider_jetstream.jetstream.queue_rules import queue_problems
 from airflow_provider_jetstream.jetstream.queue_warnings import queue_warnings
@@ -35,6 +38,7 @@ QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 # What a part takes over from its queue, as text, so that a bad value is told once rather than for each part.
 _REPLICAS = {"num_replicas": frozenset("12345")}
 _REPLICAS_AND_STORAGE = _REPLICAS | {"storage": frozenset({"file", "memory"})}
+_SCHEDULES = {"schedules": frozenset({"True", "true", "1", "yes", "on"})}
 
 
 class WorkQueue(Stream):
@@ -50,15 +54,17 @@ class WorkQueue(Stream):
     :param audit: where it is recorded what became of dead letters; said as for ``archive``
     :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash at any time can repeat;
         takes server 2.12.1, and a marker of one day in the queue for each redriven letter
+    :param schedules: whether jobs may be published for later; takes server 2.12, and a queue that drops no new jobs
     :raises QueueDeclarationError: if the server would refuse it, or jobs would be lost
     """
 
-    consumers: tuple[Consumer, ...] = ()
+    consumers: Consumers = ()
     dead_letters: DeadLetterQueue | None = None
     events: Events | None = None
     archive: Archive | None = None
     audit: Audit | None = None
     atomic_redrive: bool = False
+    schedules: bool = False
 
     @model_validator(mode="before")
     @classmethod
@@ -68,11 +74,16 @@ class WorkQueue(Stream):
         values = values | _switched("archive", values) | _switched("audit", values)
         name = values.get("name")
         replicas, alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
-        ends = (completion_filter(name), *([f"{ACK_METRIC}.{name}.*"] if _sampled(values.get("consumers")) else []))
+        scheduled = _inherited(values, _SCHEDULES)
+        ends = (
+            completion_filter(name),
+            cancellation_filter(name),
+            *([f"{ACK_METRIC}.{name}.*"] if _sampled(values.get("consumers")) else []),
+        )
         for field, model, defaults in (
             ("dead_letters", DeadLetterQueue, replicas | {"subjects": dead_letter_subjects(name)}),
             ("events", Events, replicas | {"subjects": ends}),
-            ("archive", Archive, alike | {"name": f"{name}-archive", "subjects": (archive_filter(name),)}),
+            ("archive", Archive, alike | scheduled | {"name": f"{name}-archive", "subjects": (archive_filter(name),)}),
             ("audit", Audit, alike | {"name": f"{name}-audit", "subjects": (audit_filter(name),)}),
         ):
             part = values.get(field)
@@ -111,9 +122,16 @@ class WorkQueue(Stream):
     def captured(self) -> tuple[str, ...]:
         """Give the subjects that the stream has on the server.
 
-        :return: the jobs' subjects, and that of the markers of atomic redrives
+        :return: the jobs' subjects, and those that its features reserve
         """
-        return (*self.subjects, marker_filter(self.name)) if self.atomic_redrive else self.subjects
+        return (*self.subjects, *(each.subjects for each in self.reserved()))
+
+    def reserved(self) -> tuple[Reserved, ...]:
+        """Give the subjects of the stream that aren't for jobs.
+
+        :return: those of the features that are declared
+        """
+        return tuple(each for each in reserved_subjects(self.name) if getattr(self, each.flag))
 
     def config(self) -> dict[str, Any]:
         """Give the stream's configuration as JetStream's JSON.
@@ -126,6 +144,8 @@ class WorkQueue(Stream):
             config["republish"] = {"src": ">", "dest": archive_filter(self.name)}
         if self.atomic_redrive:
             config |= {"allow_atomic": True, "allow_msg_ttl": True}
+        if self.schedules:
+            config["allow_msg_schedules"] = True
         return config
 
     def warnings(self) -> list[str]:

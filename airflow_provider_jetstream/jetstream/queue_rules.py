@@ -11,8 +11,8 @@ from airflow_provider_jetstream.jetstream.names import (
     archive_filter,
     audit_filter,
     completion_filter,
-    marker_filter,
 )
+from airflow_provider_jetstream.jetstream.schedules import NO_SCHEDULES_WITH_DISCARD_NEW
 from airflow_provider_jetstream.jetstream.subjects import (
     covered_by_any,
     covers,
@@ -44,7 +44,8 @@ def queue_problems(queue: WorkQueue) -> list[str]:
     """
     problems = list(_stream_problems(queue))
     problems += _filter_problems(queue)
-    problems += _marker_problems(queue)
+    problems += _reserved_problems(queue)
+    problems += _schedule_problems(queue)
     for part in queue.companions():
         problems += _stream_problems(part)
     for one, other in combinations((queue, *queue.companions()), 2):
@@ -93,23 +94,36 @@ def _filter_problems(queue: WorkQueue) -> Iterator[str]:
                 )
 
 
-def _marker_problems(queue: WorkQueue) -> Iterator[str]:
-    if not queue.atomic_redrive:
-        return
-    markers = marker_filter(queue.name)
-    for subject in queue.subjects:
-        if overlaps(subject, markers):
-            yield (
-                f"subject {subject} of stream {queue.name} overlaps {markers}, which is for the markers of atomic"
-                " redrives: narrow it, or drop atomic_redrive"
-            )
-    for consumer in queue.consumers:
-        for subject in consumer.filter_subjects:
-            if overlaps(subject, markers):
+def _reserved_problems(queue: WorkQueue) -> Iterator[str]:
+    for reserved, what, flag in queue.reserved():
+        for subject in queue.subjects:
+            if overlaps(subject, reserved):
                 yield (
-                    f"filter {subject} of consumer {consumer.name} would take the markers of atomic redrives"
-                    f" ({markers}) for jobs: narrow it, or drop atomic_redrive"
+                    f"subject {subject} of stream {queue.name} overlaps {reserved}, which is for {what}: narrow it, or"
+                    f" drop {flag}"
                 )
+        for consumer in queue.consumers:
+            for subject in consumer.filter_subjects:
+                if overlaps(subject, reserved):
+                    yield (
+                        f"filter {subject} of consumer {consumer.name} would take {what} ({reserved}) for jobs: narrow"
+                        f" it, or drop {flag}"
+                    )
+
+
+def _schedule_problems(queue: WorkQueue) -> Iterator[str]:
+    if not queue.schedules:
+        return
+    for stream in (queue, queue.archive):
+        if stream and stream.discard == "new":
+            yield (
+                f'schedules and discard "new" of stream {stream.name} exclude each other, as the server has it:'
+                f" {NO_SCHEDULES_WITH_DISCARD_NEW}"
+            )
+        if stream and stream.deny_purge:
+            yield f"schedules and deny_purge of stream {stream.name} exclude each other: the server purges fired ones"
+        if stream and stream.allow_rollup_hdrs is False:
+            yield f"schedules take allow_rollup_hdrs, which stream {stream.name} declares as false: leave it out"
 
 
 def _stream_problems(stream: Stream) -> Iterator[str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.names import TERMINATED, copy_filter, parked_filter
+from airflow_provider_jetstream.jetstream.names import TERMINATED, cancellation_filter, copy_filter, parked_filter
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 
@@ -40,6 +40,10 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
         warnings.append("no dead_letters: jobs that use up their deliveries stay in the queue, and nothing tells")
     else:
         warnings += _dead_letter_warnings(queue.name, queue.dead_letters)
+    if queue.events and not covered_by_any(queue.events.subjects, cancellation_filter(queue.name)):
+        warnings.append(
+            f"{queue.events.name} doesn't capture {cancellation_filter(queue.name)}: jobs can't be cancelled"
+        )
     if queue.archive:
         warnings += _archive_warnings(queue, queue.archive)
     elif queue.dead_letters:
@@ -50,6 +54,12 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
         warnings.append(
             "atomic_redrive leaves a marker in the queue for a day for each redriven letter: markers count towards"
             " max_msgs and max_bytes"
+        )
+    if queue.schedules and queue.dead_letters:
+        warnings.append(
+            "schedules: the server purges the subject of one that has fired, and in clusters servers have been seen to"
+            " lose dead letters over purges of other subjects; "
+            + ("their bodies are in the archive" if queue.archive else "declare an archive, which keeps their bodies")
         )
     warnings += [
         f"consumer {consumer.name}: an ack_wait of {format_duration(consumer.ack_wait)} means that a worker's death is"

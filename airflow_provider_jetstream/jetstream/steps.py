@@ -12,11 +12,12 @@ from airflow_provider_jetstream.jetstream.drift import (
     merged_stream,
     stream_differences,
 )
-from airflow_provider_jetstream.jetstream.names import archive_filter, marker_filter
+from airflow_provider_jetstream.jetstream.names import Reserved, archive_filter, reserved_subjects
+from airflow_provider_jetstream.jetstream.schedules import NO_SCHEDULES_WITH_DISCARD_NEW
 from airflow_provider_jetstream.jetstream.subjects import overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
@@ -81,22 +82,28 @@ def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any]) ->
     differences = stream_differences(existing, declared)
     blocked = tuple(reason for difference in differences if (reason := _stream_block(name, difference)) is not None)
     action: Literal["update", "keep"] = "update" if differences else "keep"
-    return Step("stream", name, action, merged_stream(existing, declared), differences, blocked)
+    merged = merged_stream(existing, declared)
+    return Step("stream", name, action, merged, differences, (*blocked, *_schedule_blocks(existing, merged)))
 
 
 def consumer_step(
-    stream: str, existing: Mapping[str, Any] | None, declared: dict[str, Any], markers: str | None = None
+    stream: str,
+    existing: Mapping[str, Any] | None,
+    declared: dict[str, Any],
+    reserved: Iterable[Reserved] = (),
+    resizing: str | None = None,
 ) -> Step:
     """Tell what has to be done about a consumer.
 
     :param stream: its stream
     :param existing: the server's configuration, if it has the consumer
     :param declared: the fields that are declared
-    :param markers: the subjects of the stream that no consumer may take
+    :param reserved: the subjects of the stream that no consumer may take
+    :param resizing: why there can't be this number of partitions now
     :return: the step
     """
     name = f"{stream}/{declared['name']}"
-    blocked = list(_marker_blocks(declared, markers))
+    blocked = [*_reserved_blocks(declared, reserved), *([resizing] if resizing else [])]
     if existing is None:
         return Step("consumer", name, "create", declared, blocked=tuple(blocked))
     differences = consumer_differences(existing, declared)
@@ -110,15 +117,18 @@ def consumer_step(
     return Step("consumer", name, action, merged_consumer(existing, declared), differences, tuple(blocked))
 
 
-def undeclared_consumer_steps(stream: str, existing: Mapping[str, Any], markers: str) -> tuple[Step, ...]:
-    """Tell what keeps a queue from having markers though no declaration knows it.
+def undeclared_consumer_steps(
+    stream: str, existing: Mapping[str, Any], reserved: Iterable[Reserved], resizing: str | None = None
+) -> tuple[Step, ...]:
+    """Tell what about a consumer keeps its queue from being as declared though no declaration knows it.
 
     :param stream: the work queue
     :param existing: the server's configuration of a consumer that isn't declared
-    :param markers: the subjects of the stream that no consumer may take
-    :return: nothing for a consumer that doesn't take them, since it is left alone
+    :param reserved: the subjects of the stream that no consumer may take
+    :param resizing: what is wrong with it as one of more partitions than are declared
+    :return: nothing for a consumer that is in nobody's way, since it is left alone
     """
-    blocked = tuple(_marker_blocks(existing, markers))
+    blocked = (*_reserved_blocks(existing, reserved), *([resizing] if resizing else []))
     return (Step("consumer", f"{stream}/{existing['name']}", "keep", dict(existing), (), blocked),) if blocked else ()
 
 
@@ -130,37 +140,47 @@ def queue_declared(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict
     :return: the fields that are declared; ``None`` for one that is to be removed
     """
     declared = queue.config()
-    if markers := kept_markers(queue, existing):
-        declared["subjects"] = [*queue.subjects, markers]
+    declared["subjects"] = [*queue.subjects, *(each.subjects for each in kept_subjects(queue, existing))]
     republish = (existing or {}).get("republish") or {}
     if queue.archive_refused and republish.get("dest") == archive_filter(queue.name):
         declared["republish"] = None
     return declared
 
 
-def kept_markers(queue: WorkQueue, existing: Mapping[str, Any] | None) -> str | None:
-    """Tell whether a queue has markers of atomic redrives.
+def kept_subjects(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
+    """Tell which subjects of a queue aren't for jobs.
 
-    A queue that no longer declares them keeps their subject: a marker that is stored still keeps its letter from being
-    redriven twice.
+    A queue that no longer declares them keeps them: a marker that is stored still keeps its letter from being redriven
+    twice, and a schedule that is stored still makes jobs.
 
     :param queue: the declaration
     :param existing: the server's configuration, if it has the stream
-    :return: their subjects, if it does
+    :return: those that are declared, or were once
     """
-    markers = marker_filter(queue.name)
-    if queue.atomic_redrive:
-        return markers
     captured = (existing or {}).get("subjects") or ()
-    declared_as_jobs = any(overlaps(subject, markers) for subject in queue.subjects)
-    return markers if markers in captured and not declared_as_jobs else None
+    return tuple(
+        each
+        for each in reserved_subjects(queue.name)
+        if getattr(queue, each.flag)
+        or (each.subjects in captured and not any(overlaps(subject, each.subjects) for subject in queue.subjects))
+    )
 
 
-def _marker_blocks(consumer: Mapping[str, Any], markers: str | None) -> Iterator[str]:
+def _reserved_blocks(consumer: Mapping[str, Any], reserved: Iterable[Reserved]) -> Iterator[str]:
     filters = [consumer.get("filter_subject"), *(consumer.get("filter_subjects") or ())]
     for subject in [subject for subject in filters if subject] or [">"]:
-        if markers and overlaps(subject, markers):
-            yield f"it takes {subject}, the markers of atomic redrives ({markers}) among it: give it a narrower filter"
+        for own in reserved:
+            if overlaps(subject, own.subjects):
+                yield f"it takes {subject}, {own.what} ({own.subjects}) among it: give it a narrower filter"
+
+
+def _schedule_blocks(existing: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[str]:
+    if not merged.get("allow_msg_schedules") or existing.get("allow_msg_schedules"):
+        return
+    if merged.get("discard") == "new":
+        yield f'it has discard "new", and the server allows no schedules with that: {NO_SCHEDULES_WITH_DISCARD_NEW}'
+    if merged.get("deny_purge"):
+        yield "it has deny_purge, which can't be taken back, and the server purges fired schedules; use another stream"
 
 
 def _stream_block(name: str, difference: Difference) -> str | None:

@@ -152,6 +152,26 @@ async def consumer_names(connection: Connection, stream: str) -> list[str]:
             return names
 
 
+async def subject_counts(connection: Connection, stream: str, subject: str) -> AsyncGenerator[tuple[str, int], None]:
+    """Count the stored messages of each subject, all pages of them.
+
+    :param connection: the server
+    :param stream: the stream
+    :param subject: a filter
+    :return: each subject with its number of messages
+    :raises ApiError: the server refused to tell
+    """
+    offset = 0
+    while True:
+        answer = await connection.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
+        page: dict[str, int] = answer["state"].get("subjects") or {}
+        for item in page.items():
+            yield item
+        offset += len(page)
+        if not page or offset >= answer.get("total", 0):
+            return
+
+
 async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
     """Read what is stored from a sequence on, then go on as more is stored, without end and without a gap.
 

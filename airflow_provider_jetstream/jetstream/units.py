@@ -24,6 +24,8 @@ _DURATION_UNITS = {
 }
 _DURATION_PART = re.compile(r"(\d+(?:\.\d+)?)(ns|us|µs|ms|s|m|h|d|w)")
 
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
 _SIZE_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
 
@@ -57,6 +59,22 @@ def parse_duration(value: Any) -> int:
             )
         return value
     raise ValueError(f'expected a duration such as "30s" or nanoseconds as an integer, found {value!r}')
+
+
+def parse_seconds(value: Any) -> float:
+    """Read a duration where a number means seconds, as it does in Python.
+
+    :param value: seconds as a number or as text, a :class:`~datetime.timedelta`, or text such as ``"30s"``, ``"1h30m"``
+    :return: seconds
+    :raises ValueError: if it is none of these, or negative
+    """
+    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
+        value = float(value)
+    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
+        return float(value)
+    if isinstance(value, str | timedelta) and (nanoseconds := parse_duration(value)) >= 0:
+        return nanoseconds / NANOSECONDS
+    raise ValueError(f'expected seconds or a duration such as "30s" or "1h30m", found {value!r}')
 
 
 def parse_size(value: Any) -> int:

@@ -9,6 +9,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream import publishing
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
+from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
@@ -16,11 +17,12 @@ from airflow_provider_jetstream.operators.job_source import JobSource, jobs_of
 from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.jobs import OutgoingJob
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 
@@ -35,9 +37,11 @@ class JetStreamPublishOperator(JobWaitingOperator):
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
     :param jobs: a list or iterator of jobs, or a callable that returns one and may take anything of the task's context;
         a job is a :class:`~airflow_provider_jetstream.jetstream.jobs.Job`, or just its body
-    :param subject: the subject of jobs that name none
-    :param wait_for_completion: wait until every job ended
+    :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
+        the jobs
+    :param wait_for_completion: wait until every job ended; not possible with jobs for later
     :param max_dead: dead letters to put up with while waiting; ``None`` for any number
+    :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
@@ -63,7 +67,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
 
         :param context: the task's context
         :return: the result of the task
-        :raises AirflowFailException: a job can never be stored, or too many died
+        :raises AirflowFailException: a job can never be stored, or too many died or were cancelled
         :raises PublishIncompleteError: some jobs weren't stored this time
         """
         with terminal_errors_fail():
@@ -76,6 +80,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
             "stream": report.stream,
             "published": report.stored,
             "duplicates": report.duplicates,
+            "scheduled": len(report.scheduled),
             "sequences": publishing.ranges(report.sequences),
         }
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, report.stream, report.duplicates)
@@ -101,7 +106,9 @@ class JetStreamPublishOperator(JobWaitingOperator):
         self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
     ) -> tuple[Mark | None, publishing.PublishReport, WaitReport | None]:
         mark = await take_mark(connection, queue) if self.wait_for_completion else None
-        prepared = prepare(jobs, subject=self.subject, origin=origin, batch="")
+        prepared = prepare(jobs, subject=self.subject, origin=origin, batch="", queue=queue)
+        if mark is not None:
+            prepared = _for_now(prepared)
         report = await publishing.publish(connection, prepared)
         report.raise_for_failures()
         if mark is None:
@@ -110,6 +117,16 @@ class JetStreamPublishOperator(JobWaitingOperator):
             # An earlier try published them, and they may have ended before this one took its mark.
             mark = mark.from_the_beginning()
         return mark, report, await self.wait_inline(connection, mark, set(report.sequences))
+
+
+def _for_now(jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
+    for index, job in enumerate(jobs):
+        if job.scheduled:
+            raise JobError(
+                f"job {index} is for later, and the server gives it a sequence only then, so that it can't be waited"
+                " for: publish it with a task that doesn't wait, or have it done now"
+            )
+        yield job
 
 
 def _origin(context: Context) -> Origin:

@@ -58,6 +58,7 @@ class JetStreamRedriveOperator(JobWaitingOperator):
         dag_id, run_id, task_id
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
+    :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection

@@ -13,7 +13,7 @@ from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperat
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, JobsDeadError
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, JobsCancelledError, JobsDeadError
 from airflow_provider_jetstream.jetstream.publishing import ranges
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 
@@ -37,6 +37,7 @@ class JobWaitingOperator(BaseOperator):
     :param work_queue: the queue
     :param wait_for_completion: wait until every job ended
     :param max_dead: dead letters to put up with; ``None`` for any number
+    :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
@@ -50,6 +51,7 @@ class JobWaitingOperator(BaseOperator):
         work_queue: QueueSource,
         wait_for_completion: bool = False,
         max_dead: int | None = 0,
+        max_cancelled: int | None = 0,
         wait_timeout: timedelta = timedelta(days=1),
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
@@ -60,6 +62,7 @@ class JobWaitingOperator(BaseOperator):
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion
         self.max_dead = max_dead
+        self.max_cancelled = max_cancelled
         self.wait_timeout = wait_timeout
         self.deferrable = deferrable
 
@@ -77,7 +80,14 @@ class JobWaitingOperator(BaseOperator):
         limit = asyncio.timeout(min(INLINE_SECONDS, seconds) if self.deferrable else seconds)
         try:
             async with limit:
-                return await wait_for_jobs(connection, mark, sequences, max_dead=self.max_dead, progress=reports.append)
+                return await wait_for_jobs(
+                    connection,
+                    mark,
+                    sequences,
+                    max_dead=self.max_dead,
+                    max_cancelled=self.max_cancelled,
+                    progress=reports.append,
+                )
         except TimeoutError:
             if not limit.expired():
                 raise
@@ -100,6 +110,7 @@ class JobWaitingOperator(BaseOperator):
                 mark=asdict(mark),
                 sequences=ranges(sequences),
                 max_dead=self.max_dead,
+                max_cancelled=self.max_cancelled,
                 deadline=now + self.wait_timeout.total_seconds(),
                 deferred_at=now,
                 summary=summary,
@@ -115,7 +126,7 @@ class JobWaitingOperator(BaseOperator):
         :param context: the task's context
         :param event: what the trigger found
         :return: the result of the task
-        :raises AirflowFailException: too many jobs died, or waiting was impossible
+        :raises AirflowFailException: too many jobs died or were cancelled, or waiting was impossible
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         """
         if event is None:
@@ -144,13 +155,27 @@ class JobWaitingOperator(BaseOperator):
         :param summary: what was done before waiting
         :param report: how the jobs ended, as JSON
         :return: both
-        :raises AirflowFailException: too many jobs died
+        :raises AirflowFailException: too many jobs died or were cancelled
         """
-        self.log.info("%d jobs completed, %d became dead letters", report["completed"], report["dead"])
+        # A task that was deferred before this package knew of cancellations has a report without them.
+        cancelled = report.get("cancelled", 0)
+        self.log.info(
+            "%d jobs completed, %d became dead letters, %d were cancelled",
+            report["completed"],
+            report["dead"],
+            cancelled,
+        )
         if self.max_dead is not None and report["dead"] > self.max_dead:
             error = JobsDeadError(
                 f"expected at most {self.max_dead} dead letters, found {report['dead']}: {report['dead_reasons']};"
                 " see the dead letter queue, mend the cause, then redrive"
             )
             raise AirflowFailException(f"{error.code} {error}")
+        if self.max_cancelled is not None and cancelled > self.max_cancelled:
+            why = JobsCancelledError(
+                f"expected at most {self.max_cancelled} cancelled jobs, found {cancelled}:"
+                f" {report['cancelled_reasons']}; allow them with max_cancelled, or publish again what is to be"
+                " done all the same"
+            )
+            raise AirflowFailException(f"{why.code} {why}")
         return plain({**summary, **report})

@@ -36,6 +36,7 @@ class JobCompletionTrigger(BaseTrigger):
     :param deadline: seconds since the epoch after which it fires in any case
     :param deferred_at: seconds since the epoch at which the task deferred itself
     :param summary: handed through to the event
+    :param max_cancelled: cancelled jobs to put up with before firing early; ``None`` for any number
     """
 
     def __init__(
@@ -48,12 +49,14 @@ class JobCompletionTrigger(BaseTrigger):
         deadline: float,
         deferred_at: float,
         summary: Mapping[str, Any],
+        max_cancelled: int | None = 0,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nats_conn_id = nats_conn_id
         self.mark = dict(mark)
         self.sequences = [list(span) for span in sequences]
         self.max_dead = max_dead
+        self.max_cancelled = max_cancelled
         self.deadline = deadline
         self.deferred_at = deferred_at
         self.summary = dict(summary)
@@ -72,6 +75,7 @@ class JobCompletionTrigger(BaseTrigger):
                 "mark": self.mark,
                 "sequences": self.sequences,
                 "max_dead": self.max_dead,
+                "max_cancelled": self.max_cancelled,
                 "deadline": self.deadline,
                 "deferred_at": self.deferred_at,
                 "summary": self.summary,
@@ -101,7 +105,14 @@ class JobCompletionTrigger(BaseTrigger):
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
-                    await wait_for_jobs(connection, mark, awaited, max_dead=self.max_dead, progress=self._progress)
+                    await wait_for_jobs(
+                        connection,
+                        mark,
+                        awaited,
+                        max_dead=self.max_dead,
+                        max_cancelled=self.max_cancelled,
+                        progress=self._progress,
+                    )
             except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
                 await asyncio.sleep(_RETRY_PAUSE)

@@ -26,6 +26,7 @@ ONLY_TWO = Selection(sequences=frozenset({2}))
 BLOCKING: dict[str, Callable[[JetStreamHook, str], Any]] = {
     "provision": lambda hook, name: hook.provision(one_chance(name)),
     "publish": lambda hook, name: hook.publish(["job"], subject=name),
+    "cancel": lambda hook, name: hook.cancel(one_chance(name), "a"),
     "find_dead_letters": lambda hook, name: hook.find_dead_letters(one_chance(name)),
     "scan_dead_letters": lambda hook, name: hook.scan_dead_letters(one_chance(name)),
     "redrive": lambda hook, name: hook.redrive(one_chance(name)),

@@ -27,6 +27,7 @@ _PUBLIC = [
     "worker.Worker",
     "worker.Delivery",
     "worker.GiveUpError",
+    "worker.RetryLaterError",
     "worker.command.main",
     "jetstream.connection.Connection",
     "jetstream.connection.ConnectionSettings",
@@ -93,3 +94,8 @@ def test_what_airflow_loads_at_every_start_is_light(module: str) -> None:
 @pytest.mark.parametrize("module", [f"{_PACKAGE}.jetstream.queue", f"{_PACKAGE}.jetstream.errors"])
 def test_declarations_and_errors_load_no_client(module: str) -> None:
     assert _loaded_after(module) & {"airflow", "nats", "pyspark"} == set()
+
+
+def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> None:
+    unwanted = {"airflow", "pyspark", "nats", "multiprocessing", "prometheus_client", "opentelemetry"}
+    assert _loaded_after(f"{_PACKAGE}.worker.command") & unwanted == set()

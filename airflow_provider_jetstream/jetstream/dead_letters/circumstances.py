@@ -9,13 +9,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.names import marker_filter
+from airflow_provider_jetstream.jetstream.names import reserved_subjects
 from airflow_provider_jetstream.jetstream.pump import pump
-from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, stream_info
+from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Iterator, Mapping
+    from collections.abc import Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream.connection import Connection
 
@@ -125,13 +125,14 @@ async def look_around(connection: Connection, queue: str) -> Circumstances:
     info = await stream_info(connection, queue)
     state, config = info["state"], info["config"]
     untaken: dict[str, int] = {}
-    taken = [*(each for consumer in consumers.values() for each in consumer.filters), marker_filter(queue)]
+    taken = [each for consumer in consumers.values() for each in consumer.filters]
+    taken += [each.subjects for each in reserved_subjects(queue)]
     missed = [subject for subject in config.get("subjects") or [] if not covered_by_any(taken, subject)]
     # More jobs than consumers have: some are on subjects that the stream had once.
     if missed or state["messages"] > sum(each.stored for each in consumers.values()):
         untaken = {
             subject: count
-            async for subject, count in _subjects(connection, queue, ">")
+            async for subject, count in subject_counts(connection, queue, ">")
             if not covered_by_any(taken, subject)
         }
     seen_at = datetime.fromisoformat(info["ts"])
@@ -151,7 +152,7 @@ async def look_at_consumer(connection: Connection, queue: str, name: str) -> Con
     for _ in range(_TALLIES):
         stored = 0
         for subject in _filters(info["config"]):
-            stored += sum([count async for _, count in _subjects(connection, queue, subject)])
+            stored += sum([count async for _, count in subject_counts(connection, queue, subject)])
         later = await consumer_info(connection, queue, name)
         if _position(info) == _position(later):
             # Nothing moved while we counted, so the numbers belong together.
@@ -188,16 +189,3 @@ def _filters(config: Mapping[str, Any]) -> Iterator[str]:
         yield from several
     else:
         yield config.get("filter_subject") or ">"
-
-
-async def _subjects(connection: Connection, stream: str, subject: str) -> AsyncIterator[tuple[str, int]]:
-    """Count the stored messages of each subject, page by page."""
-    offset = 0
-    while True:
-        answer = await connection.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
-        page: dict[str, int] = answer["state"].get("subjects") or {}
-        for item in page.items():
-            yield item
-        offset += len(page)
-        if not page or offset >= answer.get("total", 0):
-            return

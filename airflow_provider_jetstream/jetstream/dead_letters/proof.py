@@ -152,7 +152,12 @@ class Judge:
 
     async def _fate(self, message: StoredMessage | None, death: Death, kinds: Collection[Kind]) -> Verdict | None:
         """Say what became of a job that is gone, where it isn't a dead letter."""
-        if death.reason == Reason.EXPIRED and Kind.FOUND not in kinds:
+        # A worker that gave up an expired job terminated it; what is left is the server's word, which may be wrong.
+        if (
+            death.reason == Reason.EXPIRED
+            and Kind.DELETION in kinds
+            and not {Kind.FOUND, Kind.TERMINATION} & set(kinds)
+        ):
             if message is None:
                 return Verdict.LOST if await self._may_have_expired(death) else Verdict.SPURIOUS
             return None if await self._expired(message, death) else Verdict.SPURIOUS

@@ -51,9 +51,9 @@ async def hear(
     kinds = {each.kind for each in mentions}
     told, job, told_at = await _record(connection, letters, around, mentions)
     if Kind.TERMINATION in kinds:
-        reason = Reason.TERMINATED
+        reason = Reason.EXPIRED if told and told.reason == Reason.EXPIRED else Reason.TERMINATED
     elif Kind.DELIVERIES in kinds:
-        reason = Reason.MAX_DELIVERIES
+        reason = Reason.DEADLINE if told and told.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
     else:
         reason = told.reason if told else Reason.EXPIRED
     explanation = told.explanation if told else None

@@ -1,0 +1,109 @@
+"""Tasks learn that their jobs were cancelled; and they publish for later, and into partitions."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import log_text, provisioned, task_states, wait_for_states
+from dags.cancelling import DIVIDED, queue
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.cancelling import cancellation_of, cancelled_end
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.jobs import Job
+from airflow_provider_jetstream.jetstream.names import JOB_ID
+from airflow_provider_jetstream.jetstream.partitions import partition_of
+from airflow_provider_jetstream.jetstream.storing import store
+from testbed.queues import complete, eventually, stored_count, take
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from testbed.airflow import Airflow
+
+RUN = "cancelling"
+WAITING = ("cancelled_deferred", "cancelled_blocking", "cancelled_allowed")
+
+
+async def _work(settings: ConnectionSettings, name: str) -> None:
+    """Do the jobs of a queue as a worker does that obeys cancellations."""
+    async with connect(settings) as connection:
+        for message in await take(connection, queue(name), 2, within=60):
+            metadata = message.metadata
+            job_id = (message.headers or {})[JOB_ID]
+            found = await cancellation_of(connection, queue(name), job_id, metadata.timestamp)
+            if found is None:
+                await complete(connection, queue(name), metadata.sequence.stream)
+            else:
+                end = cancelled_end(
+                    found,
+                    queue=name,
+                    consumer="worker",
+                    sequence=metadata.sequence.stream,
+                    stored_at=metadata.timestamp,
+                    deliveries=metadata.num_delivered,
+                )
+                await store(connection, end.subject, end.body, end.headers)
+            await message.ack_sync()
+
+
+async def _all_stored(settings: ConnectionSettings, name: str) -> bool:
+    async with connect(settings) as connection:
+        return await stored_count(connection, name) == 2
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
+    """Start all runs at once, since each spends its time waiting."""
+    airflow.wait_for_dags("cancelled", "divided")
+    for declared in (*map(queue, WAITING), DIVIDED):
+        asyncio.run(provisioned(settings, declared))
+    for dag in ("cancelled", "divided"):
+        airflow.trigger(dag, run_id=RUN)
+
+
+@pytest.mark.usefixtures("own_connections")
+@pytest.mark.parametrize("task_id", WAITING)
+async def test_a_task_whose_job_was_cancelled_fails_without_a_retry_unless_that_is_allowed(
+    airflow: Airflow, settings: ConnectionSettings, task_id: str
+) -> None:
+    await eventually(lambda: _all_stored(settings, task_id), within=90)
+    report = await JetStreamHook().acancel(queue(task_id), f"{task_id}-1", "wrong price", "ann")
+    assert (report.cancellation.job_id, report.schedules) == (f"{task_id}-1", 0)
+    await _work(settings, task_id)
+    if task_id == "cancelled_allowed":
+        await asyncio.to_thread(wait_for_states, airflow, "cancelled", RUN, {task_id: "success"}, timeout=90)
+        result = airflow.xcom("cancelled", RUN, task_id)
+        assert (result["completed"], result["cancelled"]) == (1, 1)
+        assert result["cancelled_reasons"] == {"2": "ann: wrong price"}
+        return
+    await asyncio.to_thread(wait_for_states, airflow, "cancelled", RUN, {task_id: "failed"}, timeout=90)
+    log = log_text(airflow, "cancelled", RUN, task_id)
+    assert "AirflowFailException: JS134 expected at most 0 cancelled jobs, found 1: {" in log
+    assert "'ann: wrong price'}; allow them with max_cancelled, or publish again what is to be done all the same" in log
+
+
+async def test_jobs_are_published_for_later_and_into_their_partition(
+    airflow: Airflow, settings: ConnectionSettings
+) -> None:
+    wanted = {"later": "success", "later_and_wait": "failed"}
+    await asyncio.to_thread(wait_for_states, airflow, "divided", RUN, wanted, timeout=90)
+    result = airflow.xcom("divided", RUN, "later")
+    assert (result["published"], result["scheduled"], result["sequences"]) == (3, 2, [[1, 3]])
+    log = log_text(airflow, "divided", RUN, "later_and_wait")
+    assert "JS120 job 0 is for later, and the server gives it a sequence only then" in log
+    async with connect(settings) as connection:
+        consumer = f"worker-{partition_of('email', 4)}"
+        messages = await take(connection, DIVIDED, 2, consumer=consumer, within=10)
+    assert [message.data for message in messages] == [b"now", b"later"]
+    assert task_states(airflow, "cancelled", RUN).keys() == set(WAITING)
+
+
+@pytest.mark.usefixtures("own_connections")
+def test_the_hook_cancels_and_publishes_for_later(name: str) -> None:
+    hook, declared = JetStreamHook(), queue(name, schedules=True)
+    hook.provision(declared)
+    report = hook.publish([Job(b"", id="a", delay="1h")], subject=f"{name}.a", queue=declared)
+    assert report.scheduled == {0}
+    assert hook.cancel(declared, "a").schedules == 1

@@ -1,0 +1,245 @@
+"""Cancelling jobs by their ids: what is stored, who learns of it, and how a wait for such jobs ends."""
+
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import publishing
+from airflow_provider_jetstream.jetstream.cancellation_book import follow_cancellations
+from airflow_provider_jetstream.jetstream.cancelling import (
+    Cancellation,
+    cancel,
+    cancellation_of,
+    cancelled_end,
+    is_cancelled,
+)
+from airflow_provider_jetstream.jetstream.completions import WaitReport, take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.jobs import Job, prepare
+from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.storing import Receipt, store
+from testbed.queues import complete, eventually, let_die, make_queue, put, small_queue, stored_count, take
+
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+
+async def _stored_at(connection: Connection, queue: WorkQueue, sequence: int) -> datetime:
+    message = await get_message(connection, queue.name, sequence)
+    assert message is not None
+    return message.stored_at
+
+
+async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: Cancellation) -> Receipt:
+    """Do what a worker does with a job that is cancelled."""
+    metadata = message.metadata
+    end = cancelled_end(
+        found,
+        queue=queue.name,
+        consumer="worker",
+        sequence=metadata.sequence.stream,
+        stored_at=metadata.timestamp,
+        deliveries=metadata.num_delivered,
+        worker="w1",
+    )
+    return await store(connection, end.subject, end.body, end.headers)
+
+
+async def _later(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
+    subject = f"{queue.name}.jobs.a"
+    for job in jobs:
+        prepared = prepare([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
+        (await publishing.publish(connection, prepared)).raise_for_failures()
+
+
+@pytest.mark.parametrize("job_id", ["order-16", "a b.*.>", "日本\r\n", "/" * 5_000, "$JS.API", ""])
+async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: str, job_id: str) -> None:
+    queue = await make_queue(connection, name)
+    (before,) = await put(connection, queue, ["before"])
+    assert not await is_cancelled(connection, queue, job_id)
+    report = await cancel(connection, queue, job_id, "wrong price", "ann")
+    (after,) = await put(connection, queue, ["after"])
+    found = await cancellation_of(connection, queue, job_id)
+    assert found == report.cancellation
+    assert (found.job_id, found.why, found.by, report.schedules) == (job_id, "wrong price", "ann", 0)
+    assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, before))
+    assert not await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
+    assert not await is_cancelled(connection, queue, job_id + "x")
+    await cancel(connection, queue, job_id)
+    assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
+
+
+async def test_a_follower_knows_old_cancellations_and_learns_new_ones_while_jobs_run(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    (sequence,) = await put(connection, queue, ["job"])
+    stored_at = await _stored_at(connection, queue, sequence)
+    await connection.client.jetstream().publish(f"cancelled.{name}.x", b"no cancellation")
+    await cancel(connection, queue, "old", "one")
+    await cancel(connection, queue, "old", "two")
+    async with follow_cancellations(connection, queue) as book:
+        known = book.of("old", stored_at)
+        assert known is not None
+        assert (known.why, book.of("new", stored_at)) == ("two", None)
+        learning = asyncio.create_task(book.wait("new", stored_at))
+        await cancel(connection, queue, "new", "three")
+        async with asyncio.timeout(5):
+            assert (await learning).why == "three"
+
+
+async def test_a_follower_is_told_when_nothing_more_will_be_learnt(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    async with follow_cancellations(connection, queue) as book:
+        learning = asyncio.create_task(book.wait("a", datetime.now(UTC)))
+        await connection.api(f"STREAM.DELETE.{name}-events")
+        async with asyncio.timeout(10):
+            with pytest.raises(NotFoundError, match=f"expected stream {name}-events on the server, found none"):
+                await learning
+
+
+@pytest.mark.parametrize("deny_delete", [False, True])
+async def test_schedules_of_the_job_are_removed_and_others_stay(
+    connection: Connection, name: str, *, deny_delete: bool
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, deny_delete=deny_delete)
+    await _later(
+        connection,
+        queue,
+        Job(b"first", id="a", delay="1s"),
+        Job(b"second", id="a", delay="1s"),
+        Job(b"again", id="a", every="1s"),
+        Job(b"other", id="b", delay="1s"),
+    )
+    assert (await cancel(connection, queue, "a")).schedules == 3
+    assert [message.data for message in await take(connection, queue, 1)] == [b"other"]
+    with pytest.raises(TimeoutError):
+        await take(connection, queue, 1, within=1.5)
+    assert (await cancel(connection, queue, "a")).schedules == 0
+    await _later(connection, queue, Job(b"anew", id="a", every="1s"))
+    (message,) = await take(connection, queue, 1)
+    assert message.data == b"anew"
+    assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+
+
+async def test_what_a_schedule_made_before_is_cancelled_too(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _later(connection, queue, Job(b"tick", id="a", every="1s"))
+
+    async def made() -> int:
+        info = await connection.api(f"CONSUMER.INFO.{name}.worker")
+        return int(info["num_pending"])
+
+    await eventually(made)
+    await cancel(connection, queue, "a")
+    for message in await take(connection, queue, await made()):
+        assert await is_cancelled(connection, queue, "a", message.metadata.timestamp)
+
+
+async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    sequences = await put(connection, queue, "ab")
+    waiting = asyncio.create_task(wait_for_jobs(connection, mark, sequences, max_cancelled=1))
+    found = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
+    message, other = await take(connection, queue, 2)
+    await _obey(connection, queue, message, found)
+    await message.ack_sync()
+    await complete(connection, queue, other.metadata.sequence.stream)
+    async with asyncio.timeout(10):
+        report = await waiting
+    assert (report.completed, report.cancelled, report.dead) == ({2}, {1: "ann: wrong price"}, {})
+    assert report.as_json() == {
+        "awaited": 0,
+        "completed": 1,
+        "dead": 0,
+        "completed_sequences": [(2, 2)],
+        "dead_sequences": [],
+        "dead_reasons": {},
+        "cancelled": 1,
+        "cancelled_sequences": [(1, 1)],
+        "cancelled_reasons": {1: "ann: wrong price"},
+    }
+
+
+@pytest.mark.parametrize(("max_cancelled", "ended"), [(0, 1), (1, 2), (2, 3), (None, 3)])
+async def test_so_many_cancelled_jobs_are_put_up_with(
+    connection: Connection, name: str, max_cancelled: int | None, ended: int
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    sequences = await put(connection, queue, "abc")
+    for message in await take(connection, queue, 3):
+        await _obey(connection, queue, message, Cancellation("x", datetime.now(UTC)))
+    async with asyncio.timeout(10):
+        report = await wait_for_jobs(connection, mark, sequences, max_cancelled=max_cancelled)
+    assert report.cancelled == dict.fromkeys(range(1, ended + 1), "no reason given")
+    assert len(report.awaited) == 3 - ended
+
+
+async def test_of_several_ends_of_one_job_the_first_counts(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    (sequence,) = await put(connection, queue, "a")
+    (message,) = await take(connection, queue, 1)
+    found = Cancellation("x", datetime.now(UTC))
+    receipts = [await _obey(connection, queue, message, found) for _ in range(2)]
+    assert [receipt.duplicate for receipt in receipts] == [False, True]
+    # From a worker in another language, which gives its completions other ids.
+    await complete(connection, queue, sequence)
+    report = await wait_for_jobs(connection, mark, [sequence], max_cancelled=None)
+    assert (report.completed, list(report.cancelled)) == (set(), [1])
+
+
+async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = (await take_mark(connection, queue)).from_the_beginning()
+    (sequence,) = await let_die(connection, queue, ["slow"])
+    message = await get_message(connection, name, sequence)
+    assert message is not None
+    assert len((await find_dead_letters(connection, queue)).letters) == 1
+    end = cancelled_end(
+        Cancellation("x", datetime.now(UTC), "late"),
+        queue=name,
+        consumer="worker",
+        sequence=sequence,
+        stored_at=message.stored_at,
+        deliveries=1,
+    )
+    await store(connection, end.subject, end.body, end.headers)
+    assert (await find_dead_letters(connection, queue)).letters == ()
+    report: WaitReport = await wait_for_jobs(connection, mark, [sequence], max_cancelled=None)
+    assert (report.cancelled, report.dead) == ({1: "late"}, {})
+
+
+@pytest.mark.parametrize("declared", [False, True])
+async def test_a_queue_whose_events_take_no_cancellations_is_told_what_to_declare(
+    connection: Connection, name: str, *, declared: bool
+) -> None:
+    events = {"name": f"{name}-events", "subjects": [f"completed.{name}.>"]} if declared else None
+    queue = small_queue(name, events=events)
+    with pytest.raises(QueueDeclarationError, match=rf"expected events that capture cancelled\.{name}\.>, so that"):
+        await cancel(connection, queue, "a")
+    if declared:
+        assert f"{name}-events doesn't capture cancelled.{name}.>: jobs can't be cancelled" in queue.warnings()
+
+
+async def test_events_that_were_provisioned_before_there_were_cancellations_are_upgraded(
+    connection: Connection, name: str
+) -> None:
+    old = {"name": f"{name}-events", "subjects": [f"completed.{name}.>"]}
+    await make_queue(connection, name, events=old)
+    with pytest.raises(NotFoundError, match=rf"to capture cancelled\.{name}\.>, found completed\.{name}\.>: provision"):
+        await cancel(connection, small_queue(name), "a")
+    queue = await make_queue(connection, name)
+    await cancel(connection, queue, "a")
+    assert await stored_count(connection, f"{name}-events") == 1

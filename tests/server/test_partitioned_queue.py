@@ -1,0 +1,167 @@
+"""Partitions on the server: it divides jobs as publishers do, and their number changes where that breaks nothing."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import publishing
+from airflow_provider_jetstream.jetstream.errors import DriftError
+from airflow_provider_jetstream.jetstream.jobs import Job, prepare
+from airflow_provider_jetstream.jetstream.partitions import partition_of
+from airflow_provider_jetstream.jetstream.provisioning import plan, provision
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, get_message
+from testbed.queues import stored_count, take
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+
+def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:
+    worker = {"name": "worker", "filter_subject": f"{name}.{{partition}}.>", "partitions": partitions, "max_deliver": 2}
+    return WorkQueue(**{"name": name, "subjects": [f"{name}.>"], "consumers": [worker]} | changes)
+
+
+async def _publish(connection: Connection, queue: WorkQueue, *keys: str) -> None:
+    jobs = [Job(key, partition_key=key) for key in keys]
+    subject = f"{queue.name}.{{partition}}.email"
+    prepared = prepare(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
+    (await publishing.publish(connection, prepared)).raise_for_failures()
+
+
+async def _by_hand(connection: Connection, name: str, *partitions: int) -> None:
+    await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "retention": "workqueue"})
+    for number in partitions:
+        config = {"durable_name": f"worker-{number}", "ack_policy": "explicit", "filter_subject": f"{name}.{number}.>"}
+        config["max_deliver"] = 2
+        body = {"stream_name": name, "config": config, "action": "create"}
+        await connection.api(f"CONSUMER.CREATE.{name}.worker-{number}.{name}.{number}.>", body)
+
+
+@pytest.mark.parametrize("count", [1, 4, 10, 97])
+async def test_the_servers_own_partition_function_is_ours(connection: Connection, name: str, count: int) -> None:
+    transform = {"src": f"{name}.*.*", "dest": f"{name}.{{{{partition({count},1,2)}}}}.{{{{wildcard(1)}}}}"}
+    stream = {"name": name, "subjects": [f"{name}.>"], "subject_transform": transform}
+    await connection.api(f"STREAM.CREATE.{name}", stream)
+    keys = ["a", "email", "customer-17", "grün", "日本", *(uuid4().hex for _ in range(200))]
+    jetstream = connection.client.jetstream()
+    for key in keys:
+        ack = await jetstream.publish(f"{name}.{key[:1]}.{key[1:] or '-'}", b"")
+        message = await get_message(connection, name, ack.seq)
+        assert message is not None
+        # The server joins the tokens without a dot.
+        assert message.subject.split(".")[1] == str(partition_of(key[:1] + (key[1:] or "-"), count))
+
+
+async def test_the_jobs_of_a_key_go_to_the_one_consumer_of_their_partition(connection: Connection, name: str) -> None:
+    queue = _queue(name, 4)
+    await provision(connection, queue)
+    assert sorted(await consumer_names(connection, name)) == [f"worker-{number}" for number in range(4)]
+    assert (await plan(connection, queue)).changes == ()
+    keys = [f"customer-{number}" for number in range(40)]
+    await _publish(connection, queue, *keys, *keys)
+    for number in range(4):
+        expected = [key for key in keys if partition_of(key, 4) == number] * 2
+        messages = await take(connection, queue, len(expected), consumer=f"worker-{number}")
+        assert [message.data.decode() for message in messages] == expected
+        assert (await consumer_info(connection, name, f"worker-{number}"))["num_pending"] == 0
+
+
+async def test_partitions_made_by_hand_are_adopted_with_the_jobs_in_them(connection: Connection, name: str) -> None:
+    await _by_hand(connection, name, 0, 1)
+    queue = _queue(name, 2)
+    await _publish(connection, queue, "a", "b")
+    done = await provision(connection, queue)
+    assert [str(step).splitlines()[0] for step in done.changes] == [
+        f"update consumer {name}/worker-0",
+        f"update consumer {name}/worker-1",
+    ]
+    assert (await consumer_info(connection, name, "worker-1"))["config"]["metadata"]["partitions"] == "2"
+    assert (await plan(connection, queue)).changes == ()
+
+
+@pytest.mark.parametrize("made_by_hand", [False, True])
+@pytest.mark.parametrize("number", [2, 6])
+async def test_the_number_changes_only_once_no_job_is_stored(
+    connection: Connection, name: str, number: int, *, made_by_hand: bool
+) -> None:
+    queue, resized = _queue(name, 4), _queue(name, number)
+    if made_by_hand:
+        await _by_hand(connection, name, 0, 1, 2, 3)
+    else:
+        await provision(connection, queue)
+    keys = ["customer-17", "email", "grün"]
+    await _publish(connection, queue, *keys)
+    before = {
+        each: (await consumer_info(connection, name, each))["config"] for each in await consumer_names(connection, name)
+    }
+    with pytest.raises(DriftError) as caught:
+        await provision(connection, resized)
+    assert (
+        f"worker would go from 4 to {number} partitions while 3 jobs are stored in them, and the later jobs of a key"
+        " would have another consumer than those; stop publishing, let workers finish, redrive or park its dead"
+        " letters, then provision again; or declare a consumer of another name on other subjects"
+    ) in str(caught.value)
+    lost = (
+        f"keep consumer {name}/worker-3\n    not possible: worker is declared with 2 partitions, and 2 jobs are stored"
+    )
+    assert (lost in str(caught.value)) == (number == 2)
+    after = {
+        each: (await consumer_info(connection, name, each))["config"] for each in await consumer_names(connection, name)
+    }
+    assert after == before
+    for key in keys:
+        (message,) = await take(connection, queue, 1, consumer=f"worker-{partition_of(key, 4)}")
+        await message.ack_sync()
+    assert await stored_count(connection, name) == 0
+    await provision(connection, resized)
+    await _publish(connection, resized, *keys)
+    assert (await plan(connection, resized)).changes == ()
+    for key in keys:
+        await take(connection, resized, 1, consumer=f"worker-{partition_of(key, number)}")
+
+
+async def test_jobs_that_are_left_in_a_partition_that_is_no_longer_declared_are_told_of(
+    connection: Connection, name: str
+) -> None:
+    await provision(connection, _queue(name, 3))
+    few = _queue(name, 2)
+    await provision(connection, few)
+    await connection.client.jetstream().publish(f"{name}.2.email", b"from a publisher of before")
+    with pytest.raises(DriftError) as caught:
+        await provision(connection, few)
+    assert str(caught.value).endswith(
+        f"keep consumer {name}/worker-2\n    not possible: worker is declared with 2 partitions, and 1 job is stored in"
+        " this one beyond them, which no worker of this declaration takes; run one with the declaration of before until"
+        " they are done"
+    )
+
+
+async def test_a_number_that_was_there_once_is_another_number_all_the_same(connection: Connection, name: str) -> None:
+    for number in (4, 2):
+        await provision(connection, _queue(name, number))
+    await _publish(connection, _queue(name, 2), "a")
+    with pytest.raises(DriftError, match="worker would go from 2 to 4 partitions while 1 job is stored in them"):
+        await provision(connection, _queue(name, 4))
+
+
+async def test_a_provisioning_that_was_cut_off_goes_on_although_jobs_came(connection: Connection, name: str) -> None:
+    queue = _queue(name, 4)
+    await provision(connection, queue)
+    for number in (2, 3):
+        await connection.api(f"CONSUMER.DELETE.{name}.worker-{number}")
+    await _publish(connection, queue, "a", "email", "日本")
+    assert len((await provision(connection, queue)).changes) == 2
+
+
+async def test_a_consumer_that_only_looks_like_a_partition_is_left_alone(connection: Connection, name: str) -> None:
+    await provision(connection, _queue(name, 2))
+    config = {"durable_name": "worker-7", "ack_policy": "explicit", "filter_subject": f"{name}.other.>"}
+    body = {"stream_name": name, "config": config, "action": "create"}
+    await connection.api(f"CONSUMER.CREATE.{name}.worker-7.{name}.other.>", body)
+    await connection.client.jetstream().publish(f"{name}.other.x", b"")
+    assert (await plan(connection, _queue(name, 2))).changes == ()
+    assert [step for step in (await plan(connection, _queue(name, 2))).steps if step.blocked] == []

@@ -1,0 +1,205 @@
+"""Jobs for later, made by the server itself: when they come, what they carry, and what a queue has for them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+from unittest.mock import PropertyMock
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_jetstream.jetstream import publishing
+from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import DriftError, PublishRefusedError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.jobs import Job, Origin, prepare
+from airflow_provider_jetstream.jetstream.provisioning import plan, provision
+from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
+from testbed.queues import eventually, make_queue, small_queue, stored_count, take, use_up
+
+if TYPE_CHECKING:
+    from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream.publish_report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+
+async def _publish(connection: Connection, queue: WorkQueue, *jobs: Job, origin: Origin | None = None) -> PublishReport:
+    subject = f"{queue.name}.jobs.a"
+    prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
+    report = await publishing.publish(connection, prepared)
+    report.raise_for_failures()
+    return report
+
+
+async def test_jobs_come_at_their_time_with_their_headers_and_leave_no_schedule(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    origin = Origin("dag", "run", "task", 2)
+    at = datetime.now(UTC) + timedelta(seconds=1)
+    job = Job({"n": 1}, f"{name}.jobs.later", id="order-1", at=at, advisory="told", headers={"X": "y"})
+    report = await _publish(connection, queue, job, Job(b"now"), Job(b"past", at=at - timedelta(days=1)), origin=origin)
+    assert (report.scheduled, report.stored, list(report.sequences)) == ({0, 2}, 3, [1, 2, 3])
+    assert sorted([message.data for message in await take(connection, queue, 2)]) == [b"now", b"past"]
+    (message,) = await take(connection, queue, 1)
+    assert (message.subject, message.data) == (f"{name}.jobs.later", b'{"n":1}')
+    assert message.metadata.timestamp >= at
+    headers = {key: value for key, value in (message.headers or {}).items() if not key.startswith("Nats-Schedule")}
+    assert headers == {"X": "y", "Job-Id": "order-1", "Job-Advisory": "told", **origin.headers()}
+    assert await stored_count(connection, name) == 3
+
+
+async def test_a_repeated_publishing_of_the_same_task_makes_one_job(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    origin = Origin("dag", "run", "task")
+    for _ in range(3):
+        report = await _publish(connection, queue, Job(b"once", id="a", delay="1s"), origin=origin)
+    assert (report.duplicates, list(report.sequences)) == (1, [1])
+    await take(connection, queue, 1)
+    with pytest.raises(TimeoutError):
+        await take(connection, queue, 1, within=1)
+
+
+async def test_a_schedule_that_is_published_after_the_duplicate_window_takes_the_place_of_the_first(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, duplicate_window="100ms")
+    origin = Origin("dag", "run", "task")
+
+    async def stored_again() -> bool:
+        job = Job(b"once", id="a", delay="2s")
+        return (await _publish(connection, queue, job, origin=origin)).duplicates == 0
+
+    await stored_again()
+    await eventually(stored_again)
+    assert await stored_count(connection, name) == 1
+
+
+async def test_a_repeated_job_comes_again_and_a_later_schedule_takes_its_place(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _publish(connection, queue, Job(b"first", id="tick", every="1s"))
+    for message in await take(connection, queue, 2):
+        assert (message.data, (message.headers or {})["Job-Id"]) == (b"first", "tick")
+        await message.ack_sync()
+    await _publish(connection, queue, Job(b"second", id="tick", every="*/1 * * * * *"))
+
+    async def second_came() -> bool:
+        (message,) = await take(connection, queue, 1)
+        await message.ack_sync()
+        return message.data == b"second"
+
+    await eventually(second_came)
+    for message in await take(connection, queue, 2):
+        assert message.data == b"second"
+        await message.ack_sync()
+    await _publish(connection, queue, Job(b"third", id="tick", every="@yearly"))
+    schedules = (await connection.api(f"STREAM.INFO.{name}", {"subjects_filter": f"scheduled.{name}.>"}))["state"]
+    assert sum(schedules["subjects"].values()) == 1
+
+
+async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name: str) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name, schedules=True)
+        await _publish(connection, queue, Job(b"later", delay="2s"))
+        own_nats.kill()
+        own_nats.restart()
+        await eventually(lambda: connection.client.is_connected)
+        (message,) = await take(connection, queue, 1, within=15)
+        assert message.data == b"later"
+
+
+async def test_what_comes_of_a_schedule_has_a_copy_and_the_schedule_has_none(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _publish(connection, queue, Job(b"later", delay="500ms"), Job(b"never", delay="1d"))
+    (message,) = await take(connection, queue, 1)
+    sequence = message.metadata.sequence.stream
+
+    async def copied() -> bool:
+        return await stored_count(connection, f"{name}-archive") == 1
+
+    await eventually(copied)
+    copy = await get_message(connection, f"{name}-archive", 1)
+    assert copy is not None
+    assert (copy.data, copy.header("Nats-Sequence")) == (b"later", str(sequence))
+
+
+async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    await _publish(connection, queue, Job(b"never", delay="1d"), Job(b"poison", id="p", delay="200ms"))
+
+    async def came() -> bool:
+        info = await connection.api(f"CONSUMER.INFO.{name}.worker")
+        return bool(info["num_pending"])
+
+    await eventually(came)
+    await use_up(connection, queue, 1)
+    findings = await find_dead_letters(connection, queue, Selection())
+    assert [letter.body for letter in findings.letters] == [b"poison"]
+
+
+async def test_a_queue_that_exists_gets_schedules_and_keeps_them_when_the_flag_goes(
+    connection: Connection, name: str
+) -> None:
+    await make_queue(connection, name)
+    done = await provision(connection, small_queue(name, schedules=True))
+    assert "allow_msg_schedules: unset → True" in str(done)
+    config = (await connection.api(f"CONSUMER.INFO.{name}.worker"))["config"]
+    assert config["filter_subject"] == f"{name}.jobs.>"
+    await _publish(connection, small_queue(name, schedules=True), Job(b"later", delay="1s"))
+    assert (await provision(connection, small_queue(name))).changes == ()
+    assert (await take(connection, small_queue(name), 1))[0].data == b"later"
+
+
+@pytest.mark.parametrize(
+    ("field", "found"),
+    [
+        (
+            {"discard": "new"},
+            'it has discard "new", and the server allows no schedules with that: declare discard "old"',
+        ),
+        ({"deny_purge": True}, "it has deny_purge, which can't be taken back, and the server purges fired schedules"),
+    ],
+)
+async def test_a_queue_that_cannot_have_schedules_is_left_as_it_is(
+    connection: Connection, name: str, field: dict[str, Any], found: str
+) -> None:
+    await make_queue(connection, name, **field)
+    before = (await stream_info(connection, name))["config"]
+    with pytest.raises(DriftError) as caught:
+        await provision(connection, small_queue(name, schedules=True))
+    assert found in str(caught.value)
+    assert (await stream_info(connection, name))["config"] == before
+
+
+async def test_discard_new_is_given_up_for_schedules_where_that_is_declared(connection: Connection, name: str) -> None:
+    await make_queue(connection, name, discard="new")
+    queue = small_queue(name, schedules=True, discard="old")
+    await provision(connection, queue)
+    assert (await plan(connection, queue)).changes == ()
+
+
+async def test_a_server_that_would_keep_schedules_for_ever_gets_none(
+    connection: Connection, name: str, mocker: MockerFixture
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    connection.api_level = 1
+    mocker.patch.object(Connection, "server_version", PropertyMock(return_value=(2, 11, 9)))
+    with pytest.raises(ServerTooOldError, match=r"schedules of work queue .*: expected nats-server 2\.12\.0 or later"):
+        await provision(connection, queue)
+    with pytest.raises(PublishRefusedError, match=r"expected nats-server 2\.12 or later for '@at .*', found 2\.11\.9"):
+        await _publish(connection, queue, Job(b"", delay="1h"))
+    connection.api_level = 2
+    with pytest.raises(PublishRefusedError, match=r"expected nats-server 2\.14 or later for '@every 30s'"):
+        await _publish(connection, queue, Job(b"", id="a", every="30s"))
+    assert await stored_count(connection, name) == 0
+
+
+async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    with pytest.raises(PublishRefusedError, match="message schedules target is invalid"):
+        await _publish(connection, queue, Job(b"", "elsewhere.a", delay="1h"))

@@ -1,0 +1,81 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.cancellation_book import CancellationBook
+from airflow_provider_jetstream.jetstream.cancelling import Cancellation, cancelled_end
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
+from airflow_provider_jetstream.jetstream.names import cancellation_subject
+
+_NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+_HOUR = timedelta(hours=1)
+
+
+async def _waiting(book: CancellationBook, job_id: str, stored_at: datetime) -> asyncio.Task[Cancellation]:
+    task = asyncio.create_task(book.wait(job_id, stored_at))
+    await asyncio.sleep(0)
+    return task
+
+
+def test_the_subject_of_a_cancellation_is_the_documented_one() -> None:
+    digest = "642fed8d04273f2663d49971824579b36627dfc783625940241af4ce92f96985"
+    assert cancellation_subject("q", "order-16") == f"cancelled.q.{digest}"
+
+
+@pytest.mark.parametrize(("stored_at", "meant"), [(_NOON - _HOUR, True), (_NOON, True), (_NOON + _HOUR, False)])
+def test_a_cancellation_is_about_jobs_that_were_stored_before_it(stored_at: datetime, *, meant: bool) -> None:
+    book = CancellationBook()
+    book.note(Cancellation("a", _NOON))
+    assert (book.of("a", stored_at) is not None) == meant
+    assert book.of("b", stored_at) is None
+
+
+async def test_everybody_who_waits_for_a_job_learns_and_nobody_else() -> None:
+    book = CancellationBook()
+    both = [await _waiting(book, "a", _NOON) for _ in range(2)]
+    other, newer = await _waiting(book, "b", _NOON), await _waiting(book, "a", _NOON + 2 * _HOUR)
+    book.note(Cancellation("a", _NOON + _HOUR, "wrong"))
+    assert {(await task).why for task in both} == {"wrong"}
+    assert (other.done(), newer.done()) == (False, False)
+    book.note(Cancellation("a", _NOON + 3 * _HOUR, "again"))
+    assert (await newer).why == "again"
+    other.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await other
+    assert (await book.wait("a", _NOON)).why == "again"
+
+
+async def test_who_waits_when_nothing_more_will_be_learnt_is_told() -> None:
+    book = CancellationBook()
+    task = await _waiting(book, "a", _NOON)
+    book.note(Cancellation("b", _NOON))
+    book.fail(UnreachableError("the connection is closed"))
+    for waiting in (task, book.wait("c", _NOON)):
+        with pytest.raises(UnreachableError):
+            await waiting
+    assert book.of("b", _NOON)
+
+
+def test_what_the_server_has_forgotten_is_forgotten() -> None:
+    book = CancellationBook(keep=_HOUR)
+    book.note(Cancellation("a", _NOON))
+    book.note(Cancellation("b", _NOON))
+    book.note(Cancellation("a", _NOON + _HOUR))
+    book.note(Cancellation("c", _NOON + 1.5 * _HOUR))
+    assert [bool(book.of(job_id, _NOON - _HOUR)) for job_id in "abc"] == [True, False, True]
+
+
+def test_a_jobs_ends_share_an_id_so_that_one_is_stored() -> None:
+    end = cancelled_end(
+        Cancellation("a", _NOON, "wrong"),
+        queue="q",
+        consumer="w",
+        sequence=7,
+        stored_at=_NOON,
+        deliveries=2,
+    )
+    assert end.subject == "completed.q.w.7"
+    assert end.headers["Nats-Msg-Id"] == f"done:q:7:{_NOON.timestamp()}"

@@ -1,0 +1,190 @@
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta, timezone
+from hashlib import sha256
+from typing import Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.jobs import Job, Origin, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.schedules import schedule_once, schedule_repeated
+
+_NOW = datetime(2026, 11, 21, 9, tzinfo=UTC)
+
+
+def _queue(**changes: Any) -> WorkQueue:
+    values = {"name": "q", "subjects": ["q.>"], "consumers": [{"name": "w", "max_deliver": 2}], "schedules": True}
+    return WorkQueue(**values | changes)
+
+
+def _prepared(job: Job, queue: WorkQueue | None, origin: Origin | None = None) -> OutgoingJob:
+    (outgoing,) = prepare([job], subject="q.a", origin=origin, batch="batch", queue=queue)
+    return outgoing
+
+
+@pytest.mark.parametrize(
+    ("at", "delay", "expected"),
+    [
+        (_NOW, None, "@at 2026-11-21T09:00:00Z"),
+        (datetime(2026, 12, 1, 8, 30, 0, 1500, timezone(timedelta(hours=2))), None, "@at 2026-12-01T06:30:00.001500Z"),
+        (None, "90s", "@at 2026-11-21T09:01:30Z"),
+        (None, timedelta(milliseconds=1), "@at 2026-11-21T09:00:00.001000Z"),
+        (None, 60_000_000_000, "@at 2026-11-21T09:01:00Z"),
+        (None, "0", "@at 2026-11-21T09:00:00Z"),
+    ],
+)
+def test_a_time_or_delay_is_written_as_the_server_reads_it(at: Any, delay: Any, expected: str) -> None:
+    assert schedule_once(at, delay, _NOW) == expected
+
+
+@pytest.mark.parametrize(
+    ("at", "delay", "found"),
+    [
+        (_NOW.replace(tzinfo=None), None, "expected a datetime with its time zone, found datetime.datetime(2026, 11"),
+        ("2026-01-01T00:00:00Z", None, "expected a datetime with its time zone, found '2026-01-01T00:00:00Z'"),
+        (None, "-1", "expected a delay of at least 0, found '-1'"),
+        (None, "soon", "expected a duration such as"),
+        (None, 30, 'write "30s" for seconds'),
+    ],
+)
+def test_what_is_no_time_is_refused(at: Any, delay: Any, found: str) -> None:
+    with pytest.raises(ValueError, match=r"expected|nanoseconds") as caught:
+        schedule_once(at, delay, _NOW)
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("every", "expected"),
+    [
+        ("30s", "@every 30s"),
+        ("@every 1h30m", "@every 5400s"),
+        ("7d", "@every 604800s"),
+        (timedelta(minutes=5), "@every 300s"),
+        ("1500ms", "@every 1500000000ns"),
+        (" 0 30 3 * * mon-fri ", "0 30 3 * * mon-fri"),
+        ("*/2 * * * * *", "*/2 * * * * *"),
+        ("@daily", "@daily"),
+    ],
+)
+def test_a_repetition_is_written_as_the_server_reads_it(every: Any, expected: str) -> None:
+    assert schedule_repeated(every) == expected
+
+
+@pytest.mark.parametrize("every", ["500ms", "0", "-1", "now and then", "@fortnightly", "", 5, None, "@every"])
+def test_what_is_no_repetition_is_refused(every: Any) -> None:
+    with pytest.raises(ValueError, match=r'expected a duration of at least a second such as "30s", or a cron'):
+        schedule_repeated(every)
+
+
+def test_a_cron_expression_of_five_fields_is_told_what_is_missing() -> None:
+    with pytest.raises(ValueError, match=r'put one for seconds in front, as in "0 30 3 \* \* \*"'):
+        schedule_repeated("30 3 * * *")
+
+
+def test_a_schedule_is_the_job_with_its_headers_on_a_subject_of_its_own() -> None:
+    origin = Origin("dag", "run", "task")
+    job = _prepared(Job({"n": 1}, "q.b", id="order-1", at=_NOW, headers={"X": "y"}), _queue(), origin)
+    ids = [sha256(text).hexdigest() for text in (b"order-1", b"dag/run/task/-1/order-1")]
+    assert job.subject == f"scheduled.q.once.{ids[0]}.{ids[1]}"
+    assert job.headers == {
+        "X": "y",
+        **origin.headers(),
+        "Nats-Msg-Id": "dag/run/task/-1/order-1",
+        "Job-Id": "order-1",
+        "Nats-Schedule": "@at 2026-11-21T09:00:00Z",
+        "Nats-Schedule-Target": "q.b",
+    }
+    assert (job.scheduled, job.api_level) == (True, 2)
+    plain = _prepared(Job(b""), _queue())
+    assert (plain.scheduled, plain.api_level) == (False, 0)
+
+
+def test_jobs_of_one_id_from_two_publishers_have_schedules_of_their_own() -> None:
+    subjects = {_prepared(Job(b"", id="a", delay="1h"), _queue(), Origin("d", run, "t")).subject for run in "12"}
+    assert len(subjects) == 2
+
+
+def test_a_repeated_job_has_one_schedule_for_its_id_whoever_publishes_it() -> None:
+    job = Job(b"", id="nightly report", every="0 0 3 * * *")
+    prepared = [_prepared(job, _queue(), Origin("d", run, "t")) for run in "12"]
+    assert {each.subject for each in prepared} == {f"scheduled.q.every.{sha256(b'nightly report').hexdigest()}"}
+    assert ["Nats-Msg-Id" in each.headers for each in prepared] == [False, False]
+    assert (prepared[0].headers["Nats-Schedule"], prepared[0].api_level) == ("0 0 3 * * *", 4)
+
+
+def test_a_job_for_later_may_be_for_a_partition() -> None:
+    worker = {"name": "w", "filter_subject": "q.{partition}.>", "partitions": 1, "max_deliver": 2}
+    job = _prepared(Job(b"", "q.{partition}.a", delay="1h", partition_key="x"), _queue(consumers=[worker]))
+    assert job.headers["Nats-Schedule-Target"] == "q.0.a"
+
+
+@pytest.mark.parametrize(
+    ("job", "queue", "found"),
+    [
+        (Job(b"", delay="1h"), None, "job 0 is for later: hand over the queue too, which has a subject for schedules"),
+        (Job(b"", delay="1h"), _queue(schedules=False), "and q has no schedules: declare schedules: true"),
+        (
+            Job(b"", at=_NOW),
+            _queue(schedules=False, discard="new"),
+            'with discard "new" it can\'t: declare discard "old" without limits that could drop waiting jobs; or do',
+        ),
+        (Job(b"", at=_NOW, delay="1h"), _queue(), "job 0 has several of at, delay and every: keep one"),
+        (Job(b"", every="30s"), _queue(), "job 0 is made again and again: give it an id"),
+        (Job(b"", id="a", every="soon"), _queue(), "job 0: expected a duration of at least a second"),
+        (Job(b"", delay="soon"), _queue(), "job 0: expected a duration such as"),
+    ],
+)
+def test_a_job_for_later_that_the_queue_cannot_have_is_refused(job: Job, queue: WorkQueue | None, found: str) -> None:
+    with pytest.raises(JobError) as caught:
+        _prepared(job, queue)
+    assert found in str(caught.value)
+
+
+def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_what_comes_of_them() -> None:
+    queue = _queue(dead_letters="dead", consumers=[{"name": "w", "max_deliver": 2}])
+    assert queue.captured() == ("q.>", "scheduled.q.>")
+    assert queue.config()["allow_msg_schedules"]
+    assert queue.archive is not None
+    assert queue.archive.config()["allow_msg_schedules"]
+    assert WorkQueue(**json.loads(json.dumps(queue.model_dump(mode="json", exclude_unset=True)))) == queue
+    plain = _queue(dead_letters="dead", schedules=False)
+    assert plain.archive is not None
+    assert "allow_msg_schedules" not in plain.config() | plain.archive.config()
+    assert any(warning.startswith("schedules: the server purges") for warning in queue.warnings())
+    assert not any(warning.startswith("schedules") for warning in plain.warnings())
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        (
+            {"discard": "new"},
+            'schedules and discard "new" of stream q exclude each other, as the server has it: declare discard "old"',
+        ),
+        (
+            {"archive": {"discard": "new"}},
+            'schedules and discard "new" of stream q-archive exclude each other',
+        ),
+        ({"deny_purge": True}, "schedules and deny_purge of stream q exclude each other: the server purges fired ones"),
+        (
+            {"allow_rollup_hdrs": False},
+            "schedules take allow_rollup_hdrs, which stream q declares as false",
+        ),
+        (
+            {"subjects": ["scheduled.*.a"]},
+            "subject scheduled.*.a of stream q overlaps scheduled.q.>, which is for schedules: narrow it",
+        ),
+        (
+            {"consumers": [{"name": "w", "filter_subject": "*.q.a", "max_deliver": 1}], "subjects": ["x.q.>"]},
+            "filter *.q.a of consumer w would take schedules (scheduled.q.>) for jobs: narrow it, or drop schedules",
+        ),
+    ],
+)
+def test_what_cannot_be_together_with_schedules_is_refused(changes: dict[str, Any], found: str) -> None:
+    with pytest.raises(QueueDeclarationError) as caught:
+        _queue(**changes)
+    assert found in str(caught.value)
+    _queue(**changes | {"schedules": False})
