@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib
-import logging
 import os
 import signal
 import sys
@@ -13,25 +12,37 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
-from airflow_provider_jetstream.jetstream.errors import HandlerNotFoundError, JetStreamProviderError
-from airflow_provider_jetstream.worker.runtime import Worker
+from airflow_provider_jetstream.jetstream.errors import (
+    HandlerNotFoundError,
+    JetStreamProviderError,
+    WorkerStuckError,
+)
+from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.worker.logs import FORMS, configure_logs
+from airflow_provider_jetstream.worker.runtime import DEADLINE, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
 _CANT_START = 2
+_STUCK = 3
+_LAST_PORT = 65_535
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT.
 
     :param arguments: the command line without the program's name; the process's own where absent
-    :return: the exit status: 0 after a clean stop, 2 if the worker can't start
+    :return: the exit status: 0 after a clean stop, 2 if the worker can't start or go on, 3 if too many handlers hang
+        and another process has to take over
     """
     options = _parser().parse_args(arguments)
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", stream=sys.stderr)
+    configure_logs(options.log_format)
     try:
         asyncio.run(_run(options))
+    except WorkerStuckError as error:
+        print(f"jetstream-worker: {error}", file=sys.stderr)
+        return _STUCK
     except JetStreamProviderError as error:
         print(f"jetstream-worker: {error}", file=sys.stderr)
         return _CANT_START
@@ -50,8 +61,17 @@ def _parser() -> argparse.ArgumentParser:
     run.add_argument("--consumer", required=True, help="one of the queue's consumers")
     run.add_argument("--handler", required=True, help="package.module:function")
     run.add_argument("--concurrency", type=_positive, default=1, help="jobs at a time")
-    run.add_argument("--id", default=None, help="tells workers apart in logs")
-    run.add_argument("--grace", type=float, default=30.0, help="seconds for running jobs to finish after SIGTERM")
+    run.add_argument("--id", default=None, help="tells workers apart in logs and completions")
+    run.add_argument(
+        "--deadline",
+        type=_deadline,
+        default=DEADLINE,
+        help='time for one attempt, such as "5m", or "none"; one hour where absent',
+    )
+    run.add_argument("--grace", type=_seconds, default=30.0, help="time for running jobs to finish after SIGTERM")
+    run.add_argument("--processes", action="store_true", help="run the handler in processes, for CPU-bound work")
+    run.add_argument("--log-format", choices=FORMS, default=FORMS[0], help="text, or one JSON object a line")
+    run.add_argument("--metrics-port", type=_port, default=None, help="serve numbers for Prometheus there")
     return parser
 
 
@@ -64,6 +84,9 @@ async def _run(options: argparse.Namespace) -> None:
         concurrency=options.concurrency,
         name=options.id,
         grace=options.grace,
+        deadline=options.deadline,
+        processes=options.processes,
+        metrics_port=options.metrics_port,
     )
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -88,6 +111,27 @@ def _load(path: str) -> Callable[..., Any]:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
+    return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return parse_seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _deadline(text: str) -> float | None:
+    if text == "none":
+        return None
+    if not (seconds := _seconds(text)):
+        raise argparse.ArgumentTypeError(f'expected more than no time, or "none" for any, found {text!r}')
+    return seconds
+
+
+def _port(text: str) -> int:
+    if not text.isdecimal() or int(text) > _LAST_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 (any) to {_LAST_PORT}, found {text!r}")
     return int(text)
 
 

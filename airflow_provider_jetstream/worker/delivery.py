@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_jetstream.jetstream.names import JOB_ID
+from airflow_provider_jetstream.jetstream.names import JOB_ADVISORY, JOB_ID, TRACE_PARENT
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 class Delivery:
     """A job as a handler gets it.
 
-    :param id: the job's own id, or its stream sequence where it has none
+    :param id: the job's own id, from its header or its body, or its stream sequence where it has none
     :param subject: its subject
     :param body: its body
     :param headers: its headers
@@ -41,13 +41,23 @@ class Delivery:
         headers = dict(message.headers or {})
         metadata = message.metadata
         return cls(
-            id=headers.get(JOB_ID) or str(metadata.sequence.stream),
+            id=headers.get(JOB_ID) or _told(message.data, "id") or str(metadata.sequence.stream),
             subject=message.subject,
             body=message.data,
             headers=headers,
             sequence=metadata.sequence.stream,
             attempt=metadata.num_delivered,
         )
+
+    @property
+    def advisory(self) -> str | None:
+        """The subject on which its completion is reported besides the queue's events, if it names one."""
+        return self.headers.get(JOB_ADVISORY) or _told(self.body, "advisory")
+
+    @property
+    def traceparent(self) -> str | None:
+        """The W3C trace context of its publisher, which is carried on with its completion."""
+        return self.headers.get(TRACE_PARENT)
 
     def json(self) -> Any:
         """Decode the body.
@@ -56,3 +66,14 @@ class Delivery:
         :raises ValueError: if the body isn't JSON
         """
         return json.loads(self.body)
+
+
+def _told(body: bytes, field: str) -> str | None:
+    """Read what publishers without headers write into the body: a JSON object with ``id`` and ``advisory``."""
+    if not body.startswith(b"{"):
+        return None
+    try:
+        value = json.loads(body).get(field)
+    except (ValueError, RecursionError):
+        return None
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None

@@ -21,7 +21,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, r
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
     DeadlineError,
+    GiveUpError,
+    HandlerDeadlineError,
     JetStreamProviderError,
+    JobExpiredError,
     JobTooLargeError,
     NotFoundError,
     TransientError,
@@ -37,7 +40,6 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.errors import GiveUpError
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
@@ -89,9 +91,10 @@ class LetterKeeper:
         """Note a failure; on the last delivery store a copy that tells why, if that is possible in a short time.
 
         :param message: the job
-        :param error: what the handler raised
+        :param error: what the handler raised, or what became of it
         """
-        death = self._death(message, Reason.MAX_DELIVERIES, error)
+        late = isinstance(error, HandlerDeadlineError)
+        death = self._death(message, Reason.DEADLINE if late else Reason.MAX_DELIVERIES, error)
         if not 0 < self._last_attempt <= message.metadata.num_delivered or self._shelter.problem:
             return
         try:
@@ -106,7 +109,10 @@ class LetterKeeper:
         :param given_up: what the handler raised
         :return: whether the job is settled; if not, it has to be handed back
         """
-        death = self._death(message, Reason.TERMINATED, given_up.__cause__, _text(given_up))
+        reason = Reason.EXPIRED if isinstance(given_up, JobExpiredError) else Reason.TERMINATED
+        # A class of its own says as much as a cause.
+        cause = given_up.__cause__ or (None if type(given_up) is GiveUpError else given_up)
+        death = self._death(message, reason, cause, text_of(given_up))
         try:
             await self._keep(message, death, _COPY_SECONDS)
         except DeadLetterGoneError as gone:
@@ -153,7 +159,7 @@ class LetterKeeper:
             deliveries=metadata.num_delivered,
             explanation=explanation,
             error_class=None if error is None else _class_name(type(error)),
-            error_message=None if error is None else _text(error),
+            error_message=None if error is None else text_of(error),
         )
 
     async def _keep(self, message: Msg, death: Death, seconds: float) -> None:
@@ -235,8 +241,12 @@ def _class_name(kind: type[BaseException]) -> str:
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _text(error: BaseException) -> str:
-    # A handler's own class may fail to tell.
+def text_of(error: BaseException) -> str:
+    """Give an error's own words.
+
+    :param error: the error, perhaps of a handler's own class
+    :return: its text; nothing where it fails to tell
+    """
     with suppress(Exception):
         return str(error)
     return ""

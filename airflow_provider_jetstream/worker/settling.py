@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 import time
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
 
 log = logging.getLogger("jetstream.worker")
 
@@ -38,3 +43,26 @@ async def insist(send: Callable[[], Awaitable[object]], what: str) -> None:
             await asyncio.sleep(PAUSE_AFTER_FAILURE)
         else:
             return
+
+
+async def hand_back(connection: Connection, message: Msg, delay: int | None = None) -> bool:
+    """Give a job back for its next delivery; what is in doubt isn't repeated, since it may hit that delivery.
+
+    Protocol: the acknowledgements of NATS ADR-15.
+
+    :param connection: the server
+    :param message: the job
+    :param delay: nanoseconds, see :mod:`.delivery_rules`; ``None`` for at once
+    :return: whether the server has confirmed it; if not, the job comes back when its ack wait is over
+    """
+    from nats import errors
+
+    if not connection.client.is_connected:
+        return False
+    told = b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": delay}).encode()
+    try:
+        await connection.client.request(message.reply, told, timeout=ANSWER_SECONDS)
+    except errors.Error as error:
+        log.warning("that job %d is handed back isn't confirmed: %s", message.metadata.sequence.stream, error)
+        return False
+    return True

@@ -10,6 +10,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import TYPE_CHECKING, TypeVar
 
+from airflow_provider_jetstream.worker.outcome import Outcome
+
 if TYPE_CHECKING:
     from collections.abc import Callable
 
@@ -29,27 +31,24 @@ class HandlerThreads:
         self._threads = 0
         self._idle = 0
 
-    async def run(self, function: Callable[[_Argument], _Result], argument: _Argument) -> _Result:
+    def start(self, function: Callable[[_Argument], _Result], argument: _Argument) -> asyncio.Future[_Result]:
         """Run a function in a thread.
 
         :param function: the function
         :param argument: its argument
-        :return: what it returns
-        :raises RuntimeError: it tried to end the process, or raised what can't cross threads
+        :return: what it returns or raises, a :class:`RuntimeError` where it tried to end the process; nothing ends the
+            function, whatever becomes of the future
         """
         loop = asyncio.get_running_loop()
         done: asyncio.Future[_Result] = loop.create_future()
         context = contextvars.copy_context()
 
         def work() -> None:
-            action: Callable[[], None]
-            try:
-                action = partial(done.set_result, context.run(function, argument))
-            except BaseException as error:  # noqa: BLE001 - the task that waits learns of it
-                action = partial(done.set_exception, _portable(error))
+            with Outcome() as outcome:
+                outcome.value = context.run(function, argument)
             # The loop is closed when the worker didn't want to wait any longer.
             with suppress(RuntimeError):
-                loop.call_soon_threadsafe(self._settle, done, action)
+                loop.call_soon_threadsafe(self._settle, done, outcome)
 
         if self._idle:
             self._idle -= 1
@@ -57,7 +56,7 @@ class HandlerThreads:
             self._threads += 1
             Thread(target=self._serve, daemon=True, name=f"handler-{self._threads}").start()
         self._work.put(work)
-        return await done
+        return done
 
     def close(self) -> None:
         """Let the threads end when they have nothing more to do."""
@@ -68,16 +67,10 @@ class HandlerThreads:
         while work := self._work.get():
             work()
 
-    def _settle(self, done: asyncio.Future[_Result], action: Callable[[], None]) -> None:
+    def _settle(self, done: asyncio.Future[_Result], outcome: Outcome) -> None:
         self._idle += 1
         if not done.done():
-            action()
-
-
-def _portable(error: BaseException) -> Exception:
-    # A future refuses StopIteration, and an exit would end the loop with all its jobs instead of failing this one.
-    if isinstance(error, Exception) and not isinstance(error, StopIteration):
-        return error
-    failure = RuntimeError(f"the handler raised {error!r}")
-    failure.__cause__ = error
-    return failure
+            settle = (
+                partial(done.set_exception, outcome.error) if outcome.error else partial(done.set_result, outcome.value)
+            )
+            settle()

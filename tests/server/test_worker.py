@@ -186,7 +186,7 @@ async def test_a_completion_is_stored_with_its_worker_result_and_an_id_of_its_ow
     found = await completion(connection, queue, 1)
     assert found.pop("timestamp")
     assert found == {
-        "id": "",
+        "id": "order-1",
         "type": "io.airflow.jetstream.v1.completion",
         "stream": name,
         "consumer": "worker",
@@ -211,6 +211,25 @@ async def test_a_job_gets_its_report_on_its_own_advisory_subject_as_well(
         report = json.loads((await reports.next_msg(timeout=5)).data)
     assert (report["stream_seq"], report["result"]) == (1, "printed")
     assert report == await completion(connection, queue, 1)
+
+
+async def test_the_trace_of_a_job_reaches_its_handler_and_goes_on_with_its_completion(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    reports = await connection.client.subscribe(f"{name}.done")
+    trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
+    async with running(Worker(queue, "worker", lambda job: job.traceparent, settings)):
+        await put(connection, queue, ["a"], headers=trace | {"Job-Advisory": f"{name}.done", "Other": "x"})
+        await put(connection, queue, ["b"])
+        report = await reports.next_msg(timeout=5)
+        await eventually(empty(connection, queue))
+    assert (await completion(connection, queue, 1))["result"] == trace["traceparent"]
+    assert "result" not in await completion(connection, queue, 2)
+    stored = await get_message(connection, f"{name}-events", 1)
+    assert stored is not None
+    assert dict(stored.headers) == trace | {"Nats-Msg-Id": stored.header("Nats-Msg-Id")}
+    assert report.headers == trace
 
 
 async def test_an_advisory_subject_that_is_none_does_not_make_the_job_fail(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import httpx
 import pytest
 import yaml
 
@@ -32,7 +34,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 HANDLERS = """
-import json, os, signal, time
+import json, logging, os, signal, time
 from pathlib import Path
 from nats.aio.client import Client
 from nats.aio.msg import Msg
@@ -61,6 +63,13 @@ def dies_before_its_acknowledgement(job):
 def gives_up(job):
     note("given up", job)
     raise GiveUpError("bad printer") from ValueError(f"order {job.sequence} has no paper")
+
+def given_up_or_failed(job):
+    logging.getLogger("shop").info("working on %s", job.id)
+    if job.sequence == 1:
+        raise GiveUpError("bad printer")
+    if job.attempt == 1:
+        raise ValueError("no paper")
 
 def dies_before_its_termination(job):
     request = Client.request
@@ -239,6 +248,30 @@ async def test_a_worker_told_to_stop_finishes_its_jobs_and_takes_no_more(
     assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 3, 5)
 
 
+async def test_fifty_jobs_in_flight_run_again_after_a_kill_each_once_and_none_after_a_stop_in_good_order(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 3})
+    await put(connection, queue, map(str, range(50)))
+    killed = workers.start(queue, "gated", concurrency=50)
+    await eventually(lambda: len(workers.notes("start")) == 50, within=20)
+    # Longer than the ack wait: they are in flight because the worker says so.
+    await asyncio.sleep(3)
+    assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 50
+    killed.kill()
+    stopped = workers.start(queue, "gated", concurrency=50)
+    await eventually(lambda: len(workers.notes("start")) == 100, within=20)
+    assert Counter(sequence for sequence, _, _ in workers.notes("start")) == dict.fromkeys(range(1, 51), 2)
+    stopped.signal(signal.SIGTERM)
+    await eventually(lambda: "finishes 50 running jobs" in stopped.output())
+    workers.go()
+    assert await exited(stopped, 10) == 0
+    assert sorted(workers.notes("done")) == [(sequence, 2, stopped.pid) for sequence in range(1, 51)]
+    assert await completions(connection, queue) == dict.fromkeys(range(1, 51), 1)
+    info = await consumer_info(connection, name, "worker")
+    assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 0, 100)
+
+
 async def test_two_workers_share_the_jobs_and_do_each_once(connection: Connection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     pids = {workers.start(queue, "quick", concurrency=2).pid for _ in range(2)}
@@ -290,6 +323,79 @@ async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_ti
     workers.start(queue, "quick")
     await drained(connection, queue)
     assert await completions(connection, queue) == {1: 1}
+
+
+async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_another_process_takes_over(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    await put(connection, queue, map(str, range(12)))
+    worker = workers.run(queue, "gated", "--deadline", "100ms", "--concurrency", "4")
+    assert await exited(worker, 20) == 3
+    assert "jetstream-worker: expected at most 10 handlers to go on past their deadline, found" in worker.output()
+    assert "Traceback" not in worker.output()
+
+
+async def test_the_end_of_each_job_is_one_line_of_json(connection: Connection, name: str, workers: Workers) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
+    await put(connection, queue, ["a", "b"], headers={"Job-Id": "größe 7"})
+    worker = workers.run(queue, "given_up_or_failed", "--log-format", "json", "--id", "3", "--processes")
+    await eventually(lambda: worker.output().count("job ended") == 3, within=20)
+    worker.signal(signal.SIGTERM)
+    assert await exited(worker, 10) == 0
+    lines = [json.loads(line) for line in worker.output().splitlines()]
+    ends = {(line["sequence"], line["attempt"]): line for line in lines if line["message"].startswith("job ended")}
+    assert {key: (line["outcome"], line["level"], line.get("error")) for key, line in ends.items()} == {
+        (1, 1): ("given_up", "WARNING", "GiveUpError"),
+        (2, 1): ("retried", "WARNING", "ValueError"),
+        (2, 2): ("completed", "INFO", None),
+    }
+    for line in ends.values():
+        assert (line["worker"], line["stream"], line["consumer"], line["job_id"]) == ("3", name, "worker", "größe 7")
+        assert 0 < line["seconds"] < 30
+    assert "no paper" in ends[2, 1]["exception"]
+    # What the handler itself logs, in its own process.
+    assert [line["message"] for line in lines if line["logger"] == "shop"] == ["working on größe 7"] * 3
+
+
+async def test_the_processes_of_a_killed_worker_end_by_themselves(
+    connection: Connection, name: str, workers: Workers
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
+    await put(connection, queue, ["a"])
+    worker = workers.run(queue, "quick", "--processes")
+    await drained(connection, queue)
+    assert len(worker.pids()) >= 2
+    assert [process for _, _, process in workers.notes("done")] != [worker.pid]
+    worker.signal(signal.SIGKILL)
+    await eventually(lambda: not worker.pids())
+
+
+async def test_numbers_are_served_for_prometheus(connection: Connection, name: str, workers: Workers) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
+    await put(connection, queue, map(str, range(3)))
+    worker = workers.run(queue, "gated", "--metrics-port", "0", "--concurrency", "2", "--id", "3")
+    await eventually(lambda: len(workers.notes("start")) == 2, within=20)
+    port = worker.output().partition("serves numbers on port ")[2].split()[0]
+    labels = f'consumer="worker",stream="{name}",worker="3"'
+
+    async def number(line: str) -> float:
+        async with httpx.AsyncClient(timeout=5) as client:
+            page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
+        found = [each for each in page.splitlines() if each.startswith(line)]
+        return float(found[0].split()[-1]) if found else 0.0
+
+    assert await number(f"jetstream_worker_running_jobs{{{labels}}}") == 2
+    workers.go()
+    await drained(connection, queue)
+    ended = f'jetstream_worker_jobs_total{{consumer="worker",outcome="completed",stream="{name}",worker="3"}}'
+
+    async def counted() -> bool:
+        return await number(ended) == 3
+
+    await eventually(counted)
+    assert await number(f"jetstream_worker_job_seconds_count{{{labels}}}") == 3
+    assert await number(f"jetstream_worker_abandoned_jobs{{{labels}}}") == 0
 
 
 async def test_a_worker_without_its_consumer_ends_with_status_two_and_says_why(

@@ -18,12 +18,28 @@ consumers:
 """
 
 
+HANDLERS = """
+NUMBER = 7
+
+def process(job):
+    pass
+
+def nothing():
+    pass
+
+async def wait(job):
+    pass
+
+unnamed = lambda job: None
+"""
+
+
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Give a queue's file in a folder that is also the working folder, with handlers of all kinds."""
     file = tmp_path / "orders.yaml"
     file.write_text(QUEUE)
-    (tmp_path / "command_handlers.py").write_text("NUMBER = 7\n\ndef process(job):\n    pass\n")
+    (tmp_path / "command_handlers.py").write_text(HANDLERS)
     (tmp_path / "command_broken.py").write_text("import no_such_package\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
@@ -77,6 +93,51 @@ def test_a_queue_file_that_is_not_there_is_named(queue: Path, capsys: pytest.Cap
     told = capsys.readouterr().err
     assert "missing.yaml' can't be used:" in told
     assert "expected a YAML file at this path, found: No such file or directory" in told
+
+
+def test_a_queue_file_with_an_unknown_key_is_refused(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    queue.write_text(QUEUE + "retries: 5\n")
+    assert run(queue) == 2
+    assert capsys.readouterr().err == (
+        "jetstream-worker: the declaration of work queue 'orders' can't be used:\n"
+        "  - retries: no such field: check its spelling, it is JetStream's own name\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("handler", "options", "told"),
+    [
+        ("command_handlers:nothing", [], "expected a handler that takes a job, or a pydantic model and a job"),
+        ("command_handlers:wait", ["--processes"], "expected a plain function for processes, found an async one"),
+        ("command_handlers:unnamed", ["--processes"], "expected a handler that another process can import"),
+    ],
+)
+def test_a_handler_that_cannot_be_run_in_that_way_is_refused(
+    queue: Path, handler: str, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(queue, *options, handler=handler) == 2
+    assert f"jetstream-worker: {told}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("--deadline=soon", 'expected a duration such as "30s"'),
+        ("--deadline=0", "expected more than no time, or \"none\" for any, found '0'"),
+        ("--deadline=-1", "expected seconds or a duration"),
+        ("--grace=later", 'expected a duration such as "30s"'),
+        ("--metrics-port=70000", "expected a port from 0 (any) to 65535, found '70000'"),
+        ("--metrics-port=http", "expected a port from 0 (any) to 65535, found 'http'"),
+        ("--log-format=xml", "invalid choice: 'xml'"),
+    ],
+)
+def test_an_option_that_is_not_understood_is_told_what_is_expected(
+    queue: Path, option: str, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(queue, option)
+    assert ended.value.code == 2
+    assert f"{option.split('=')[0]}: {told}" in capsys.readouterr().err
 
 
 def test_connection_settings_that_contradict_each_other_are_named_without_their_values(

@@ -1,0 +1,84 @@
+"""Jobs that are cancelled before they start and while they run."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.cancelling import cancel
+from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.queues import eventually, make_queue, put, running, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+
+
+async def test_a_job_cancelled_before_it_starts_is_never_started(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    await put(connection, queue, ["stop"], headers={"Job-Id": "one"})
+    await put(connection, queue, ["go"], headers={"Job-Id": "two"})
+    await cancel(connection, queue, "one", why="wrong price")
+    started: list[str] = []
+
+    async def handle(job: Delivery) -> None:
+        started.append(job.id)
+
+    async with running(Worker(queue, "worker", handle, settings)):
+        report = await wait_for_jobs(connection, mark, [1, 2], max_cancelled=None)
+        await eventually(lambda: is_empty(connection, name))
+    assert started == ["two"]
+    assert (report.completed, set(report.cancelled)) == ({2}, {1})
+    assert (await find_dead_letters(connection, queue)).letters == ()
+
+
+async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    mark = await take_mark(connection, queue)
+    await put(connection, queue, ["long"], headers={"Job-Id": "one"})
+    started, ended = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Delivery) -> None:
+        started.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    async with running(Worker(queue, "worker", handle, settings)):
+        await started.wait()
+        await cancel(connection, queue, "one", why="wrong price", by="ann")
+        report = await wait_for_jobs(connection, mark, [1], max_cancelled=None)
+        assert ended.is_set()
+        await eventually(lambda: is_empty(connection, name))
+    assert set(report.cancelled) == {1}
+
+
+async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_later_one_of_its_id_is_new(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    done: list[int] = []
+
+    def handle(job: Delivery) -> None:
+        done.append(job.sequence)
+
+    async with running(Worker(queue, "worker", handle, settings)):
+        await put(connection, queue, ["a"], headers={"Job-Id": "one"})
+        await wait_for_jobs(connection, mark, [1])
+        await cancel(connection, queue, "one")
+        await put(connection, queue, ["b"], headers={"Job-Id": "one"})
+        report = await wait_for_jobs(connection, mark, [1, 2])
+    assert done == [1, 2]
+    assert (report.completed, set(report.cancelled)) == ({1, 2}, set())
+
+
+async def is_empty(connection: Connection, name: str) -> bool:
+    return not await stored_count(connection, name)

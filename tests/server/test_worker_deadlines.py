@@ -1,0 +1,257 @@
+"""Jobs that take long: kept in hand while their handler runs, ended at their deadline, not started once expired."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.errors import WorkerStuckError
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, consumer_info, get_message, next_message
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.queues import eventually, make_queue, put, running, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+IMPATIENT = {"ack_wait": "300ms", "max_deliver": 3}
+PATIENT = {"ack_wait": "30s", "max_deliver": 2}
+
+
+@pytest.fixture
+def released() -> Iterator[threading.Event]:
+    """What hanging threads wait for, set at the end of the test."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+    async def nothing_left() -> bool:
+        return not await stored_count(connection, queue.name)
+
+    return nothing_left
+
+
+async def records(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
+    found: list[tuple[Death, StoredMessage]] = []
+    start = 1
+    while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
+        record = read_record(message, queue.name)
+        assert record is not None
+        found.append(record[:2])
+        start = message.sequence + 1
+    return found
+
+
+async def letters(connection: Connection, queue: WorkQueue) -> list[tuple[int, Reason, bytes]]:
+    scan = await Scan.begin(connection, queue)
+    return [(each.sequence, each.death.reason, each.body) async for each in scan.letters(Selection())]
+
+
+async def test_with_one_slot_and_a_slow_handler_no_second_job_is_in_flight(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "400ms", "max_deliver": 3})
+    await put(connection, queue, "abc")
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def handle(_: Delivery) -> None:
+        started.set()
+        await go_on.wait()
+
+    async with running(Worker(queue, "worker", handle, settings)):
+        await started.wait()
+        end = time.monotonic() + 1.5
+        while time.monotonic() < end:
+            info = await consumer_info(connection, name, "worker")
+            assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (1, 2, 1)
+            assert info["num_waiting"] == 0
+        go_on.set()
+        await eventually(settled(connection, queue))
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+@pytest.mark.parametrize("waits", [{"ack_wait": "300ms"}, {"ack_wait": None, "backoff": ["300ms", "600ms"]}], ids=str)
+async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
+    connection: Connection, settings: ConnectionSettings, name: str, kind: str, waits: dict[str, Any]
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3} | waits)
+    attempts: list[int] = []
+
+    def fail_first(job: Delivery) -> None:
+        attempts.append(job.attempt)
+        if job.attempt == 1:
+            raise ValueError("not yet")
+
+    def handle(job: Delivery) -> None:
+        fail_first(job)
+        time.sleep(1.5)
+
+    async def handle_async(job: Delivery) -> None:
+        fail_first(job)
+        await asyncio.sleep(1.5)
+
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, concurrency=2)):
+        await eventually(settled(connection, queue))
+    assert attempts == [1, 2]
+    assert await stored_count(connection, f"{name}-events") == 1
+
+
+async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_job_tried_again(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    cancelled: list[int] = []
+    attempts: list[float] = []
+
+    async def handle(job: Delivery) -> None:
+        attempts.append(time.monotonic())
+        if job.attempt == 1:
+            try:
+                await asyncio.sleep(60)
+            except asyncio.CancelledError:
+                cancelled.append(job.attempt)
+                raise
+
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", handle, settings, deadline=0.5)):
+        await eventually(settled(connection, queue))
+    assert cancelled == [1]
+    assert 0.5 <= attempts[1] - attempts[0] < 2
+    assert await records(connection, queue) == []
+
+
+@pytest.mark.parametrize("kind", ["plain", "async"])
+async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_reason_and_its_slot_is_free(
+    connection: Connection, settings: ConnectionSettings, name: str, kind: str, released: threading.Event
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    done: list[bytes] = []
+
+    def handle(job: Delivery) -> None:
+        if job.body == b"hangs":
+            released.wait(30)
+        done.append(job.body)
+
+    async def handle_async(job: Delivery) -> None:
+        if job.body == b"hangs":
+            await asyncio.sleep(30)
+        done.append(job.body)
+
+    await put(connection, queue, ["hangs", "next"])
+    worker = Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, deadline=0.3)
+    async with running(worker):
+        await eventually(lambda: done == [b"next"])
+
+        async def told() -> list[tuple[int, Reason, bytes]]:
+            return await letters(connection, queue)
+
+        assert await eventually(told) == [(1, Reason.DEADLINE, b"hangs")]
+    ((death, job),) = await records(connection, queue)
+    assert (death.reason, death.deliveries, job.data) == (Reason.DEADLINE, 2, b"hangs")
+    assert death.error_class == "airflow_provider_jetstream.jetstream.errors.HandlerDeadlineError"
+    assert death.error_message == "expected the handler to be done within 0.3 s, found it running"
+
+
+@pytest.mark.parametrize(
+    ("header", "own", "seconds"), [("200ms", 30, 0.2), ("0.2", 30, 0.2), ("60", 0.2, 0.2), ("soon", 0.2, 0.2)]
+)
+async def test_the_shorter_of_the_jobs_and_the_workers_deadline_counts(
+    connection: Connection, settings: ConnectionSettings, name: str, header: str, own: float, seconds: float
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+
+    async def handle(_: Delivery) -> None:
+        await asyncio.sleep(20)
+
+    await put(connection, queue, ["a"], headers={"Job-Deadline": header})
+
+    async def dead() -> bool:
+        return bool(await records(connection, queue))
+
+    async with running(Worker(queue, "worker", handle, settings, deadline=own)):
+        await eventually(dead, within=5)
+    ((death, _),) = await records(connection, queue)
+    assert death.error_message == f"expected the handler to be done within {seconds:g} s, found it running"
+
+
+async def test_a_worker_with_too_many_threads_that_hang_says_so_and_ends(
+    connection: Connection, settings: ConnectionSettings, name: str, released: threading.Event
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    jobs: list[int] = []
+
+    def hang(job: Delivery) -> None:
+        jobs.append(job.sequence)
+        released.wait(30)
+
+    await put(connection, queue, map(str, range(20)))
+    with pytest.raises(WorkerStuckError, match="expected at most 10 handlers to go on past their deadline, found 11"):
+        async with asyncio.timeout(20):
+            await Worker(queue, "worker", hang, settings, deadline=0.05).run()
+    assert jobs == list(range(1, 12))
+    assert (await consumer_info(connection, name, "worker"))["num_pending"] == 9
+
+
+async def test_a_handler_that_ends_after_its_deadline_makes_room_again(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    done: list[int] = []
+
+    def slow(job: Delivery) -> None:
+        time.sleep(0.15)
+        done.append(job.sequence)
+
+    await put(connection, queue, map(str, range(15)))
+    async with running(Worker(queue, "worker", slow, settings, deadline=0.1)):
+        await eventually(lambda: len(done) == 15)
+    assert await stored_count(connection, f"{name}-events") == 0
+
+
+async def test_a_job_that_expired_is_not_started_but_kept_as_a_dead_letter(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat().replace("+00:00", "Z")
+    future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    await put(connection, queue, ["late"], headers={"Job-Expires": past})
+    await put(connection, queue, ["in time"], headers={"Job-Expires": future})
+    await put(connection, queue, ["who knows"], headers={"Job-Expires": "tomorrow"})
+    jobs: list[bytes] = []
+    async with running(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
+        await eventually(settled(connection, queue))
+        assert jobs == [b"in time", b"who knows"]
+        assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]
+        ((death, _),) = await records(connection, queue)
+        assert (death.explanation or "").startswith("the job expired at 2")
+        # Who redrives it wants it after all.
+        await redrive(connection, queue)
+        await eventually(lambda: jobs == [b"in time", b"who knows", b"late"])
+    assert await get_message(connection, name, 1) is None
+
+
+async def test_a_job_that_expired_is_a_dead_letter_too_where_nobody_hears_of_terminations(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    heard = [f"{MAX_DELIVERIES}.{name}.*", f"dead.{name}.>"]
+    dead: dict[str, Any] = {"name": f"{name}-dead", "subjects": heard}
+    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=dead)
+    await put(connection, queue, ["late"], headers={"Job-Expires": "2020-01-01T00:00:00Z"})
+    async with running(Worker(queue, "worker", print, settings)):
+        await eventually(settled(connection, queue))
+    assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]

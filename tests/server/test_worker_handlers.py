@@ -1,0 +1,201 @@
+"""The kinds of handlers: in processes of their own, and typed by a model of the body."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import psutil
+import pytest
+from process_handlers import Order, fail, hang_with_a_program, process_id, typed
+
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.errors import WorkerSetupError
+from airflow_provider_jetstream.jetstream.stored import next_message
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.queues import eventually, make_queue, put, running, small_queue, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import Death
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+PATIENT = {"ack_wait": "30s", "max_deliver": 2}
+
+
+def settled(connection: Connection, queue: WorkQueue, left: int = 0) -> Callable[[], Any]:
+    async def nothing_left() -> bool:
+        return await stored_count(connection, queue.name) == left
+
+    return nothing_left
+
+
+async def completions(connection: Connection, queue: WorkQueue) -> dict[int, dict[str, Any]]:
+    found: dict[int, dict[str, Any]] = {}
+    start = 1
+    while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
+        completion = json.loads(message.data)
+        found[completion["stream_seq"]] = completion
+        start = message.sequence + 1
+    return found
+
+
+async def deaths(connection: Connection, queue: WorkQueue) -> list[Death]:
+    found: list[Death] = []
+    start = 1
+    while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
+        record = read_record(message, queue.name)
+        assert record is not None
+        found.append(record[0])
+        start = message.sequence + 1
+    return found
+
+
+def children() -> set[int]:
+    found = psutil.Process().children()
+    return {each.pid for each in found if "spawn_main" in " ".join(each.cmdline())}
+
+
+async def test_processes_share_the_jobs_and_are_gone_afterwards(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await put(connection, queue, map(str, range(12)))
+    async with running(Worker(queue, "worker", process_id, settings, concurrency=3, processes=True)):
+        await eventually(settled(connection, queue), within=20)
+        assert 1 <= len(children()) <= 3
+    used = {each["result"] for each in (await completions(connection, queue)).values()}
+    assert 1 <= len(used) <= 3
+    assert os.getpid() not in used
+    assert children() == set()
+
+
+async def test_what_a_handler_raises_in_its_process_is_what_it_would_be_in_a_thread(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await put(connection, queue, ["fine", "give up", "awkward", "later", "exit", "killed", "exits", "unsendable"])
+    async with running(Worker(queue, "worker", fail, settings, concurrency=2, processes=True)):
+        await eventually(settled(connection, queue, 2), within=20)
+
+        async def all_dead() -> bool:
+            return len(await deaths(connection, queue)) == 3
+
+        await eventually(all_dead)
+    done = await completions(connection, queue)
+    assert {each["result"]: each["deliveries"] for each in done.values()} == {
+        "fine": 1,
+        "later": 2,
+        "exit": 2,
+        "killed": 2,
+        "exits": 2,
+    }
+    told = {
+        death.sequence: (death.explanation, death.error_class, death.error_message)
+        for death in await deaths(connection, queue)
+    }
+    assert told[2] == ("no such order", "KeyError", "'order-7'")
+    assert told[3] == (None, "RuntimeError", "the handler raised AwkwardError('one two')")
+    assert (told[8][2] or "").startswith("the handler returned what can't be sent: ")
+    assert "the handler's process was ended by SIGKILL before the job was done" in caplog.text
+    assert "the handler's process ended with status 4 before the job was done" in caplog.text
+    # Where it was raised, in the other process.
+    assert 'raise GiveUpError("no such order") from KeyError("order-7")' not in caplog.text
+    assert 'raise AwkwardError("one", "two")' in caplog.text
+
+
+async def test_a_process_that_passes_the_deadline_is_killed_with_all_it_has_started(
+    connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await put(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
+    worker = Worker(queue, "worker", hang_with_a_program, settings, processes=True, deadline=1)
+    async with running(worker):
+        await eventually(settled(connection, queue), within=20)
+    pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
+    assert len(pids) == 2
+    assert [pid for pid in pids if psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"] == []
+    assert (await completions(connection, queue))[1]["deliveries"] == 2
+
+
+async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once(
+    connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await put(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
+    worker = Worker(queue, "worker", hang_with_a_program, settings, processes=True, grace=0.1)
+    async with running(worker):
+        await eventually((tmp_path / "pids").exists)
+    async with running(Worker(queue, "worker", hang_with_a_program, settings)):
+        await eventually(settled(connection, queue), within=3)
+
+
+async def test_a_signal_to_all_leaves_the_processes_to_their_worker(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", process_id, settings, processes=True)):
+        await eventually(settled(connection, queue))
+        (child,) = children()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            os.kill(child, number)
+        await put(connection, queue, ["b"])
+        await eventually(settled(connection, queue))
+    assert [each["result"] for each in (await completions(connection, queue)).values()] == [child, child]
+
+
+@pytest.mark.parametrize("where", ["threads", "processes"])
+async def test_a_handler_typed_by_a_model_gets_the_body_as_one_and_bad_bodies_are_dead_at_once(
+    connection: Connection, settings: ConnectionSettings, name: str, where: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    bodies = ['{"item": "pen", "amount": 3}', '{"item": "ink", "amount": "s3cret"}', "{}", "no JSON"]
+    await put(connection, queue, bodies)
+    async with running(Worker(queue, "worker", typed, settings, processes=where == "processes")):
+        await eventually(settled(connection, queue))
+    assert {key: each["result"] for key, each in (await completions(connection, queue)).items()} == {1: "pen 3 1"}
+    found = await deaths(connection, queue)
+    assert [death.deliveries for death in found] == [1, 1, 1]
+    assert {death.error_class for death in found} == {"airflow_provider_jetstream.jetstream.errors.InvalidBodyError"}
+    explanations = [death.explanation or "" for death in found]
+    expected = "expected a body that is a valid Order, found: "
+    assert explanations[0].startswith(f"{expected}amount: Input should be a valid integer")
+    assert explanations[1] == f"{expected}item: Field required"
+    assert explanations[2].startswith(f"{expected}body: Invalid JSON")
+    assert "s3cret" not in "".join(explanations)
+
+
+async def test_an_async_handler_may_be_typed_too_and_need_not_take_the_delivery(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=PATIENT)
+    orders: list[Order] = []
+
+    async def handle(order: Order) -> None:
+        orders.append(order)
+
+    await put(connection, queue, ['{"item": "pen"}', "[]"])
+    async with running(Worker(queue, "worker", handle, settings)):
+        await eventually(settled(connection, queue))
+    assert orders == [Order(item="pen", amount=1)]
+    assert [death.sequence for death in await deaths(connection, queue)] == [2]
+
+
+def test_a_handler_that_cannot_run_in_a_process_is_refused(settings: ConnectionSettings, name: str) -> None:
+    async def handle(_: Delivery) -> None:
+        pass
+
+    queue = small_queue(name)
+    with pytest.raises(WorkerSetupError, match="expected a plain function for processes, found an async one"):
+        Worker(queue, "worker", handle, settings, processes=True)
+    with pytest.raises(WorkerSetupError, match="expected a handler that another process can import"):
+        Worker(queue, "worker", lambda _: None, settings, processes=True)
+    with pytest.raises(WorkerSetupError, match="expected a handler that another process can import"):
+        Worker(queue, "worker", partial(print, handle), settings, processes=True)

@@ -1,0 +1,95 @@
+"""When a job that failed comes back: after its backoff and a little more, or when its handler says."""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
+from testbed.queues import eventually, make_queue, put, running, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+
+BACKOFF: dict[str, Any] = {"ack_wait": None, "backoff": ["200ms", "1s", "3s"]}
+
+
+class Clock:
+    """A handler that always fails, and when it was called."""
+
+    def __init__(self, *errors: Exception) -> None:
+        self.calls: list[float] = []
+        self._errors = errors
+
+    async def fail(self, job: Delivery) -> None:
+        self.calls.append(time.monotonic())
+        raise self._errors[min(job.attempt, len(self._errors)) - 1]
+
+    @property
+    def waits(self) -> list[float]:
+        return [later - earlier for earlier, later in zip(self.calls, self.calls[1:], strict=False)]
+
+
+@pytest.mark.parametrize(
+    ("consumer", "delays"),
+    [
+        # Longer than the backoff, shorter than it, and just what the server would take for no delay.
+        ({"max_deliver": 4} | BACKOFF, ("500ms", 0.3, timedelta(milliseconds=2_800))),
+        ({"ack_wait": "30s", "max_deliver": 3}, ("600ms", 0.2)),
+        ({"max_deliver": 2} | BACKOFF, (0,)),
+    ],
+    ids=["backoff", "none", "at once"],
+)
+async def test_a_handler_that_says_when_gets_its_job_back_just_then(
+    connection: Connection, settings: ConnectionSettings, name: str, consumer: dict[str, Any], delays: tuple[Any, ...]
+) -> None:
+    if delays == (0,):
+        consumer = consumer | {"backoff": ["2s", "2s"]}
+    queue = await make_queue(connection, name, consumer=consumer)
+    clock = Clock(*(RetryLaterError(delay, "busy") for delay in delays))
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", clock.fail, settings)):
+        await eventually(lambda: len(clock.calls) == len(delays) + 1)
+    for wait, error in zip(clock.waits, (RetryLaterError(delay) for delay in delays), strict=True):
+        assert error.seconds <= wait < error.seconds + 0.4
+
+
+async def test_jobs_that_failed_together_do_not_come_back_together_nor_before_their_backoff(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(
+        connection, name, consumer={"ack_wait": None, "backoff": ["100ms", "1500ms"], "max_deliver": 3}
+    )
+    calls: dict[int, list[float]] = {}
+
+    async def fail(job: Delivery) -> None:
+        calls.setdefault(job.sequence, []).append(time.monotonic())
+        raise ValueError("no paper")
+
+    await put(connection, queue, map(str, range(20)))
+    async with running(Worker(queue, "worker", fail, settings, concurrency=20)):
+        await eventually(lambda: sum(map(len, calls.values())) == 60)
+    waits = sorted(times[2] - times[1] for times in calls.values())
+    assert waits[0] >= 1.5
+    assert waits[-1] < 1.5 * 1.2 + 0.4
+    assert waits[-1] - waits[0] > 0.1
+
+
+async def test_the_last_attempt_that_wants_to_be_tried_later_dies_at_once(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    clock = Clock(RetryLaterError("1h", "busy"))
+    await put(connection, queue, ["a"])
+
+    async def dead() -> bool:
+        # The worker's copy and the server's advisory.
+        return await stored_count(connection, f"{name}-dead") == 2
+
+    async with running(Worker(queue, "worker", clock.fail, settings)):
+        await eventually(dead, within=4)
+    assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 0

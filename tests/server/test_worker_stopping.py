@@ -1,0 +1,192 @@
+"""Stopping, and leaders that go away: nothing is lost, nothing runs again that need not, nobody asks in a busy loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import Counter
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.nats_cluster import NatsCluster
+from testbed.queues import eventually, make_queue, put, running, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+
+
+@pytest.fixture
+def cluster() -> Iterator[NatsCluster]:
+    """Three servers that the test may kill and restart."""
+    with NatsCluster() as servers:
+        yield servers
+
+
+async def test_jobs_that_come_after_the_stop_are_handed_back_and_not_to_the_same_worker(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
+    jobs: list[Delivery] = []
+    worker = Worker(queue, "worker", jobs.append, settings, concurrency=5)
+    async with running(worker):
+        await eventually(lambda: waiting_pulls(connection, name))
+        worker.stop()
+        # The open request brings them.
+        await put(connection, queue, "abc")
+    assert jobs == []
+    info = await consumer_info(connection, name, "worker")
+    assert info["delivered"]["consumer_seq"] <= 3
+    async with running(Worker(queue, "worker", jobs.append, settings, concurrency=5)):
+        await eventually(lambda: len(jobs) == 3, within=3)
+    assert {job.attempt for job in jobs} <= {1, 2}
+
+
+async def test_a_job_that_comes_after_the_stop_on_its_last_delivery_is_done_rather_than_killed(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    jobs: list[bytes] = []
+    worker = Worker(queue, "worker", lambda job: jobs.append(job.body), settings, concurrency=5)
+    async with running(worker):
+        await eventually(lambda: waiting_pulls(connection, name))
+        worker.stop()
+        await put(connection, queue, "a")
+    async with running(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
+        await eventually(lambda: jobs == [b"a"])
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_what_is_cancelled_when_the_grace_is_over_is_anothers_at_once_and_a_thread_is_not(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    started, release = threading.Event(), threading.Event()
+
+    async def hang(_: Delivery) -> None:
+        started.set()
+        await asyncio.sleep(60)
+
+    def hang_in_thread(_: Delivery) -> None:
+        started.set()
+        release.wait(60)
+
+    await put(connection, queue, ["a"])
+    async with running(Worker(queue, "worker", hang, settings, grace=0.1)):
+        await eventually(started.is_set)
+    info = await consumer_info(connection, name, "worker")
+    assert (info["num_ack_pending"], info["delivered"]["consumer_seq"]) == (1, 1)
+    started.clear()
+    try:
+        async with running(Worker(queue, "worker", hang_in_thread, settings, grace=0.1)):
+            # Thirty seconds of ack wait aren't waited for.
+            await eventually(started.is_set, within=3)
+        attempts: list[int] = []
+        async with running(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
+            await asyncio.sleep(1.5)
+            # It may still run, and its worker couldn't know.
+            assert attempts == []
+    finally:
+        release.set()
+
+
+async def test_many_threads_that_go_on_after_the_stop_are_no_reason_to_complain(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    release = threading.Event()
+    jobs: list[int] = []
+
+    def hang(job: Delivery) -> None:
+        jobs.append(job.sequence)
+        release.wait(60)
+
+    await put(connection, queue, map(str, range(15)))
+    try:
+        async with running(Worker(queue, "worker", hang, settings, concurrency=15, grace=0.1)):
+            await eventually(lambda: len(jobs) == 15)
+    finally:
+        release.set()
+    assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 15
+
+
+async def test_an_async_handler_that_will_not_be_cancelled_does_not_keep_its_slot(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
+    release = asyncio.Event()
+    done: list[bytes] = []
+
+    async def stubborn(job: Delivery) -> None:
+        while job.body == b"stubborn" and not release.is_set():
+            try:
+                await asyncio.wait_for(release.wait(), 60)
+            except asyncio.CancelledError:
+                continue
+        done.append(job.body)
+
+    await put(connection, queue, ["stubborn", "next"])
+    async with running(Worker(queue, "worker", stubborn, settings, deadline=0.2)):
+        await eventually(lambda: done == [b"next"])
+        release.set()
+        await eventually(lambda: len(done) == 2)
+
+
+async def test_a_cluster_that_loses_its_leaders_loses_no_job_and_is_not_asked_in_a_busy_loop(
+    cluster: NatsCluster, name: str
+) -> None:
+    where = connection_settings({"servers": cluster.urls, "timeout": 10})
+    async with connect(where) as connection:
+        queue = await make_queue(
+            connection, name, consumer={"ack_wait": "2s", "max_deliver": 10}, num_replicas=3, archive=False
+        )
+        await asyncio.to_thread(cluster.wait_settled, name)
+        jobs: list[int] = []
+        pulls: list[float] = []
+
+        async def handle(job: Delivery) -> None:
+            await asyncio.sleep(0.02)
+            jobs.append(job.sequence)
+
+        async def count(_: Msg) -> None:
+            pulls.append(asyncio.get_running_loop().time())
+
+        await connection.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker", cb=count)
+        async with running(Worker(queue, "worker", handle, where, concurrency=4)):
+            await put(connection, queue, map(str, range(300)))
+            await eventually(lambda: len(jobs) > 20)
+            leader = await asyncio.to_thread(cluster.consumer_leader, name, "worker")
+            cluster.kill(leader)
+            # The client may have been connected to that one.
+            await eventually(lambda: connection.client.is_connected, within=20)
+
+            async def empty() -> bool:
+                # What is asked during an election may never be answered.
+                with suppress(TransientError):
+                    return not await stored_count(connection, name)
+                return False
+
+            await eventually(empty, within=60)
+            await asyncio.to_thread(cluster.restart, leader)
+            before = len(pulls)
+            await asyncio.sleep(3)
+            # About one a second while there is nothing to do.
+            assert 1 <= len(pulls) - before < 10
+        assert set(jobs) == set(range(1, 301))
+        again = {sequence: times for sequence, times in Counter(jobs).items() if times > 1}
+        # Only what was in hand when the leader went may have run twice.
+        assert len(again) <= 8
+        assert await stored_count(connection, f"{name}-events") == 300
+
+
+async def waiting_pulls(connection: Connection, name: str) -> int:
+    return int((await consumer_info(connection, name, "worker"))["num_waiting"])

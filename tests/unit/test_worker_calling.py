@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import re
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel
+
+from airflow_provider_jetstream.jetstream.errors import InvalidBodyError, WorkerSetupError
+from airflow_provider_jetstream.worker import Delivery
+from airflow_provider_jetstream.worker.calling import read_handler
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from decimal import Decimal
+
+
+class Order(BaseModel):
+    item: str
+    lines: list[int] = []
+
+
+def plain(job: Any) -> str:
+    return str(job.id)
+
+
+def annotated(job: Delivery) -> str:
+    return job.id
+
+
+def typed(order: Order) -> str:
+    return order.item
+
+
+def typed_with_delivery(order: Order, job: Delivery) -> str:
+    return order.item + job.id
+
+
+def typed_with_option(order: Order, *, loud: bool = False) -> str:
+    return order.item.upper() if loud else order.item
+
+
+async def typed_async(order: Order) -> str:
+    return order.item
+
+
+class Shop:
+    def method(self, order: Order) -> str:
+        return order.item
+
+    def __call__(self, order: Order, job: Delivery) -> str:
+        return order.item + job.id
+
+
+class AsyncShop:
+    async def __call__(self, job: Delivery) -> str:
+        return job.id
+
+
+JOB = Delivery("7", "orders.new", b'{"item": "pen"}', {}, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("handler", "expected"),
+    [
+        (plain, "7"),
+        (annotated, "7"),
+        (typed, "pen"),
+        (typed_with_delivery, "pen7"),
+        (typed_with_option, "pen"),
+        (partial(typed_with_option, loud=True), "PEN"),
+        (Shop().method, "pen"),
+        (Shop(), "pen7"),
+        (lambda *jobs: jobs[0].id, "7"),
+    ],
+)
+def test_a_handler_is_called_with_what_it_takes(handler: Callable[..., Any], expected: str) -> None:
+    call = read_handler(handler)
+    assert call(JOB) == expected
+    assert not call.is_async
+
+
+@pytest.mark.parametrize("handler", [typed_async, AsyncShop(), partial(typed_async)])
+def test_an_async_handler_is_known_as_one(handler: Callable[..., Any]) -> None:
+    assert read_handler(handler).is_async
+
+
+@pytest.mark.parametrize("handler", [[].append, print, dict])
+def test_a_builtin_gets_the_delivery(handler: Callable[..., Any]) -> None:
+    assert read_handler(handler).model is None
+
+
+def none() -> None: ...
+
+
+def two(first: Delivery, second: str) -> None: ...
+
+
+def three(order: Order, job: Delivery, more: str) -> None: ...
+
+
+def keyword(*, job: Delivery) -> None: ...
+
+
+@pytest.mark.parametrize("handler", [none, two, three, keyword])
+def test_a_handler_that_takes_something_else_is_refused(handler: Callable[..., Any]) -> None:
+    told = f"expected a handler that takes a job, or a pydantic model and a job, found {handler.__name__}("
+    with pytest.raises(WorkerSetupError, match=re.escape(told)):
+        read_handler(handler)
+
+
+def hidden(amount: Decimal) -> None: ...
+
+
+def test_an_annotation_that_only_type_checkers_see_is_refused_since_it_may_be_a_model() -> None:
+    with pytest.raises(WorkerSetupError, match=r"found 'Decimal' on amount of hidden: .*import it outside"):
+        read_handler(hidden)
+
+
+def test_many_problems_of_a_body_are_told_in_short() -> None:
+    job = Delivery("7", "orders.new", b'{"item": 1, "lines": ["a", "b", "c", "d", "e", "f"]}', {}, 1, 1)
+    with pytest.raises(InvalidBodyError, match=r"item: Input should be a valid string; .*; and 2 more$"):
+        read_handler(typed)(job)

@@ -1,0 +1,61 @@
+"""What a worker tells: log lines and numbers."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import socket
+import sys
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.errors import WorkerSetupError
+from airflow_provider_jetstream.worker.logs import JsonLines
+from airflow_provider_jetstream.worker.metrics import PrometheusMetrics
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+LABELS = {"stream": "orders", "consumer": "processor", "worker": "3"}
+
+
+def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
+    made = logging.LogRecord("shop", logging.WARNING, __file__, 1, message, arguments, None)
+    made.__dict__.update(extra)
+    return made
+
+
+def test_a_record_is_one_line_of_json_whatever_is_in_it() -> None:
+    line = JsonLines().format(record("two\nlines of %s", "größe", job={"sequence": 7, "odd": object}))
+    assert "\n" not in line
+    found = json.loads(line)
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found.pop("time"))
+    assert found == {
+        "level": "WARNING",
+        "logger": "shop",
+        "message": "two\nlines of größe",
+        "sequence": 7,
+        "odd": "<class 'object'>",
+    }
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port on which somebody listens."""
+    with socket.socket() as listening:
+        listening.bind(("", 0))
+        listening.listen()
+        yield listening.getsockname()[1]
+
+
+def test_a_port_that_is_taken_is_named(taken: int) -> None:
+    with pytest.raises(WorkerSetupError, match=f"expected a free port for metrics, found {taken}: "):
+        PrometheusMetrics(taken, LABELS, lambda: 0, lambda: 0)
+
+
+def test_numbers_without_their_client_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(WorkerSetupError, match="expected prometheus-client to serve numbers, found none"):
+        PrometheusMetrics(0, LABELS, lambda: 0, lambda: 0)
