@@ -213,20 +213,31 @@ async def test_the_poison_job_of_the_image_queue(alone: Connection) -> None:
     assert (adopted.archive.name, adopted.audit.name) == ("IMAGES-archive", "IMAGES-audit")
 
 
+async def test_partitions_are_discovered_as_such(connection: Connection, name: str) -> None:
+    worker = {"name": "worker", "filter_subject": f"{name}.{{partition}}.>", "partitions": 3, "max_deliver": 2}
+    declared = WorkQueue(name=name, subjects=[f"{name}.>"], consumers=[worker])
+    await provision(connection, declared)
+    found = await discover_queue(connection, name)
+    assert [(each.partitions, each.partition) for each in found.consumers] == [(3, 0), (3, 1), (3, 2)]
+    assert (await provision(connection, found)).changes == ()
+
+
+@pytest.mark.parametrize("schedules", [False, True])
 @pytest.mark.parametrize("atomic", [False, True])
 async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
-    connection: Connection, name: str, *, atomic: bool
+    connection: Connection, name: str, *, atomic: bool, schedules: bool
 ) -> None:
     declared = await make_queue(
         connection,
         name,
         consumer={"max_deliver": 4, "ack_wait": None, "backoff": ["1s", "5s"], "sample_freq": "100%"},
         atomic_redrive=atomic,
+        schedules=schedules,
         max_age="2h",
         description="for tests",
     )
     found = await discover_queue(connection, name)
-    assert found.atomic_redrive == atomic
+    assert (found.atomic_redrive, found.schedules) == (atomic, schedules)
     assert (found.subjects, found.description, found.max_age) == (declared.subjects, "for tests", declared.max_age)
     assert [each.name for each in found.companions()] == [each.name for each in declared.companions()]
     assert found.consumer("worker").backoff == declared.consumer("worker").backoff
