@@ -15,7 +15,14 @@ from airflow_provider_jetstream.operators.publish import JetStreamPublishOperato
 def queue(name: str, **fields: Any) -> WorkQueue:
     """Declare a queue in which a job has one chance."""
     consumers = [Consumer(name="worker", max_deliver=1, ack_wait="5s")]
-    values = {"name": name, "subjects": [f"{name}.>"], "consumers": consumers, "events": f"{name}_events"}
+    values = {
+        "name": name,
+        "subjects": [f"{name}.>"],
+        "consumers": consumers,
+        "events": f"{name}_events",
+        # Longer than the pause before a retry, or the operator would warn.
+        "duplicate_window": "2h",
+    }
     return WorkQueue(**values | fields)
 
 
