@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 
 async def abandoned(connection: Connection, name: str, bodies: str) -> WorkQueue:
     """Deliver every job twice, which is once too often, and then have no worker any more."""
-    queue = await make_queue(connection, name, consumer={"max_deliver": 2})
+    # Longer than the last pull may stay open on a busy machine: a waiting one makes the server tell.
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1500ms"})
     await put(connection, queue, bodies)
     await take(connection, queue, len(bodies))
     await take(connection, queue, len(bodies))
