@@ -6,8 +6,9 @@ from typing import Any
 
 from airflow_provider_jetstream.jetstream.audit import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.connection import Connection
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, require_dead_letters
-from airflow_provider_jetstream.jetstream.names import letter_audit_subject, run_audit_subject
+from airflow_provider_jetstream.jetstream.dead_letters import Death, Selection, require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.names import copy_filter, letter_audit_subject, run_audit_subject
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.reading import read_range
 from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
@@ -95,6 +96,21 @@ async def run_records(connection: Connection, queue: WorkQueue, run: str) -> lis
     """
     subject = run_audit_subject(queue.name, run)
     return [RunRecord.model_validate_json(each.data) for each in await _audit(connection, queue, subject)]
+
+
+async def kept_records(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
+    """
+    Return the records that workers and scans have kept, each with the job as it says it was.
+
+    :param connection: the server
+    :param queue: the queue
+    """
+    found: list[tuple[Death, StoredMessage]] = []
+    for message in await messages_of(connection, require_dead_letters(queue).name, copy_filter(queue.name)):
+        if (record := read_record(message, queue.name)) is None:
+            raise ValueError(f"expected a record that says which job it is about, found {message}")
+        found.append(record[:2])
+    return found
 
 
 async def _audit(connection: Connection, queue: WorkQueue, subject: str) -> Sequence[StoredMessage]:

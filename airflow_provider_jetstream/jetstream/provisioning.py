@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.drift import Difference
 from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.resizing import resizing_blocks
-from airflow_provider_jetstream.jetstream.steps import (
+from airflow_provider_jetstream.jetstream.provisioning_steps import (
     Plan,
     Step,
     consumer_step,
@@ -20,6 +19,7 @@ from airflow_provider_jetstream.jetstream.steps import (
     stream_step,
     undeclared_consumer_steps,
 )
+from airflow_provider_jetstream.jetstream.resizing import resizing_blocks
 from airflow_provider_jetstream.jetstream.stored import consumer_names
 
 if TYPE_CHECKING:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -11,22 +10,12 @@ import pytest
 from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
+from testbed.letters import publish_raw
 from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
     from testbed.nats_server import NatsServer
-
-
-async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: bytes) -> None:
-    """Publish headers that no Python client would send."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    await reader.readline()
-    head = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
-    writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
-    writer.write(f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode() + head + body + b"\r\nPING\r\n")
-    assert await reader.readline() == b"PONG\r\n"
-    writer.close()
 
 
 async def stored(connection: Connection, stream: str, sequence: int) -> StoredMessage:

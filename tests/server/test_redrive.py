@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import asyncio
 import json
 import re
 from array import array
@@ -22,6 +21,7 @@ from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder,
 from airflow_provider_jetstream.jetstream.redrive import run as running
 from airflow_provider_jetstream.jetstream.redrive.report import SequenceMap
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
+from testbed.letters import publish_raw
 from testbed.queues import drain, let_die, make_queue, put, small_queue, stored_count, take, use_up
 
 if TYPE_CHECKING:
@@ -42,17 +42,6 @@ async def stored(connection: Connection, queue: WorkQueue, sequence: int) -> Sto
 
 def only(*sequences: int) -> RedriveOrder:
     return RedriveOrder(Selection(sequences=frozenset(sequences)))
-
-
-async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: bytes) -> None:
-    """Publish headers that no Python client would send."""
-    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
-    await reader.readline()
-    head = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
-    writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
-    writer.write(f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode() + head + body + b"\r\nPING\r\n")
-    assert await reader.readline() == b"PONG\r\n"
-    writer.close()
 
 
 async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connection: Connection, name: str) -> None:

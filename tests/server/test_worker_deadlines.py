@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
 from airflow_provider_jetstream.jetstream.errors import WorkerStuckError
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, consumer_info, get_message, next_message
+from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.letters import kept_records
 from testbed.queues import eventually, make_queue, put, running, stored_count
 
 if TYPE_CHECKING:
@@ -43,17 +43,6 @@ def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
         return not await stored_count(connection, queue.name)
 
     return nothing_left
-
-
-async def records(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
-    found: list[tuple[Death, StoredMessage]] = []
-    start = 1
-    while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
-        record = read_record(message, queue.name)
-        assert record is not None
-        found.append(record[:2])
-        start = message.sequence + 1
-    return found
 
 
 async def letters(connection: Connection, queue: WorkQueue) -> list[tuple[int, Reason, bytes]]:
@@ -132,7 +121,7 @@ async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_
         await eventually(settled(connection, queue))
     assert cancelled == [1]
     assert 0.5 <= attempts[1] - attempts[0] < 2
-    assert await records(connection, queue) == []
+    assert await kept_records(connection, queue) == []
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -161,7 +150,7 @@ async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_rea
             return await letters(connection, queue)
 
         assert await eventually(told) == [(1, Reason.DEADLINE, b"hangs")]
-    ((death, job),) = await records(connection, queue)
+    ((death, job),) = await kept_records(connection, queue)
     assert (death.reason, death.deliveries, job.data) == (Reason.DEADLINE, 2, b"hangs")
     assert death.error_class == "airflow_provider_jetstream.jetstream.errors.HandlerDeadlineError"
     assert death.error_message == "expected the handler to be done within 0.3 s, found it running"
@@ -181,11 +170,11 @@ async def test_the_shorter_of_the_jobs_and_the_workers_deadline_counts(
     await put(connection, queue, ["a"], headers={"Job-Deadline": header})
 
     async def dead() -> bool:
-        return bool(await records(connection, queue))
+        return bool(await kept_records(connection, queue))
 
     async with running(Worker(queue, "worker", handle, settings, deadline=own)):
         await eventually(dead, within=5)
-    ((death, _),) = await records(connection, queue)
+    ((death, _),) = await kept_records(connection, queue)
     assert death.error_message == f"expected the handler to be done within {seconds:g} s, found it running"
 
 
@@ -237,7 +226,7 @@ async def test_a_job_that_expired_is_not_started_but_kept_as_a_dead_letter(
         await eventually(settled(connection, queue))
         assert jobs == [b"in time", b"who knows"]
         assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]
-        ((death, _),) = await records(connection, queue)
+        ((death, _),) = await kept_records(connection, queue)
         assert (death.explanation or "").startswith("the job expired at 2")
         # Who redrives it wants it after all.
         await redrive(connection, queue)

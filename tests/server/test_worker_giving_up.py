@@ -11,12 +11,12 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.headers import Headers, first
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.provisioning import provision
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, consumer_info, get_message, stream_info
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
+from testbed.letters import kept_records
 from testbed.queues import eventually, make_queue, put, running, stored_count
 
 if TYPE_CHECKING:
@@ -53,11 +53,6 @@ async def copies(connection: Connection, queue: WorkQueue) -> list[StoredMessage
         for each in await entries(connection, f"{queue.name}-dead")
         if each.subject.startswith(f"dead.{queue.name}.")
     ]
-
-
-async def records(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
-    found = [read_record(each, queue.name) for each in await copies(connection, queue)]
-    return [(record[0], record[1]) for record in found if record]
 
 
 def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Coroutine[Any, Any, bool]]:
@@ -105,7 +100,7 @@ async def test_a_job_that_is_given_up_is_copied_with_everything_before_it_is_ter
     assert copy.subject == f"dead.{name}.worker.1"
     assert termination.subject == f"{TERMINATED}.{name}.worker"
     assert json.loads(termination.data)["reason"] == "bad printer: größe"
-    ((death, job),) = await records(connection, queue)
+    ((death, job),) = await kept_records(connection, queue)
     assert death == Death(
         stream=name,
         created=created,
@@ -138,7 +133,7 @@ async def test_a_job_with_nothing_in_it_can_be_given_up_without_a_word(
     await put(connection, queue, [""])
     async with running(Worker(queue, "worker", fail, settings)):
         await eventually(settled(connection, queue))
-    ((death, job),) = await records(connection, queue)
+    ((death, job),) = await kept_records(connection, queue)
     assert (death.explanation, death.error_class, death.error_message) == (None, None, None)
     assert (job.data, job.headers) == (b"", ())
 
@@ -158,7 +153,7 @@ async def test_the_first_failure_is_remembered_where_this_worker_saw_it(
     await put(connection, queue, ["a"])
     async with running(Worker(queue, "worker", fail, settings)):
         await eventually(settled(connection, queue))
-    ((death, _),) = await records(connection, queue)
+    ((death, _),) = await kept_records(connection, queue)
     assert death.deliveries == 2
     assert death.first_failed_at is not None
     assert failed_at[0] <= death.first_failed_at <= failed_at[1] <= death.died_at
@@ -180,7 +175,7 @@ async def test_the_first_failure_is_not_made_up_where_another_worker_saw_it(
     await first_worker.run()
     async with running(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
-    ((death, _),) = await records(connection, queue)
+    ((death, _),) = await kept_records(connection, queue)
     assert (failed, death.deliveries, death.first_failed_at) == ([1], 2, None)
 
 
@@ -198,7 +193,7 @@ async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one
     async with running(Worker(queue, "worker", fail, settings)):
         await eventually(dead(connection, queue, 3))
     assert await stored_count(connection, name) == 3
-    found = {death.sequence: (death, job) for death, job in await records(connection, queue)}
+    found = {death.sequence: (death, job) for death, job in await kept_records(connection, queue)}
     assert len(await copies(connection, queue)) == len(found) == 3
     death, job = found[1]
     assert (death.reason, death.deliveries, death.explanation) == (Reason.MAX_DELIVERIES, 2, None)
@@ -224,7 +219,7 @@ async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stor
     await put(connection, queue, ["a"])
     async with running(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
-    ((death, job),) = await records(connection, queue)
+    ((death, job),) = await kept_records(connection, queue)
     assert death.died_at == job.stored_at
 
 
@@ -242,7 +237,7 @@ async def test_an_error_that_cannot_tell_what_it_is_does_not_keep_the_job_from_d
     await put(connection, queue, ["a"])
     async with running(Worker(queue, "worker", fail, settings)):
         await eventually(dead(connection, queue))
-    ((death, _),) = await records(connection, queue)
+    ((death, _),) = await kept_records(connection, queue)
     assert (death.error_class or "").endswith("SilentError")
     assert death.error_message is None
 
@@ -296,7 +291,7 @@ async def test_a_dead_letter_queue_that_learns_to_take_copies_is_noticed_by_a_ru
         await change(connection, f"{name}-dead", subjects=[*advisories, f"dead.{name}.>"])
         await put(connection, queue, ["a"])
         await eventually(settled(connection, queue))
-    assert [death.explanation for death, _ in await records(connection, queue)] == ["bad printer"]
+    assert [death.explanation for death, _ in await kept_records(connection, queue)] == ["bad printer"]
 
 
 async def waiting_pulls(connection: Connection, name: str) -> int:
@@ -331,7 +326,7 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
         else:
             await provision(connection, queue)
         await eventually(settled(connection, queue))
-    assert [job.data for _, job in await records(connection, queue)] == [b"a"]
+    assert [job.data for _, job in await kept_records(connection, queue)] == [b"a"]
 
 
 async def test_a_copy_that_another_stream_takes_does_not_count(
@@ -400,7 +395,7 @@ async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
     await connection.client.jetstream().publish(f"{name}.jobs.a", body)
     async with running(Worker(queue, "worker", fail, settings)):
         await eventually(settled(connection, queue))
-    ((death, job),) = await records(connection, queue)
+    ((death, job),) = await kept_records(connection, queue)
     assert job.data == body
     assert death.error_class == "ValueError"
     expected = {3_000: ("é" * 100, "ü" * 100), 1_200: ("é" * 100, "ü" * 100), 700: (None, None)}
@@ -524,7 +519,7 @@ async def test_a_copy_is_stored_again_where_the_server_only_remembers_its_id(
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": earlier.seq})
     async with running(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
-    assert [(death.sequence, job.data) for death, job in await records(connection, queue)] == [(1, b"a")]
+    assert [(death.sequence, job.data) for death, job in await kept_records(connection, queue)] == [(1, b"a")]
 
 
 async def test_a_server_that_goes_away_while_a_job_is_given_up_costs_no_job(own_nats: NatsServer, name: str) -> None:
@@ -546,6 +541,6 @@ async def test_a_server_that_goes_away_while_a_job_is_given_up_costs_no_job(own_
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
             await eventually(settled(connection, queue), within=20)
-        found = await records(connection, queue)
+        found = await kept_records(connection, queue)
     assert {death.sequence for death, _ in found} == {1}
     assert {job.data for _, job in found} == {b"a"}

@@ -16,8 +16,8 @@ import httpx
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.stored import consumer_info, next_message
+from testbed.letters import kept_records
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue, put, stored_count
 from testbed.workers import start_worker
@@ -26,9 +26,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import Death
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.stored import StoredMessage
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -203,12 +201,12 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
     first = workers.start(queue, "dies_before_its_termination")
     assert await exited(first, 20) == -signal.SIGKILL
     assert await stored_count(connection, name) == 1
-    (found,) = await letters(connection, queue)
+    (found,) = await kept_records(connection, queue)
     assert (found[0].sequence, found[0].deliveries, found[1].data) == (1, 1, b"a")
     second = workers.start(queue, "gives_up")
     await drained(connection, queue)
     assert workers.notes("given up") == [(1, 1, first.pid), (1, 2, second.pid)]
-    records = await letters(connection, queue)
+    records = await kept_records(connection, queue)
     assert [(death.sequence, death.deliveries) for death, _ in records] == [(1, 1), (1, 2)]
     assert (
         len({(death.created, death.explanation, death.error_message, death.fingerprint) for death, _ in records}) == 1
@@ -217,17 +215,6 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
     # Two copies, and the one termination.
     assert await stored_count(connection, f"{name}-dead") == 3
     assert await completions(connection, queue) == {}
-
-
-async def letters(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
-    found: list[tuple[Death, StoredMessage]] = []
-    start = 1
-    while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
-        record = read_record(message, queue.name)
-        assert record is not None
-        found.append(record[:2])
-        start = message.sequence + 1
-    return found
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
