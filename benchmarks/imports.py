@@ -1,16 +1,23 @@
-"""What importing this package's modules costs a DAG file, over importing Airflow's SDK alone.
+"""What importing this package's modules costs: a DAG file over Airflow's SDK, and a worker over a bare interpreter.
 
-Fairness: each measurement is a process of its own with the same interpreter and warm file caches; the module and the
-baseline take turns, and the figures are medians. ``airflow.sdk`` imports lazily, so a second baseline imports what
-every DAG file needs of it anyway.
+Fairness: each measurement is a process of its own with the same interpreter, warm file caches and compiled modules, as
+pip installs them; the programs take turns, and the figures are medians. They are CPU seconds, of which importing
+consists, so that what else the machine does counts little. ``airflow.sdk`` imports lazily, so a second baseline imports
+what every DAG file needs of it anyway. The worker is measured in this environment and in one without Airflow and Spark,
+beside what the two libraries cost that it does without.
 """
 
 import argparse
+import os
+import resource
 import statistics
 import subprocess
 import sys
-import time
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
 
+from testbed.environments import create_bare_environment
 from testbed.table import table
 
 BASELINE = "import airflow.sdk"
@@ -26,43 +33,98 @@ MODULES = [
 ]
 PEER = "airflow.providers.standard.operators.bash"
 
+BARE = "pass"
+WORKER_PROGRAMS = {
+    "a bare interpreter": BARE,
+    "peer: pydantic": "from pydantic import BaseModel",
+    "peer: nats": "import nats",
+    "worker": "import airflow_provider_jetstream.worker",
+    "worker.command": "import airflow_provider_jetstream.worker.command",
+}
+
 
 def main() -> int:
-    """Measure and print the table."""
+    """Measure and print the tables."""
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--rounds", type=int, default=5)
-    rounds = parser.parse_args().rounds
+    parser.add_argument("--only", choices=("dag-files", "worker"))
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        compiled = Path(folder) / "compiled"
+        if options.only != "worker":
+            print(_dag_files(options.rounds, compiled))
+        if options.only != "dag-files":
+            print(_worker(options.rounds, compiled, create_bare_environment(Path(folder) / "bare")))
+    return 0
+
+
+def _dag_files(rounds: int, compiled: Path) -> str:
     programs = {
         "airflow.sdk": BASELINE,
         "airflow.sdk with DAG and operators": f"{BASELINE}; {DAG_FILE}",
         **{module: f"{BASELINE}; import {module}" for module in [*MODULES, PEER]},
     }
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for program in programs.values():
-        measure(program)
-    for _ in range(rounds):
-        for name, program in programs.items():
-            seconds[name].append(measure(program))
-    medians = {name: statistics.median(values) for name, values in seconds.items()}
+    here = Path(sys.executable)
+    medians = _medians({name: (here, program) for name, program in programs.items()}, rounds, compiled)
     base, dag_file = medians["airflow.sdk"], medians["airflow.sdk with DAG and operators"]
     rows = [
         (name, f"{median:.2f}", f"{median - base:+.2f}", f"{median - dag_file:+.2f}")
         for name, median in medians.items()
     ]
-    print(table(("import", "seconds", "over airflow.sdk", "over a DAG file's"), rows))
-    return 0
+    return table(("import", "seconds", "over airflow.sdk", "over a DAG file's"), rows)
 
 
-def measure(program: str) -> float:
+def _worker(rounds: int, compiled: Path, bare: Path) -> str:
+    pythons = {"with Airflow": Path(sys.executable), "without": bare}
+    medians = _medians(
+        {
+            f"{name}, {where}": (python, program)
+            for name, program in WORKER_PROGRAMS.items()
+            for where, python in pythons.items()
+        },
+        rounds,
+        compiled,
+    )
+    rows = [
+        (
+            name,
+            *(f"{medians[f'{name}, {where}'] - medians[f'a bare interpreter, {where}']:.3f}" for where in pythons),
+        )
+        for name, program in WORKER_PROGRAMS.items()
+        if program != BARE
+    ]
+    return table(("seconds over a bare interpreter", *pythons), rows)
+
+
+def _medians(programs: Mapping[str, tuple[Path, str]], rounds: int, compiled: Path) -> dict[str, float]:
+    for python, program in programs.values():
+        measure(python, program, compiled)
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for _ in range(rounds):
+        for name, (python, program) in programs.items():
+            seconds[name].append(measure(python, program, compiled))
+    return {name: statistics.median(values) for name, values in seconds.items()}
+
+
+def measure(python: Path, program: str, compiled: Path) -> float:
     """
     Run a program in a fresh interpreter.
 
+    :param python: the interpreter
     :param program: its source
-    :return: wall-clock seconds of the whole process
+    :param compiled: a folder in which it keeps compiled modules
+    :return: CPU seconds of the whole process
     """
-    started = time.perf_counter()
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
-    return time.perf_counter() - started
+    environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(compiled), "PYTHONDONTWRITEBYTECODE": ""}
+    before = _used_by_children()
+    # Not in the repository's folder, where the sources would be found before what is installed.
+    subprocess.run([python, "-c", program], cwd=compiled.parent, env=environment, check=True, capture_output=True)
+    return _used_by_children() - before
+
+
+def _used_by_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":

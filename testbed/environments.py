@@ -3,11 +3,14 @@
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 _PATIENCE = 600.0
+
+_NEEDED_BY_WORKERS = {"nats-py": "nats-py[nkeys]", "pydantic": "pydantic", "pyyaml": "PyYAML"}
 
 
 def find_uv() -> Path:
@@ -43,6 +46,20 @@ def create_environment(folder: Path, python: Path, packages: Sequence[str], *, w
     options = [] if with_dependencies else ["--no-deps"]
     _run([uv, "pip", "install", "--quiet", "--python", str(interpreter), *options, *packages])
     return interpreter
+
+
+def create_bare_environment(folder: Path) -> Path:
+    """
+    Create an environment as worker containers and Spark executors have it: without Airflow and without Spark.
+
+    :param folder: where
+    :return: the environment's interpreter
+    """
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    versions = {package["name"]: package.get("version") for package in lock["package"]}
+    needed = [f"{requirement}=={versions[name]}" for name, requirement in _NEEDED_BY_WORKERS.items()]
+    python = create_environment(folder, Path(sys.executable), needed)
+    return create_environment(folder, python, [str(ROOT)], with_dependencies=False)
 
 
 def _runs(command: list[str]) -> bool:

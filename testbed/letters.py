@@ -7,7 +7,7 @@ from typing import Any
 from airflow_provider_jetstream.jetstream.audit import LetterRecord, RunRecord
 from airflow_provider_jetstream.jetstream.connection import Connection
 from airflow_provider_jetstream.jetstream.dead_letters import Death, Selection, require_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.letter_record import read_record
 from airflow_provider_jetstream.jetstream.names import copy_filter, letter_audit_subject, run_audit_subject
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.reading import read_range

@@ -1,7 +1,7 @@
 """What the server and the workers tell about jobs, as models.
 
-Protocol: the ``io.nats.jetstream.advisory.v1`` and ``metric.v1`` schemas of the NATS project; completions and cancelled
-jobs are this package's own.
+Protocol: the ``io.nats.jetstream.advisory.v1`` and ``metric.v1`` schemas of the NATS project; completions,
+cancellations and cancelled jobs are this package's own.
 """
 
 from __future__ import annotations
@@ -85,6 +85,24 @@ class Cancelled(_Advisory):
     by: str | None = None
 
 
+class CancellationRequest(BaseModel):
+    """Somebody wants the jobs of an id not to be done.
+
+    :param job_id: their id
+    :param why: a reason for people
+    :param by: who wants it
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    type: Literal["io.airflow.jetstream.v1.cancellation"] = "io.airflow.jetstream.v1.cancellation"
+    timestamp: datetime
+    stream: str
+    job_id: str
+    why: str | None = None
+    by: str | None = None
+
+
 AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | HandedBack | AckMetric | Completion | Cancelled
 
 _ADAPTER: TypeAdapter[AnyAdvisory] = TypeAdapter(Annotated[AnyAdvisory, Field(discriminator="type")])
@@ -98,5 +116,17 @@ def parse_advisory(data: bytes) -> AnyAdvisory | None:
     """
     try:
         return _ADAPTER.validate_json(data)
+    except ValidationError:
+        return None
+
+
+def parse_cancellation_request(data: bytes) -> CancellationRequest | None:
+    """Read a request to cancel jobs.
+
+    :param data: a message's body
+    :return: the request; ``None`` for anything else
+    """
+    try:
+        return CancellationRequest.model_validate_json(data)
     except ValidationError:
         return None

@@ -6,6 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.partitions import partition_problems
+from airflow_provider_jetstream.jetstream.priority_groups import priority_problems
 from airflow_provider_jetstream.jetstream.subjects import first_overlap, subject_problem
 from airflow_provider_jetstream.jetstream.units import format_duration
 
@@ -35,6 +36,7 @@ def consumer_problems(consumer: Consumer) -> list[str]:
     if pair := first_overlap(consumer.filter_subjects):
         problems.append(f"the filter subjects {pair[0]} and {pair[1]} of consumer {consumer.name} overlap: keep one")
     problems += partition_problems(consumer)
+    problems += priority_problems(consumer)
     if consumer.max_deliver is None:
         problems.append(
             f"consumer {consumer.name} has no max_deliver, so the server would retry a poison job for ever and no job"

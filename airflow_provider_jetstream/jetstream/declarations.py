@@ -14,7 +14,9 @@ from airflow_provider_jetstream.jetstream.consumer_rules import consumer_problem
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.names import DEAD_LETTER_MARK, PARTITIONS
 from airflow_provider_jetstream.jetstream.partitions import at_partition
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS, Duration, Size
+from airflow_provider_jetstream.jetstream.priority_groups import PriorityPolicy
+from airflow_provider_jetstream.jetstream.quantities import Duration, Size
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 _DAY = 86_400 * NANOSECONDS
 
@@ -61,6 +63,8 @@ class Consumer(Declaration):
     :param partitions: among how many consumers its jobs are divided, named after it with ``-0``, ``-1`` and so on; its
         filters have ``{partition}`` in place of one token
     :param partition: which of them it is; follows from ``partitions``
+    :param priority_groups: names of which each pull request has to give one; workers give the first
+    :param priority_policy: whom the server prefers among those who ask; takes server 2.11, ``prioritized`` takes 2.12
     """
 
     kind = "consumer"
@@ -76,6 +80,8 @@ class Consumer(Declaration):
     metadata: dict[str, str] | None = None
     partitions: int | None = Field(default=None, ge=1, le=1000)
     partition: int | None = None
+    priority_groups: tuple[str, ...] = ()
+    priority_policy: PriorityPolicy | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -111,7 +117,9 @@ class Consumer(Declaration):
             config["filter_subjects"] = list(filters)
         if self.backoff:
             config["backoff"] = list(self.backoff)
-        for field in ("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata"):
+        if self.priority_groups:
+            config["priority_groups"] = list(self.priority_groups)
+        for field in ("description", "ack_wait", "max_ack_pending", "sample_freq", "metadata", "priority_policy"):
             if (value := getattr(self, field)) is not None:
                 config[field] = value
         if self.partitions is not None:

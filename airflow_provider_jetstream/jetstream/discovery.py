@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any, overlaps
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.connection import Connection
 
@@ -29,7 +29,7 @@ _ANY = frozenset({"*", ">"})
 _QUEUE_TOKEN = MAX_DELIVERIES.count(".") + 1
 _CONSUMER_FIELDS = (
     *("description", "filter_subjects", "filter_subject", "max_deliver", "ack_wait", "backoff"),
-    *("max_ack_pending", "sample_freq"),
+    *("max_ack_pending", "sample_freq", "priority_groups", "priority_policy"),
 )
 
 
@@ -57,8 +57,8 @@ async def find_dead_letter_queues(connection: Connection) -> list[FoundDeadLette
     :raises ApiError: the server refused to tell
     """
     found: list[FoundDeadLetterQueue] = []
-    for info in await _streams(connection):
-        marked = _marked(info["config"])
+    for info in await list_streams(connection):
+        marked = is_marked(info["config"])
         queues = {_queue_of(subject) for subject in info["config"].get("subjects") or [] if _tells_deaths(subject)}
         if marked or queues:
             name, messages = info["config"]["name"], info["state"]["messages"]
@@ -103,16 +103,24 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     )
 
 
-async def _dead_letters(connection: Connection, queue: str) -> dict[str, Any] | None:
+def capturing_deaths(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
+    """Find the stream that captures what the server tells of a queue's deaths.
+
+    :param configs: the configurations of all streams
+    :param queue: the work queue
+    :return: the configuration of the one that is marked, or captures most, if there is any
+    """
     deaths = f"{MAX_DELIVERIES}.{queue}.*"
     capturing = [
-        info["config"]
-        for info in await _streams(connection)
-        if any(overlaps(subject, deaths) for subject in info["config"].get("subjects") or [])
+        config for config in configs if any(overlaps(subject, deaths) for subject in config.get("subjects") or [])
     ]
     # The server lets only one stream capture a subject, but several may capture those of different consumers.
-    capturing.sort(key=lambda config: (not _marked(config), not covered_by_any(config["subjects"], deaths)))
-    return _part(DeadLetterQueue, capturing[0]) if capturing else None
+    capturing.sort(key=lambda config: (not is_marked(config), not covered_by_any(config["subjects"], deaths)))
+    return capturing[0] if capturing else None
+
+
+async def _dead_letters(connection: Connection, queue: str) -> dict[str, Any] | None:
+    return _part(DeadLetterQueue, capturing_deaths([info["config"] for info in await list_streams(connection)], queue))
 
 
 async def _archive(connection: Connection, queue: str, config: Mapping[str, Any]) -> dict[str, Any] | bool:
@@ -178,7 +186,13 @@ def _own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith("_nats.")}
 
 
-async def _streams(connection: Connection) -> list[dict[str, Any]]:
+async def list_streams(connection: Connection) -> list[dict[str, Any]]:
+    """Read the configuration and state of all streams, a request for each page of them.
+
+    :param connection: the server
+    :return: the server's answers
+    :raises ApiError: the server refused to tell
+    """
     found: list[dict[str, Any]] = []
     while True:
         answer = await connection.api("STREAM.LIST", {"offset": len(found)})
@@ -188,7 +202,12 @@ async def _streams(connection: Connection) -> list[dict[str, Any]]:
             return found
 
 
-def _marked(config: Mapping[str, Any]) -> bool:
+def is_marked(config: Mapping[str, Any]) -> bool:
+    """Tell whether a stream's metadata says that it is a dead letter queue.
+
+    :param config: its configuration
+    :return: whether it does
+    """
     return str((config.get("metadata") or {}).get(DEAD_LETTER_MARK)).lower() == "true"
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.dead_letters import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.names import dead_letter_subjects, late_ack_subject
+from airflow_provider_jetstream.jetstream.priority_groups import asked_in_group
 from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, get_message, stream_info
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any, overlaps
@@ -167,11 +168,12 @@ async def _pulling(
     async def ignore(_: Msg) -> None:
         return
 
+    in_group = asked_in_group((await consumer_info(connection, letters, consumer))["config"])
     inbox = connection.client.new_inbox()
     arrivals = await connection.client.subscribe(inbox, cb=ignore)
 
     async def pull(count: int) -> None:
-        request = json.dumps({"batch": count, "no_wait": True}).encode()
+        request = json.dumps({"batch": count, "no_wait": True} | in_group).encode()
         await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{letters}.{consumer}", request, reply=inbox)
 
     try:

@@ -1,4 +1,4 @@
-"""Every error this package raises, as one tree.
+"""The errors of the ground floor, and the classes that every other error of this package derives from, as one tree.
 
 ::
 
@@ -21,20 +21,12 @@
     │   ├── RedriveOrderError              also ValueError
     │   ├── JobsDeadError
     │   ├── JobsCancelledError
-    │   ├── EventLoopError                 also RuntimeError
-    │   ├── HandlerNotFoundError           also LookupError
-    │   ├── WorkerSetupError               also ValueError
-    │   └── GiveUpError
-    │       ├── InvalidBodyError           also ValueError
-    │       └── JobExpiredError
+    │   ├── JobsVanishedError
+    │   ├── JobsIncompleteError
+    │   └── EventLoopError                 also RuntimeError
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
     │   ├── DeadlineError                  also TimeoutError
-    │   │   └── HandlerDeadlineError
-    │   ├── RetryLaterError
-    │   ├── HandlerCutOffError
-    │   ├── HandlerDiedError
-    │   ├── WorkerStuckError
     │   ├── RedriveError
     │   └── QueueFullError
     ├── PublishError                       some jobs aren't known to be stored; carries which
@@ -42,8 +34,11 @@
     │   └── PublishIncompleteError         also TransientError
     └── ApiError                           the server's own refusal, with its codes
 
-Each class has a ``code`` that stays the same between releases, for alerts and log searches. Messages say what was
-expected, what was found and what to do; they never hold a credential.
+What only one other part of the package raises is drawn in the ``errors`` module of that part, such as
+:mod:`airflow_provider_jetstream.worker.errors`.
+
+Each class has a ``code`` that stays the same between releases, for alerts and log searches; the codes of all parts are
+different. Messages say what was expected, what was found and what to do; they never hold a credential.
 """
 
 from __future__ import annotations
@@ -52,7 +47,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
-    from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.publish_report import PublishReport
 
@@ -181,40 +175,22 @@ class JobsCancelledError(TerminalError):
     code = "JS134"
 
 
+class JobsVanishedError(TerminalError):
+    """Jobs that were waited for are gone, and nothing is stored that tells how they ended."""
+
+    code = "JS135"
+
+
+class JobsIncompleteError(TerminalError):
+    """Fewer jobs completed than were waited for, and no more can."""
+
+    code = "JS136"
+
+
 class EventLoopError(TerminalError, RuntimeError):
     """A blocking call was made where an event loop is running."""
 
     code = "JS140"
-
-
-class HandlerNotFoundError(TerminalError, LookupError):
-    """A worker's handler isn't where the command line says."""
-
-    code = "JS150"
-
-
-class GiveUpError(TerminalError):
-    """Raised by a handler: this job can't be done, and further deliveries would change nothing."""
-
-    code = "JS151"
-
-
-class WorkerSetupError(TerminalError, ValueError):
-    """A worker can't work in the way that it is told to."""
-
-    code = "JS152"
-
-
-class InvalidBodyError(GiveUpError, ValueError):
-    """A job's body isn't what its handler takes."""
-
-    code = "JS153"
-
-
-class JobExpiredError(GiveUpError):
-    """A job came to a worker after its own time was over."""
-
-    code = "JS154"
 
 
 class TransientError(JetStreamProviderError):
@@ -233,58 +209,6 @@ class DeadlineError(TransientError, TimeoutError):
     """A time limit passed."""
 
     code = "JS202"
-
-
-class HandlerDeadlineError(DeadlineError):
-    """A handler wasn't done with a job by its deadline."""
-
-    code = "JS203"
-
-
-class RetryLaterError(TransientError):
-    """Raised by a handler: another delivery may succeed, but not before some time has passed.
-
-    :param delay: seconds, a :class:`~datetime.timedelta`, or text such as ``"2m"``
-    :param message: why
-    :raises ValueError: if the delay isn't understood
-    """
-
-    code = "JS204"
-
-    def __init__(self, delay: float | timedelta | str, message: str = "") -> None:
-        from airflow_provider_jetstream.jetstream.units import parse_seconds
-
-        self.seconds = parse_seconds(delay)
-        # Both, so that it can be pickled on its way out of a process.
-        super().__init__(delay, message)
-
-    def __str__(self) -> str:
-        return str(self.args[1] or f"to be tried again after {self.seconds:g} s")
-
-
-class HandlerCutOffError(TransientError):
-    """A worker was told to stop, and a handler wasn't done within the grace time.
-
-    :param ended: whether the handler has ended, rather than going on in a thread
-    """
-
-    code = "JS205"
-
-    def __init__(self, *, ended: bool) -> None:
-        self.ended = ended
-        super().__init__("the worker was told to stop, and the handler wasn't done within the grace time")
-
-
-class HandlerDiedError(TransientError):
-    """The process in which a handler ran ended before the handler did."""
-
-    code = "JS206"
-
-
-class WorkerStuckError(TransientError):
-    """Too many handlers ran past their deadline in threads, which nothing but the end of the process ends."""
-
-    code = "JS207"
 
 
 class RedriveError(TransientError):

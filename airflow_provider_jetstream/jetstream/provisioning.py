@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.drift import Difference
 from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.priority_groups import POLICY_LEVELS
 from airflow_provider_jetstream.jetstream.provisioning_steps import (
     Plan,
     Step,
@@ -110,6 +111,17 @@ def _require_features(connection: Connection, queue: WorkQueue) -> None:
                 f"{flag} of work queue {queue.name}: expected nats-server {_dotted(first)} or later (API level"
                 f" {_FIELD_LEVELS[field]}), found {_dotted(version)} (API level {level}), which would {otherwise}:"
                 " upgrade every server, or leave the flag out; nothing was changed"
+            )
+    for consumer in (*queue.consumers, *(queue.dead_letters.consumers if queue.dead_letters else ())):
+        if consumer.priority_policy is None:
+            continue
+        needed, first = POLICY_LEVELS[consumer.priority_policy]
+        if connection.api_level < needed:
+            raise ServerTooOldError(
+                f"priority_policy {consumer.priority_policy} of consumer {consumer.name}: expected nats-server"
+                f" {_dotted(first)} or later (API level {needed}), found {_dotted(connection.server_version)} (API"
+                f" level {connection.api_level}), which would drop it without a word: upgrade every server, or leave"
+                " priority_groups and priority_policy out; nothing was changed"
             )
 
 

@@ -17,12 +17,13 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.priority_groups import asked_in_group
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
 
-_PROBE = json.dumps({"batch": 1, "no_wait": True, "max_bytes": 1}).encode()
+_PROBE = {"batch": 1, "no_wait": True, "max_bytes": 1}
 _PUT_BACK = "409"
 
 # A probe ends at the first job that could be delivered, and that job moves to the end of the line: deaths behind more
@@ -47,7 +48,8 @@ async def pump(connection: Connection, stream: str, consumer: str) -> dict[str, 
         # Nothing can have died untold, or the server pushes jobs and refuses to be asked.
         return before
     probes = min(before["num_ack_pending"] + 1, MAX_PROBES)
-    while probes > 0 and await _probe(connection, stream, consumer) == _PUT_BACK:
+    probe = json.dumps(_PROBE | asked_in_group(before["config"])).encode()
+    while probes > 0 and await _probe(connection, stream, consumer, probe) == _PUT_BACK:
         probes -= 1
     after = await consumer_info(connection, stream, consumer)
     if after["num_ack_pending"] < before["num_ack_pending"]:
@@ -71,13 +73,13 @@ async def pump_all(connection: Connection, stream: str) -> None:
             await pump(connection, stream, consumer)
 
 
-async def _probe(connection: Connection, stream: str, consumer: str) -> str:
+async def _probe(connection: Connection, stream: str, consumer: str, probe: bytes) -> str:
     from nats import errors
 
     subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
     try:
         # In the old style, which has an inbox of its own: the client's shared one has no place for a status message.
-        answer = await connection.client.request(subject, _PROBE, timeout=connection.timeout, old_style=True)
+        answer = await connection.client.request(subject, probe, timeout=connection.timeout, old_style=True)
     except TimeoutError:
         raise DeadlineError(f"no answer on {subject} within {connection.timeout:g} s") from None
     except errors.Error as error:

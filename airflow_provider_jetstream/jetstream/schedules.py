@@ -10,6 +10,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.cron import CRON_FIELDS, cron_problem
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.headers import Headers
 from airflow_provider_jetstream.jetstream.names import job_schedule_filters
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 SCHEDULE = "Nats-Schedule"
 TARGET = "Nats-Schedule-Target"
+TIME_ZONE = "Nats-Schedule-Time-Zone"
 
 # The API levels of nats-server 2.12 and 2.14: an older one stores a schedule as a message like any other.
 ONCE_LEVEL = 2
@@ -34,9 +36,30 @@ NO_SCHEDULES_WITH_DISCARD_NEW = (
 )
 
 _WRONG_SEQUENCE = 10071
-_CRON_FIELDS = 6
 _NAMED = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly)")
 _EVERY = "@every "
+
+
+def schedule_headers(at: Any, delay: Any, every: Any, time_zone: Any, *, now: datetime) -> dict[str, str]:
+    """Write when a job is to be made.
+
+    :param at: the time; see :func:`schedule_once`
+    :param delay: how long after ``now``
+    :param every: how often; see :func:`schedule_repeated`
+    :param time_zone: in which a cron expression is meant; UTC where ``None``
+    :param now: the time by this machine's clock
+    :return: the headers that make a schedule of it, without the target
+    :raises ValueError: one of them can't be used
+    """
+    if every is not None:
+        schedule = schedule_repeated(every)
+        return {SCHEDULE: schedule} | ({} if time_zone is None else {TIME_ZONE: _time_zone(time_zone, schedule)})
+    if time_zone is not None:
+        raise ValueError(
+            f"expected a time zone with a cron expression only, found {time_zone!r} without every: leave it out; at has"
+            " a zone of its own"
+        )
+    return {SCHEDULE: schedule_once(at, delay, now)}
 
 
 def schedule_once(at: Any, delay: Any, now: datetime) -> str:
@@ -61,7 +84,7 @@ def schedule_once(at: Any, delay: Any, now: datetime) -> str:
 def schedule_repeated(every: Any) -> str:
     """Write when jobs are to be made, again and again.
 
-    :param every: a duration of at least a second; or a cron expression of six fields, the first for seconds, in UTC; or
+    :param every: a duration of at least a second; or a cron expression of six fields, the first for seconds; or
         ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``
     :return: the value of ``Nats-Schedule``
     :raises ValueError: it is none of them
@@ -69,9 +92,13 @@ def schedule_repeated(every: Any) -> str:
     if isinstance(every, str):
         text = every.strip()
         fields = text.split()
-        if _NAMED.fullmatch(text) or (len(fields) == _CRON_FIELDS and not text.startswith("@")):
+        if _NAMED.fullmatch(text):
             return text
-        if len(fields) == _CRON_FIELDS - 1 and not text.startswith("@"):
+        if len(fields) == CRON_FIELDS and not text.startswith("@"):
+            if problem := cron_problem(fields):
+                raise ValueError(f"{problem}, in the cron expression {every!r}")
+            return text
+        if len(fields) == CRON_FIELDS - 1 and not text.startswith("@"):
             raise ValueError(
                 f"expected a cron expression of six fields, found five in {every!r}: put one for seconds in front, as"
                 f' in "0 {text}"'
@@ -135,3 +162,27 @@ def _go_duration(nanoseconds: int) -> str:
     """Write a duration as the server reads it, which knows no days."""
     seconds, rest = divmod(nanoseconds, NANOSECONDS)
     return f"{nanoseconds}ns" if rest else f"{seconds}s"
+
+
+def _time_zone(time_zone: Any, schedule: str) -> str:
+    if schedule.startswith(_EVERY):
+        raise ValueError(
+            f"expected a time zone with a cron expression only, found {time_zone!r} with {schedule!r}: leave it out, or"
+            ' say at what time, as in "0 30 8 * * *"'
+        )
+    # A ZoneInfo has its name there.
+    name = getattr(time_zone, "key", time_zone)
+    if not isinstance(name, str) or not _is_time_zone(name):
+        raise ValueError(f'expected the name of a time zone, such as "Europe/Vienna", found {time_zone!r}')
+    return name
+
+
+def _is_time_zone(name: str) -> bool:
+    from zoneinfo import ZoneInfo, available_timezones
+
+    try:
+        ZoneInfo(name)
+    except (LookupError, ValueError, OSError):
+        # A machine that knows no time zones leaves it to the server, which refuses what it doesn't know.
+        return bool(name) and not available_timezones()
+    return True

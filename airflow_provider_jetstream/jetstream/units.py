@@ -5,9 +5,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from fractions import Fraction
-from typing import Annotated, Any
-
-from pydantic import BeforeValidator
+from typing import Any
 
 NANOSECONDS = 1_000_000_000
 
@@ -109,7 +107,3 @@ def format_duration(nanoseconds: int) -> str:
         if nanoseconds % _DURATION_UNITS[unit] == 0:
             return f"{nanoseconds // _DURATION_UNITS[unit]}{unit}"
     return f"{nanoseconds}ns"
-
-
-Duration = Annotated[int, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]

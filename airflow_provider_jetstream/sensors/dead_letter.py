@@ -40,8 +40,8 @@ class JetStreamDeadLetterSensor(BaseSensorOperator):
     :param min_count: dead letters to wait for; with ``group_by``, of any one group
     :param older_than: wait until the first of them is dead for this long: a :class:`~datetime.timedelta`, or text such
         as ``"10m"``
-    :param group_by: what letters of a group share: any of reason, error_class, fingerprint, subject, consumer, dag_id,
-        run_id, task_id
+    :param group_by: what letters of a group share: any of reason, error_class, fingerprint, traceback_digest,
+        error_place, subject, consumer, dag_id, run_id, task_id
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     :return: the count, the sequences as ranges, the groups and their ages, and what isn't counted

@@ -8,12 +8,12 @@ from functools import partial
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, get_type_hints
 
-from pydantic import BaseModel, ValidationError
-
-from airflow_provider_jetstream.jetstream.errors import InvalidBodyError, WorkerSetupError
+from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+
+    from pydantic import BaseModel, ValidationError
 
     from airflow_provider_jetstream.worker.delivery import Delivery
 
@@ -47,6 +47,8 @@ class HandlerCall:
         """
         if self.model is None:
             return self.handler(job)
+        from pydantic import ValidationError
+
         try:
             body = self.model.model_validate_json(job.body)
         except ValidationError as error:
@@ -101,7 +103,12 @@ def _model(handler: Callable[..., Any], parameter: inspect.Parameter) -> type[Ba
                 f"expected an annotation that can be read while the worker runs, found {found!r} on {parameter.name} of"
                 f" {_name(handler)}: {error}; import it outside of TYPE_CHECKING"
             ) from None
-    return found if isinstance(found, type) and issubclass(found, BaseModel) else None
+    if not isinstance(found, type):
+        return None
+    # A handler's process that takes no models starts without pydantic.
+    from pydantic import BaseModel
+
+    return found if issubclass(found, BaseModel) else None
 
 
 def _globals(handler: Any) -> dict[str, Any]:

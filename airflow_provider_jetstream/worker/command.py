@@ -11,13 +11,9 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
-from airflow_provider_jetstream.jetstream.errors import (
-    HandlerNotFoundError,
-    JetStreamProviderError,
-    WorkerStuckError,
-)
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.worker.errors import HandlerNotFoundError, WorkerStuckError
 from airflow_provider_jetstream.worker.logs import FORMS, configure_logs
 from airflow_provider_jetstream.worker.runtime import DEADLINE, Worker
 
@@ -59,6 +55,14 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="take jobs until SIGTERM")
     run.add_argument("--queue", required=True, help="path of the queue's YAML file")
     run.add_argument("--consumer", required=True, help="one of the queue's consumers")
+    run.add_argument(
+        "--fallback",
+        type=_fallback,
+        action="append",
+        default=[],
+        metavar="[FILE:]CONSUMER",
+        help="takes its jobs when the consumers named before have none; may be given several times",
+    )
     run.add_argument("--handler", required=True, help="package.module:function")
     run.add_argument("--concurrency", type=_positive, default=1, help="jobs at a time")
     run.add_argument("--id", default=None, help="tells workers apart in logs and completions")
@@ -76,11 +80,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 async def _run(options: argparse.Namespace) -> None:
+    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+
     worker = Worker(
         options.queue,
         options.consumer,
         _load(options.handler),
         ConnectionSettings.from_environment(os.environ),
+        fallbacks=options.fallback,
         concurrency=options.concurrency,
         name=options.id,
         grace=options.grace,
@@ -106,6 +113,18 @@ def _load(path: str) -> Callable[..., Any]:
     if not callable(handler):
         raise HandlerNotFoundError(f"expected a function at {path}, found {type(handler).__name__}")
     return handler  # type: ignore[no-any-return]
+
+
+def _fallback(text: str) -> str | tuple[str, str]:
+    queue, separator, consumer = text.partition(":")
+    if not separator and queue:
+        return queue
+    if not queue or not consumer:
+        raise argparse.ArgumentTypeError(
+            f"expected a consumer of the queue, or the path of another queue's YAML file and its consumer with a colon"
+            f" between them, found {text!r}"
+        )
+    return queue, consumer
 
 
 def _positive(text: str) -> int:

@@ -11,7 +11,6 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.advisories import Completion
 from airflow_provider_jetstream.jetstream.cancelling import cancelled_end
 from airflow_provider_jetstream.jetstream.names import (
     MSG_ID,
@@ -60,6 +59,8 @@ class CompletionStore:
         :return: the message's body
         :raises ValueError: the result isn't JSON, or too large
         """
+        from airflow_provider_jetstream.jetstream.advisories import Completion
+
         completion = Completion(
             id=job.id,
             timestamp=datetime.now(UTC),

@@ -13,15 +13,10 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.dead_letters.record import one_line
-from airflow_provider_jetstream.jetstream.errors import (
-    GiveUpError,
-    HandlerCutOffError,
-    JetStreamProviderError,
-    JobExpiredError,
-    RetryLaterError,
-)
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.letter_record import one_line
 from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.errors import GiveUpError, HandlerCutOffError, JobExpiredError, RetryLaterError
 from airflow_provider_jetstream.worker.giving_up import text_of
 from airflow_provider_jetstream.worker.job_times import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.keepalive import Keepalive
@@ -36,7 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.completing import CompletionStore
     from airflow_provider_jetstream.worker.delivery_rules import DeliveryRules
     from airflow_provider_jetstream.worker.giving_up import LetterKeeper
-    from airflow_provider_jetstream.worker.metrics import Metrics
+    from airflow_provider_jetstream.worker.metrics import LaneMetrics
     from airflow_provider_jetstream.worker.running import Supervisor
 
 log = logging.getLogger("jetstream.worker")
@@ -91,7 +86,7 @@ class JobDoer:
     letters: LetterKeeper
     completions: CompletionStore
     cancellations: CancellationBook
-    metrics: Metrics
+    metrics: LaneMetrics
     deadline: float | None
 
     async def do(self, message: Msg) -> None:

@@ -16,25 +16,24 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, record_headers
+from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
     DeadlineError,
-    GiveUpError,
-    HandlerDeadlineError,
     JetStreamProviderError,
-    JobExpiredError,
     JobTooLargeError,
     NotFoundError,
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.letter_record import one_line, record_headers
 from airflow_provider_jetstream.jetstream.names import MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
 from airflow_provider_jetstream.jetstream.storing import Receipt, store
+from airflow_provider_jetstream.worker.errors import GiveUpError, HandlerDeadlineError, JobExpiredError
 from airflow_provider_jetstream.worker.settling import ANSWER_SECONDS, PAUSE_AFTER_FAILURE, insist
 from airflow_provider_jetstream.worker.shelter import Shelter, archive_exists, is_archived, is_same, look
+from airflow_provider_jetstream.worker.traceback_digest import class_name, failure_of
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -42,6 +41,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
+    from airflow_provider_jetstream.worker.traceback_digest import Failure
 
 log = logging.getLogger("jetstream.worker")
 
@@ -49,7 +49,8 @@ _TELLER = "worker"
 _COPY_SECONDS = 5.0
 # With or without a copy, a job that used up its deliveries stays in the queue.
 _LAST_FAILURE_SECONDS = 2.0
-_TEXT_LENGTHS = (1_000, 100, 0)
+# What is told where less and less room is left: so much of each text, whether the place, whether the digest.
+_TELLING = ((1_000, True, True), (100, True, True), (100, False, True), (0, False, True), (0, False, False))
 _REMEMBERED = 4_096
 
 
@@ -94,7 +95,7 @@ class LetterKeeper:
         :param error: what the handler raised, or what became of it
         """
         late = isinstance(error, HandlerDeadlineError)
-        death = self._death(message, Reason.DEADLINE if late else Reason.MAX_DELIVERIES, error)
+        death = self._death(message, Reason.DEADLINE if late else Reason.MAX_DELIVERIES, error, failure_of(error))
         if not 0 < self._last_attempt <= message.metadata.num_delivered or self._shelter.problem:
             return
         try:
@@ -112,7 +113,7 @@ class LetterKeeper:
         reason = Reason.EXPIRED if isinstance(given_up, JobExpiredError) else Reason.TERMINATED
         # A class of its own says as much as a cause.
         cause = given_up.__cause__ or (None if type(given_up) is GiveUpError else given_up)
-        death = self._death(message, reason, cause, text_of(given_up))
+        death = self._death(message, reason, cause, failure_of(given_up), text_of(given_up))
         try:
             await self._keep(message, death, _COPY_SECONDS)
         except DeadLetterGoneError as gone:
@@ -139,7 +140,12 @@ class LetterKeeper:
         return True
 
     def _death(
-        self, message: Msg, reason: Reason, error: BaseException | None, explanation: str | None = None
+        self,
+        message: Msg,
+        reason: Reason,
+        error: BaseException | None,
+        failure: Failure | None,
+        explanation: str | None = None,
     ) -> Death:
         now, metadata = datetime.now(UTC), message.metadata
         # Sequences begin anew in a recreated stream.
@@ -158,8 +164,10 @@ class LetterKeeper:
             first_failed_at=self._first_failures.get(key),
             deliveries=metadata.num_delivered,
             explanation=explanation,
-            error_class=None if error is None else _class_name(type(error)),
+            error_class=None if error is None else class_name(type(error)),
             error_message=None if error is None else text_of(error),
+            traceback_digest=failure.digest if failure else None,
+            error_place=failure.place if failure else None,
         )
 
     async def _keep(self, message: Msg, death: Death, seconds: float) -> None:
@@ -205,11 +213,13 @@ class LetterKeeper:
 
     def _headers(self, death: Death, stored: StoredMessage) -> Headers:
         limit = min(self._connection.client.max_payload, self._shelter.largest or self._connection.client.max_payload)
-        for length in _TEXT_LENGTHS:
+        for length, with_place, with_digest in _TELLING:
             shorter = replace(
                 death,
                 explanation=(death.explanation or "")[:length],
                 error_message=(death.error_message or "")[:length],
+                error_place=death.error_place if with_place else None,
+                traceback_digest=death.traceback_digest if with_digest else None,
             )
             headers = record_headers(
                 shorter, subject=stored.subject, time=stored.time, headers=stored.headers, teller=_TELLER
@@ -235,10 +245,6 @@ class LetterKeeper:
                 return shelter.hears_terminations and await is_archived(self._connection, self._queue, message)
         except (JetStreamProviderError, TimeoutError):
             return False
-
-
-def _class_name(kind: type[BaseException]) -> str:
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
 
 
 def text_of(error: BaseException) -> str:

@@ -6,9 +6,9 @@ import logging
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.errors import JobExpiredError
 from airflow_provider_jetstream.jetstream.names import JOB_DEADLINE, JOB_EXPIRES, REDRIVE_COUNT
 from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.worker.errors import JobExpiredError
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.delivery import Delivery

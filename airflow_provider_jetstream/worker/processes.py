@@ -17,10 +17,11 @@ from functools import partial
 from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.errors import HandlerDiedError, WorkerSetupError
+from airflow_provider_jetstream.worker.errors import HandlerDiedError, WorkerSetupError
 from airflow_provider_jetstream.worker.logs import configure_logs, current_form
 from airflow_provider_jetstream.worker.outcome import Outcome
 from airflow_provider_jetstream.worker.threads import HandlerThreads
+from airflow_provider_jetstream.worker.traceback_digest import carry, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -77,12 +78,13 @@ class HandlerProcess:
         """
         with suppress(OSError):
             self._pipe.send(job)
-        outcome, cause, trace = self._receive()
+        outcome, cause, trace, failure = self._receive()
         if outcome.error is None:
             return outcome.value
         outcome.error.__cause__ = cause
         if trace:
             outcome.error.add_note(trace)
+        carry(outcome.error, failure)
         raise outcome.error
 
     def kill(self) -> None:
@@ -219,7 +221,8 @@ def _answer(outcome: Outcome) -> bytes:
     error = outcome.error
     trace = "".join(traceback.format_exception(error)) if error else ""
     cause = error.__cause__ if error else None
-    for attempt in ((outcome, cause, trace), (outcome, None, trace)):
+    failure = failure_of(error) if error else None
+    for attempt in ((outcome, cause, trace, failure), (outcome, None, trace, failure)):
         with Outcome() as told:
             told.value = bytes(ForkingPickler.dumps(attempt))
             # Some errors can be written, but not read again.
@@ -229,4 +232,4 @@ def _answer(outcome: Outcome) -> bytes:
     stand_in = Outcome()
     what = f"the handler raised {error!r}" if error else f"the handler returned what can't be sent: {told.error}"
     stand_in.error = RuntimeError(what)
-    return bytes(ForkingPickler.dumps((stand_in, None, trace)))
+    return bytes(ForkingPickler.dumps((stand_in, None, trace, failure)))

@@ -10,7 +10,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING, Any, Protocol
 
-from airflow_provider_jetstream.jetstream.errors import HandlerCutOffError, HandlerDeadlineError, WorkerSetupError
+from airflow_provider_jetstream.worker.errors import HandlerCutOffError, HandlerDeadlineError, WorkerSetupError
 from airflow_provider_jetstream.worker.outcome import Outcome
 from airflow_provider_jetstream.worker.threads import HandlerThreads
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
+from airflow_provider_jetstream.jetstream.archive import Archive
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError
 from airflow_provider_jetstream.jetstream.names import TERMINATED, copy_filter
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, stream_info

@@ -1,4 +1,4 @@
-"""The work queue pattern: workers that share a consumer and take ten at a time, nak, and partitions."""
+"""The work queue pattern: workers that share a consumer and take ten at a time, nak, partitions, and priorities."""
 
 from __future__ import annotations
 
@@ -93,5 +93,51 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
     await connection.api("STREAM.DELETE.TASKS")
 
 
-async def is_empty(connection: Connection) -> bool:
-    return await stored_count(connection, "TASKS") == 0
+async def test_workers_take_the_high_priority_stream_first_and_fall_back_to_the_normal_one(
+    connection: Connection, settings: ConnectionSettings
+) -> None:
+    high, normal = (
+        WorkQueue.load(
+            {
+                "name": f"TASKS_{level.upper()}",
+                "subjects": [f"tasks.{level}.>"],
+                "consumers": [{"name": "worker", "max_deliver": 5, "ack_wait": "30s"}],
+                "dead_letters": f"TASKS_{level.upper()}_DEAD",
+                "events": f"TASKS_{level.upper()}_EVENTS",
+            }
+        )
+        for level in ("high", "normal")
+    )
+    for queue in (high, normal):
+        await provision(connection, queue)
+
+    async def submit(queue: WorkQueue, batch: str, count: int) -> None:
+        level = queue.name.removeprefix("TASKS_").lower()
+        jobs = [Job(level, f"tasks.{level}.{TYPES[number % 3]}") for number in range(count)]
+        await publish(connection, prepare(jobs, subject=None, origin=None, batch=batch))
+
+    started: list[str] = []
+
+    async def process(job: Delivery) -> None:
+        started.append(job.body.decode())
+
+    await submit(normal, "backlog", TASKS)
+    await submit(high, "backlog", TASKS)
+    worker = Worker(high, "worker", process, settings, fallbacks=[(normal, "worker")], concurrency=10)
+    async with running(worker):
+        await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"), within=30)
+        last_high = len(started) - started[::-1].index("high")
+        # One in ten is a normal one, so that none of them starves.
+        assert TASKS * 10 // 9 - 10 <= last_high <= TASKS * 10 // 9 + 10
+        for queue, level in ((normal, "normal"), (high, "high"), (normal, "normal")):
+            done = len(started)
+            await submit(queue, f"one at {done}", 1)
+            await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"))
+            assert started[done:] == [level]
+    for name, count in (("TASKS_HIGH", TASKS + 1), ("TASKS_NORMAL", TASKS + 2)):
+        assert await stored_count(connection, f"{name}_EVENTS") == count
+        await connection.api(f"STREAM.DELETE.{name}")
+
+
+async def is_empty(connection: Connection, *streams: str) -> bool:
+    return not any([await stored_count(connection, stream) for stream in streams or ("TASKS",)])

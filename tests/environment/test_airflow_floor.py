@@ -24,8 +24,10 @@ SKINS = (
     "operators.redrive",
     "plugins.monitor",
     "sensors.dead_letter",
+    "sensors.queue",
     "triggers.completion",
     "triggers.dead_letter",
+    "triggers.queue",
 )
 
 

@@ -71,3 +71,28 @@ def hang_with_a_program(job: Delivery) -> None:
 
 def chatty(job: Delivery) -> None:
     logging.getLogger("shop").info("working on %s", job.id)
+
+
+def stumble(job: Delivery) -> None:
+    """Fail as the body says: where, and with which words."""
+    where, _, words = job.body.decode().partition(" ")
+    if where == "feed":
+        _feed(words)
+    if where == "fold":
+        _fold(words)
+    try:
+        _feed(words)
+    except ValueError as error:
+        raise GiveUpError(f"never {words}") from error
+
+
+async def stumble_async(job: Delivery) -> None:
+    stumble(job)
+
+
+def _feed(words: str) -> None:
+    raise ValueError(words)
+
+
+def _fold(words: str) -> None:
+    raise ValueError(words)

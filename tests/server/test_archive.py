@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.archive import Archive
 from airflow_provider_jetstream.jetstream.dead_letters import (
     Keeper,
     Scan,
@@ -18,7 +19,6 @@ from airflow_provider_jetstream.jetstream.dead_letters import (
     capture,
     find_dead_letters,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
 from airflow_provider_jetstream.jetstream.provisioning import provision
 from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take

@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, capture
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Death, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, group_fields, summarise
+from airflow_provider_jetstream.jetstream.death import Death
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
 from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
 from airflow_provider_jetstream.jetstream.stored import stream_info

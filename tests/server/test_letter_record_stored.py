@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
+from airflow_provider_jetstream.jetstream.death import Death, Reason
+from airflow_provider_jetstream.jetstream.letter_record import read_record, record_headers
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
 from testbed.letters import publish_raw
 from testbed.queues import eventually, make_queue

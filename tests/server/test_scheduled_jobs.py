@@ -6,11 +6,14 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 from unittest.mock import PropertyMock
 from uuid import uuid4
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
+from nats.js.errors import APIError
 
 from airflow_provider_jetstream.jetstream import publishing
 from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
+from airflow_provider_jetstream.jetstream.cron import cron_problem
 from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import DriftError, PublishRefusedError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.jobs import Job, Origin, prepare
@@ -203,3 +206,84 @@ async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: C
     queue = await make_queue(connection, name, schedules=True)
     with pytest.raises(PublishRefusedError, match="message schedules target is invalid"):
         await _publish(connection, queue, Job(b"", "elsewhere.a", delay="1h"))
+
+
+async def test_a_cron_expression_is_meant_in_its_time_zone(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    # On no day of the year the same hour as in UTC, nor half an hour off it.
+    zone, now = "Asia/Kathmandu", datetime.now(UTC)
+    there = now.astimezone(ZoneInfo(zone))
+
+    def each_second_of(moment: datetime) -> str:
+        return f"* * {moment.hour},{(moment + timedelta(hours=1)).hour} * * *"
+
+    await _publish(
+        connection,
+        queue,
+        Job(b"there", id="there", every=each_second_of(there), time_zone=zone),
+        Job(b"in UTC", id="in UTC", every=each_second_of(now)),
+        Job(b"misread", id="misread", every=each_second_of(now), time_zone=zone),
+        Job(b"unread", id="unread", every=each_second_of(there)),
+    )
+    found = {
+        message.data: (message.headers or {})["Nats-Schedule-Next"] for message in await take(connection, queue, 4)
+    }
+    assert set(found) == {b"there", b"in UTC"}
+    assert datetime.fromisoformat(found[b"there"]).utcoffset() == timedelta(hours=5, minutes=45)
+    assert datetime.fromisoformat(found[b"in UTC"]).utcoffset() == timedelta()
+
+
+async def test_a_time_zone_that_only_the_server_does_not_know_is_refused_by_it(
+    connection: Connection, name: str, mocker: MockerFixture
+) -> None:
+    queue = await make_queue(connection, name, schedules=True)
+    # As on a machine that has no time zones itself.
+    mocker.patch("zoneinfo.ZoneInfo", side_effect=ZoneInfoNotFoundError)
+    mocker.patch("zoneinfo.available_timezones", return_value=set())
+    with pytest.raises(PublishRefusedError, match="message schedules time zone is invalid"):
+        await _publish(connection, queue, Job(b"", id="a", every="@daily", time_zone="Nowhere/City"))
+
+
+_NUMBERS = ["0", "7", "59", "60", "00", "31", "-1", "+5", "x", "1.5", "99999999999999999999", "٣"]
+_FORMS = ["*", "?", "*/2", "*/100", "5/15", "1-3", "3-1", "1-5/2", "1-", "1/", "1/0", "1-2-3", "1/2/3", "1,2", "**"]
+_WORDS = ["jan", "DEC", "feb-apr", "mon", "Sat", "fri-sun", "tue-thu/2", "monday", "L", "1W", "mon#1"]
+_DATES = [
+    "31 2 *",
+    "30 feb *",
+    "29 2 *",
+    "31 4,6 *",
+    "31 4,5 *",
+    "31 2 ?",
+    "31 2 mon",
+    "30-31 2 *",
+    "29-31 2 *",
+    "*/31 2 *",
+]
+
+
+def _crons() -> list[str]:
+    texts = [*_NUMBERS, *_FORMS, *_WORDS]
+    alone = [["0"] * place + [text] + ["*"] * (5 - place) for place in range(6) for text in texts]
+    return [" ".join(fields) for fields in alone] + [f"0 0 0 {date}" for date in _DATES]
+
+
+async def test_a_cron_expression_is_refused_before_it_is_sent_just_where_the_server_would(
+    connection: Connection, name: str
+) -> None:
+    await make_queue(connection, name, schedules=True)
+    publish = connection.client.jetstream().publish
+    ours = {cron: cron_problem(cron.split()) is None for cron in _crons()}
+    codes: dict[str, int | None] = {}
+    for number, cron in enumerate(ours):
+        headers = {"Nats-Schedule": cron, "Nats-Schedule-Target": f"{name}.jobs.a"}
+        try:
+            await publish(f"scheduled.{name}.every.{number}", b"", headers=headers)
+            codes[cron] = None
+        except APIError as error:
+            codes[cron] = error.err_code
+    assert set(codes.values()) == {None, 10189}
+    servers = {cron: code is None for cron, code in codes.items()}
+    # The one form that only the server takes.
+    lenient = {cron for cron in servers if "+5" in cron.split()}
+    assert {cron for cron in ours if ours[cron] != servers[cron]} <= lenient
+    assert 50 < sum(servers.values()) < len(servers) - 50

@@ -6,7 +6,7 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.cancelling import cancel
-from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark, wait_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, put, running, stored_count
@@ -29,7 +29,7 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
         started.append(job.id)
 
     async with running(Worker(queue, "worker", handle, settings)):
-        report = await wait_for_jobs(connection, mark, [1, 2], max_cancelled=None)
+        report = await wait_for_jobs(connection, mark, [1, 2], tolerance=Tolerance(max_cancelled=None))
         await eventually(lambda: is_empty(connection, name))
     assert started == ["two"]
     assert (report.completed, set(report.cancelled)) == ({2}, {1})
@@ -54,7 +54,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
     async with running(Worker(queue, "worker", handle, settings)):
         await started.wait()
         await cancel(connection, queue, "one", why="wrong price", by="ann")
-        report = await wait_for_jobs(connection, mark, [1], max_cancelled=None)
+        report = await wait_for_jobs(connection, mark, [1], tolerance=Tolerance(max_cancelled=None))
         assert ended.is_set()
         await eventually(lambda: is_empty(connection, name))
     assert set(report.cancelled) == {1}

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
-from airflow_provider_jetstream.jetstream.errors import WorkerStuckError
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.redrive import redrive
 from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
 from airflow_provider_jetstream.worker import Delivery, Worker
+from airflow_provider_jetstream.worker.errors import WorkerStuckError
 from testbed.letters import kept_records
 from testbed.queues import eventually, make_queue, put, running, stored_count
 
@@ -152,7 +152,7 @@ async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_rea
         assert await eventually(told) == [(1, Reason.DEADLINE, b"hangs")]
     ((death, job),) = await kept_records(connection, queue)
     assert (death.reason, death.deliveries, job.data) == (Reason.DEADLINE, 2, b"hangs")
-    assert death.error_class == "airflow_provider_jetstream.jetstream.errors.HandlerDeadlineError"
+    assert death.error_class == "airflow_provider_jetstream.worker.errors.HandlerDeadlineError"
     assert death.error_message == "expected the handler to be done within 0.3 s, found it running"
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
+from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.jetstream.headers import Headers, first
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.provisioning import provision
@@ -113,7 +114,10 @@ async def test_a_job_that_is_given_up_is_copied_with_everything_before_it_is_ter
         explanation="bad printer: größe",
         error_class=f"{__name__}.PrinterError",
         error_message="no paper in tray 7",
+        traceback_digest=death.traceback_digest,
+        error_place=f"{__name__}:{fail.__qualname__}:{fail.__code__.co_firstlineno + 1}",
     )
+    assert re.fullmatch(r"[0-9a-f]{12}", death.traceback_digest or "")
     assert before <= original.stored_at <= death.died_at <= datetime.now(UTC)
     assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
     assert sorted(job.headers) == sorted(headers)
@@ -382,7 +386,7 @@ async def test_a_last_failure_that_cannot_be_told_does_not_hold_up_the_death(
     assert await stored_count(connection, name) == 1
 
 
-@pytest.mark.parametrize("room", [3_000, 1_200, 700])
+@pytest.mark.parametrize("room", [3_000, 1_200, 700, 630])
 async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
     connection: Connection, settings: ConnectionSettings, name: str, room: int
 ) -> None:
@@ -398,8 +402,9 @@ async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
     ((death, job),) = await kept_records(connection, queue)
     assert job.data == body
     assert death.error_class == "ValueError"
-    expected = {3_000: ("é" * 100, "ü" * 100), 1_200: ("é" * 100, "ü" * 100), 700: (None, None)}
-    assert (death.explanation, death.error_message) == expected[room]
+    texts = ("é" * 100, "ü" * 100) if room > 1_000 else (None, None)
+    assert (death.explanation, death.error_message) == texts
+    assert (death.error_place is not None, death.traceback_digest is not None) == (room == 3_000, room >= 700)
 
 
 @pytest.mark.parametrize("limit", ["max_payload", "max_msg_size"])

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from process_handlers import Order, fail, hang_with_a_program, process_id, typed
 
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
-from airflow_provider_jetstream.jetstream.errors import WorkerSetupError
+from airflow_provider_jetstream.jetstream.letter_record import read_record
 from airflow_provider_jetstream.jetstream.stored import next_message
 from airflow_provider_jetstream.worker import Delivery, Worker
+from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from testbed.queues import eventually, make_queue, put, running, small_queue, stored_count
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import Death
+    from airflow_provider_jetstream.jetstream.death import Death
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
 PATIENT = {"ack_wait": "30s", "max_deliver": 2}
@@ -163,7 +163,7 @@ async def test_a_handler_typed_by_a_model_gets_the_body_as_one_and_bad_bodies_ar
     assert {key: each["result"] for key, each in (await completions(connection, queue)).items()} == {1: "pen 3 1"}
     found = await deaths(connection, queue)
     assert [death.deliveries for death in found] == [1, 1, 1]
-    assert {death.error_class for death in found} == {"airflow_provider_jetstream.jetstream.errors.InvalidBodyError"}
+    assert {death.error_class for death in found} == {"airflow_provider_jetstream.worker.errors.InvalidBodyError"}
     explanations = [death.explanation or "" for death in found]
     expected = "expected a body that is a valid Order, found: "
     assert explanations[0].startswith(f"{expected}amount: Input should be a valid integer")

@@ -5,21 +5,44 @@ import pkgutil
 import re
 from typing import TYPE_CHECKING
 
+import pytest
+
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream import errors
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from types import ModuleType
 
+_PACKAGE = airflow_provider_jetstream.__name__
 _ROW = re.compile(r"^(?P<branch>[ │├└─]*)(?P<name>[A-Z]\w+)(?: {2,}(?P<remark>.*))?$")
 _INDENT = 4
 
 
-def _drawn() -> Iterator[tuple[str, str | None, list[str]]]:
-    """Read class, parent and further bases from the tree at the top of the module."""
+def _package_modules() -> Iterator[ModuleType]:
+    yield airflow_provider_jetstream
+    for module in pkgutil.walk_packages(airflow_provider_jetstream.__path__, f"{_PACKAGE}."):
+        yield importlib.import_module(module.name)
+
+
+def _exceptions_of(module: ModuleType) -> dict[str, type[BaseException]]:
+    return {
+        name: value
+        for name, value in vars(module).items()
+        if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == module.__name__
+    }
+
+
+def _trees() -> dict[str, ModuleType]:
+    """Find every part's own module of errors, the ground floor's and those of the parts above it."""
+    return {module.__name__: module for module in _package_modules() if module.__name__.rpartition(".")[2] == "errors"}
+
+
+def _drawn(module: ModuleType) -> Iterator[tuple[str, str | None, list[str]]]:
+    """Read class, parent and further bases from the tree at the top of a module."""
     above: list[str] = []
-    for line in (errors.__doc__ or "").splitlines():
+    for line in (module.__doc__ or "").splitlines():
         row = _ROW.match(line.removeprefix("    "))
         if row is None or not line.startswith("    "):
             continue
@@ -30,75 +53,78 @@ def _drawn() -> Iterator[tuple[str, str | None, list[str]]]:
         above.append(row["name"])
 
 
-def _defined() -> dict[str, type[Exception]]:
+def _defined() -> dict[str, type[BaseException]]:
+    """Collect the errors of the whole package, by their full names."""
     return {
-        name: value
-        for name, value in vars(errors).items()
-        if isinstance(value, type) and issubclass(value, Exception) and value.__module__ == errors.__name__
+        f"{module.__name__}.{name}": error
+        for module in _package_modules()
+        for name, error in _exceptions_of(module).items()
     }
 
 
-def _package_modules() -> Iterator[str]:
-    package = airflow_provider_jetstream
-    yield package.__name__
-    for module in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
-        yield module.name
+def test_the_ground_floor_and_the_worker_have_trees() -> None:
+    assert {f"{_PACKAGE}.jetstream.errors", f"{_PACKAGE}.worker.errors"} <= set(_trees())
+    assert [name for name, module in _trees().items() if not _exceptions_of(module)] == []
 
 
-def _package_exceptions() -> dict[str, type[BaseException]]:
-    found: dict[str, type[BaseException]] = {}
-    for module in map(importlib.import_module, _package_modules()):
-        for value in vars(module).values():
-            if isinstance(value, type) and issubclass(value, BaseException) and value.__module__ == module.__name__:
-                found[f"{module.__name__}.{value.__qualname__}"] = value
-    return found
+@pytest.mark.parametrize("part", sorted(_trees()))
+def test_a_tree_draws_every_class_of_its_module(part: str) -> None:
+    module = _trees()[part]
+    drawn = [name for name, _, _ in _drawn(module)]
+    assert len(drawn) == len(set(drawn))
+    assert set(_exceptions_of(module)) <= set(drawn)
 
 
-def test_the_tree_draws_every_class_and_no_other() -> None:
-    drawn = [name for name, _, _ in _drawn()]
-    assert sorted(drawn) == sorted(_defined())
-    assert drawn[0] == "JetStreamProviderError"
+@pytest.mark.parametrize("part", sorted(_trees()))
+def test_what_a_tree_draws_besides_is_the_ground_floor_on_which_it_stands(part: str) -> None:
+    module = _trees()[part]
+    besides = {name: parent for name, parent, _ in _drawn(module) if name not in _exceptions_of(module)}
+    assert {name: getattr(module, name) for name in besides} == {name: getattr(errors, name) for name in besides}
+    # Neither a leaf nor astray: something of this part hangs below it, and it hangs below what is its base.
+    assert set(besides) <= {parent for _, parent, _ in _drawn(module)}
+    assert [
+        (name, parent)
+        for name, parent in besides.items()
+        if parent is not None and getattr(errors, parent) not in getattr(errors, name).__bases__
+    ] == []
 
 
-def test_every_class_has_exactly_the_bases_that_the_tree_draws() -> None:
-    drawn = {name: {parent, *also} if parent else {"Exception", *also} for name, parent, also in _drawn()}
-    actual = {name: {base.__name__ for base in error.__bases__} for name, error in _defined().items()}
+@pytest.mark.parametrize("part", sorted(_trees()))
+def test_every_class_has_exactly_the_bases_that_its_tree_draws(part: str) -> None:
+    module = _trees()[part]
+    own = _exceptions_of(module)
+    drawn = {
+        name: {parent, *also} if parent else {"Exception", *also}
+        for name, parent, also in _drawn(module)
+        if name in own
+    }
+    actual = {name: {base.__name__ for base in error.__bases__} for name, error in own.items()}
     assert actual == drawn
 
 
 def test_there_is_one_root() -> None:
-    roots = [name for name, error in _defined().items() if JetStreamProviderError not in error.__mro__[1:]]
-    assert roots == ["JetStreamProviderError"]
+    roots = [path for path, error in _defined().items() if JetStreamProviderError not in error.__mro__[1:]]
+    assert roots == [f"{errors.__name__}.JetStreamProviderError"]
+    assert next(name for name, _, _ in _drawn(errors)) == "JetStreamProviderError"
 
 
-def test_every_class_has_a_code_of_its_own() -> None:
-    codes = {name: vars(error).get("code") for name, error in _defined().items()}
+def test_every_class_of_the_package_has_a_code_of_its_own() -> None:
+    codes = {path: vars(error).get("code") for path, error in _defined().items()}
     assert all(re.fullmatch(r"JS\d{3}", code or "") for code in codes.values()), codes
-    assert len(set(codes.values())) == len(codes)
+    assert len(set(codes.values())) == len(codes), sorted(codes.items(), key=lambda item: item[1] or "")
 
 
 def test_no_error_is_both_terminal_and_transient() -> None:
     both = [
-        name
-        for name, error in _defined().items()
+        path
+        for path, error in _defined().items()
         if issubclass(error, errors.TerminalError) and issubclass(error, errors.TransientError)
     ]
     assert both == []
 
 
-def test_every_error_class_of_the_package_derives_from_the_root() -> None:
-    found = _package_exceptions()
-    strays = {path for path, error in found.items() if not issubclass(error, JetStreamProviderError)}
-    assert strays == set()
-    assert len(found) > len(_defined()) - 1
-
-
-def test_every_error_class_of_the_ground_floor_lives_in_one_module() -> None:
-    elsewhere = [
-        path
-        for path in _package_exceptions()
-        if path.startswith("airflow_provider_jetstream.jetstream.") and not path.startswith(f"{errors.__name__}.")
-    ]
+def test_every_error_class_lives_in_its_parts_module_of_errors() -> None:
+    elsewhere = [path for path in _defined() if path.rpartition(".")[0] not in _trees()]
     assert elsewhere == []
 
 

@@ -22,13 +22,16 @@ _PUBLIC = [
     "operators.redrive.JetStreamRedriveOperator",
     "triggers.completion.JobCompletionTrigger",
     "triggers.dead_letter.DeadLetterTrigger",
+    "triggers.queue.QueueDrainedTrigger",
     "sensors.dead_letter.JetStreamDeadLetterSensor",
+    "sensors.queue.JetStreamQueueDrainedSensor",
     "plugins.monitor.JetStreamMonitorPlugin",
     "worker.Worker",
     "worker.Delivery",
     "worker.GiveUpError",
     "worker.RetryLaterError",
     "worker.command.main",
+    "worker.errors.HandlerDeadlineError",
     "jetstream.connection.Connection",
     "jetstream.connection.ConnectionSettings",
     "jetstream.connection.connect",
@@ -46,6 +49,8 @@ _PUBLIC = [
     "jetstream.jobs.Job",
     "jetstream.jobs.Origin",
     "jetstream.jobs.prepare",
+    "jetstream.inspection.inspect_queue",
+    "jetstream.draining.check_drained",
     "jetstream.dead_letters.Selection",
     "jetstream.dead_letters.DeadLetter",
     "jetstream.dead_letters.find_dead_letters",
@@ -62,10 +67,14 @@ _PUBLIC = [
 ]
 
 
-def _loaded_after(module: str) -> set[str]:
-    code = f"import sys, {module}; print(*sorted(name.split('.')[0] for name in sys.modules))"
+def _modules_after(module: str) -> set[str]:
+    code = f"import sys, {module}; print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     return set(done.stdout.split())
+
+
+def _loaded_after(module: str) -> set[str]:
+    return {name.partition(".")[0] for name in _modules_after(module)}
 
 
 @pytest.mark.parametrize("path", _PUBLIC)
@@ -96,6 +105,25 @@ def test_declarations_and_errors_load_no_client(module: str) -> None:
     assert _loaded_after(module) & {"airflow", "nats", "pyspark"} == set()
 
 
-def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> None:
-    unwanted = {"airflow", "pyspark", "nats", "multiprocessing", "prometheus_client", "opentelemetry"}
-    assert _loaded_after(f"{_PACKAGE}.worker.command") & unwanted == set()
+@pytest.mark.parametrize("module", [f"{_PACKAGE}.worker", f"{_PACKAGE}.worker.command"])
+def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without(module: str) -> None:
+    unwanted = {
+        "airflow",
+        "pyspark",
+        "nats",
+        "aiohttp",
+        "yaml",
+        "multiprocessing",
+        "prometheus_client",
+        "opentelemetry",
+    }
+    assert _loaded_after(module) & unwanted == set()
+
+
+def test_the_worker_loads_nothing_of_looking_for_dead_letters_or_of_waiting() -> None:
+    parts = {
+        ".".join(name.split(".")[1:3]) for name in _modules_after(f"{_PACKAGE}.worker") if name.startswith(_PACKAGE)
+    }
+    assert {"worker.runtime", "jetstream.letter_record"} <= parts
+    unwanted = {"dead_letters", "redrive", "completions", "publishing", "provisioning", "audit", "discovery"}
+    assert parts & {f"jetstream.{part}" for part in unwanted} == set()

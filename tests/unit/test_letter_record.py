@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, read_record, record_headers
+from airflow_provider_jetstream.jetstream.death import Death, Reason
+from airflow_provider_jetstream.jetstream.letter_record import one_line, read_record, record_headers
 from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
 if TYPE_CHECKING:
@@ -72,6 +72,7 @@ job_headers = st.lists(st.tuples(names, stored_text.map(str.strip)), max_size=8)
     headers=job_headers,
     reason=st.sampled_from(Reason),
     told=st.tuples(texts, texts, texts, texts),
+    where=st.tuples(st.none() | st.from_regex(r"\A[0-9a-f]{12}\Z"), texts),
     moments=st.tuples(moments, st.none() | moments),
     deliveries=st.none() | st.integers(1, 2**63),
     sequence=st.integers(1, 2**64 - 1),
@@ -80,14 +81,14 @@ def test_whatever_was_kept_is_read_again(
     headers: Pairs,
     reason: Reason,
     told: tuple[str | None, str | None, str | None, str | None],
+    where: tuple[str | None, str | None],
     moments: tuple[datetime, datetime | None],
     deliveries: int | None,
     sequence: int,
 ) -> None:
     explanation, error_class, error_message, parked = told
-    death = Death(
-        "orders", CREATED, sequence, "printer", reason, *moments, deliveries, explanation, error_class, error_message
-    )
+    texts = (explanation, error_class, error_message)
+    death = Death("orders", CREATED, sequence, "printer", reason, *moments, deliveries, *texts, *where)
     kept = keep(death, headers=headers, parked=parked)
     assert sent_unchanged(kept)
     found, job, why = read(kept.items())
@@ -96,6 +97,7 @@ def test_whatever_was_kept_is_read_again(
         explanation=one_line(explanation),
         error_class=one_line(error_class),
         error_message=one_line(error_message),
+        error_place=one_line(death.error_place),
     )
     assert (found, why) == (expected, one_line(parked))
     assert found.fingerprint == kept["Dead-Letter-Fingerprint"]
@@ -158,6 +160,8 @@ def test_garbage_is_read_as_nothing() -> None:
         "Deliveries": "many",
         "Reason": "felt like it",
         "Explanation": " \t ",
+        "Traceback-Digest": "File spooler.py, line 9",
+        "Error-Place": "\n",
         "First-Failure": "2026-13-01",
         "Last-Failure": "0001-01-01T00:00:00+23:59",
         "Kept-Headers": '[["a"]]',

@@ -249,7 +249,12 @@ def test_the_events_capture_the_servers_metrics_where_a_consumer_asks_for_them(
     consumers.append(form(name="w", filter_subject="q.w", max_deliver=2, sample_freq=share))
     queue = _queue(consumers=consumers, events="events")
     assert queue.events is not None
-    assert queue.events.subjects == ("completed.q.>", "cancelled.q.>", *([f"{_METRIC}.q.*"] if captured else []))
+    assert queue.events.subjects == (
+        "completed.q.>",
+        "cancelled.q.>",
+        "published.q.*",
+        *([f"{_METRIC}.q.*"] if captured else []),
+    )
     assert _again(queue) == queue
 
 

@@ -152,7 +152,7 @@ def test_a_queue_of_names_alone_gets_streams_that_capture_all_ends() -> None:
     assert queue.dead_letters.subjects == (f"{_MAX}.q.*", f"{_TERMINATED}.q.*", "dead.q.>", "parked.q.>")
     assert queue.dead_letters.metadata == {"dead_letter_queue": "true"}
     assert queue.events is not None
-    assert queue.events.subjects == ("completed.q.>", "cancelled.q.>")
+    assert queue.events.subjects == ("completed.q.>", "cancelled.q.>", "published.q.*")
 
 
 def test_a_filter_wider_than_the_subjects_is_good_as_long_as_it_gets_jobs() -> None:

@@ -1,9 +1,11 @@
 from __future__ import annotations
 
 import json
+import zoneinfo
 from datetime import UTC, datetime, timedelta, timezone
 from hashlib import sha256
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 
@@ -82,6 +84,89 @@ def test_what_is_no_repetition_is_refused(every: Any) -> None:
 def test_a_cron_expression_of_five_fields_is_told_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r'put one for seconds in front, as in "0 30 3 \* \* \*"'):
         schedule_repeated("30 3 * * *")
+
+
+@pytest.mark.parametrize(
+    ("every", "found"),
+    [
+        (
+            "60 * * * * *",
+            "expected seconds of 0 to 59, ranges such as 0-1, steps such as */2, or lists of these, found",
+        ),
+        ("0 0 24 * * *", "expected hours of 0 to 23"),
+        ("0 0 8 0 * *", "expected days of the month of 1 to 31"),
+        ("0 0 8 * 13 *", "expected months of 1 to 12 or jan to dec"),
+        ("0 0 8 * * 7", "expected weekdays of 0 to 6 or sun to sat, ranges such as 0-1"),
+        ("0 0 8 * * sunday", "found 'sunday', in the cron expression '0 0 8 * * sunday'"),
+        ("0 0 8 L * *", "found 'L'"),
+        ("0 0 8 * * fri-sun", "found 'fri-sun'"),
+        ("0 */0 8 * * *", "found '*/0'"),
+        ("0 1, 8 * * *", "found '1,'"),
+        (
+            "0 0 8 31 4,jun *",
+            "expected a date that there is, found day 31 of month 4,jun, which never comes, in the cron",
+        ),
+    ],
+)
+def test_a_cron_expression_that_the_server_would_refuse_is_told_where_it_is_wrong(every: str, found: str) -> None:
+    with pytest.raises(ValueError, match="expected") as caught:
+        schedule_repeated(every)
+    assert found in str(caught.value)
+
+
+@pytest.mark.parametrize("time_zone", ["Europe/Vienna", ZoneInfo("Europe/Vienna")])
+@pytest.mark.parametrize("every", ["0 30 8 * * *", "@daily"])
+def test_a_cron_expression_may_be_meant_in_a_time_zone(every: str, time_zone: str | ZoneInfo) -> None:
+    job = _prepared(Job(b"", id="a", every=every, time_zone=time_zone), _queue())
+    schedule = {key: value for key, value in job.headers.items() if key.startswith("Nats-")}
+    assert schedule == {
+        "Nats-Schedule": every,
+        "Nats-Schedule-Target": "q.a",
+        "Nats-Schedule-Time-Zone": "Europe/Vienna",
+    }
+
+
+@pytest.mark.parametrize(
+    ("job", "found"),
+    [
+        *(
+            (
+                Job(b"", id="a", every="@daily", time_zone=zone),
+                f'expected the name of a time zone, such as "Europe/Vienna", found {zone!r}',
+            )
+            for zone in ("Nowhere/City", "+02:00", "", "../UTC", "/etc/localtime", "Local", "Europe")
+        ),
+        (
+            Job(b"", id="a", every="30s", time_zone="UTC"),
+            "expected a time zone with a cron expression only, found 'UTC' with '@every 30s': leave it out, or say at",
+        ),
+        (Job(b"", at=_NOW, time_zone="UTC"), "found 'UTC' without every: leave it out; at has a zone of its own"),
+        (Job(b"", time_zone="UTC"), "found 'UTC' without every: leave it out"),
+    ],
+)
+def test_a_time_zone_that_cannot_be_meant_is_refused(job: Job, found: str) -> None:
+    with pytest.raises(JobError) as caught:
+        _prepared(job, _queue())
+    assert found in str(caught.value)
+
+
+def test_a_machine_without_time_zones_leaves_them_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Neither the system's folders nor the package tzdata, as in small images.
+    monkeypatch.setattr("importlib.resources.files", _nothing)
+    monkeypatch.setattr("importlib.resources.open_binary", _nothing, raising=False)
+    zoneinfo.reset_tzpath([])
+    ZoneInfo.clear_cache()
+    try:
+        job = _prepared(Job(b"", id="a", every="@daily", time_zone="Nowhere/City"), _queue())
+        assert job.headers["Nats-Schedule-Time-Zone"] == "Nowhere/City"
+        with pytest.raises(JobError, match="expected the name of a time zone"):
+            _prepared(Job(b"", id="a", every="@daily", time_zone=""), _queue())
+    finally:
+        zoneinfo.reset_tzpath()
+
+
+def _nothing(*_: object, **__: object) -> None:
+    raise FileNotFoundError
 
 
 def test_a_schedule_is_the_job_with_its_headers_on_a_subject_of_its_own() -> None:

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Selection, Source, group_of
+from airflow_provider_jetstream.jetstream.dead_letters import (
+    DeadLetter,
+    Death,
+    GroupField,
+    Reason,
+    Selection,
+    Source,
+    group_of,
+)
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -25,6 +33,8 @@ DEATH = Death(
     explanation="no paper",
     error_class="printing.PaperError",
     error_message="tray 17 is empty",
+    traceback_digest="0123456789ab",
+    error_place="printing:feed:17",
 )
 LETTER = DeadLetter(
     death=DEATH,
@@ -51,6 +61,7 @@ LETTER = DeadLetter(
         ({"reasons": ["terminated", "orphan"]}, {"reasons": ["max_deliveries"]}),
         ({"error_class": "printing.PaperError"}, {"error_class": "PaperError"}),
         ({"fingerprint": DEATH.fingerprint}, {"fingerprint": "0" * 12}),
+        ({"traceback_digest": "0123456789ab"}, {"traceback_digest": "0" * 12}),
         ({"subject": "orders.new.eu"}, {"subject": "orders.new"}),
         ({"subject": "orders.*.eu"}, {"subject": "orders.*"}),
         ({"subject": "orders.>"}, {"subject": "order.>"}),
@@ -137,16 +148,19 @@ def test_what_is_not_understood_is_told_with_the_fields_that_are(source: Any, to
         Selection.of(source)
     message = str(caught.value)
     assert told in message
-    assert "by sequences, reasons, error_class, fingerprint, subject, consumer, older_than, younger_than," in message
+    assert (
+        "by sequences, reasons, error_class, fingerprint, traceback_digest, subject, consumer, older_than," in message
+    )
     assert "dag_id, run_id, task_id, parked, vanished" in message
 
 
 def test_groups() -> None:
-    fields = ("reason", "error_class", "fingerprint", "subject", "consumer", "dag_id", "run_id", "task_id")
-    assert group_of(LETTER, fields) == (
+    assert group_of(LETTER, get_args(GroupField)) == (
         "terminated",
         "printing.PaperError",
         DEATH.fingerprint,
+        "0123456789ab",
+        "printing:feed:17",
         "orders.new.eu",
         "printer",
         "shop",

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pydantic import BaseModel
 
-from airflow_provider_jetstream.jetstream.errors import InvalidBodyError, WorkerSetupError
 from airflow_provider_jetstream.worker import Delivery
 from airflow_provider_jetstream.worker.calling import read_handler
+from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -179,3 +179,35 @@ def test_an_option_that_is_needed_is_asked_for(missing: str, capsys: pytest.Capt
         main(["run", *(part for option in given.items() for part in option)])
     assert ended.value.code == 2
     assert f"the following arguments are required: {missing}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("fallback", ["", ":low", "low.yaml:", ":"])
+def test_a_fallback_that_is_neither_a_consumer_nor_one_of_a_file_is_told_the_forms(
+    queue: Path, fallback: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        run(queue, "--fallback", fallback)
+    assert ended.value.code == 2
+    assert (
+        "argument --fallback: expected a consumer of the queue, or the path of another queue's YAML file and its"
+        f" consumer with a colon between them, found {fallback!r}"
+    ) in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("fallbacks", "told"),
+    [
+        (
+            ["low"],
+            "the declaration of work queue 'orders' can't be used:\n  - expected one of its consumers (processor)",
+        ),
+        (["processor"], "expected each consumer once, found orders/processor twice"),
+        (["orders.yaml:processor"], "expected each consumer once, found orders/processor twice"),
+        (["missing.yaml:low"], "expected a YAML file at this path, found: No such file or directory"),
+    ],
+)
+def test_a_fallback_that_cannot_be_is_named(
+    queue: Path, fallbacks: list[str], told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(queue, *(argument for each in fallbacks for argument in ("--fallback", each))) == 2
+    assert told in capsys.readouterr().err

@@ -11,14 +11,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.errors import WorkerSetupError
+from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.logs import JsonLines
 from airflow_provider_jetstream.worker.metrics import PrometheusMetrics
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-LABELS = {"stream": "orders", "consumer": "processor", "worker": "3"}
 
 
 def record(message: str, *arguments: object, **extra: object) -> logging.LogRecord:
@@ -52,10 +50,10 @@ def taken() -> Iterator[int]:
 
 def test_a_port_that_is_taken_is_named(taken: int) -> None:
     with pytest.raises(WorkerSetupError, match=f"expected a free port for metrics, found {taken}: "):
-        PrometheusMetrics(taken, LABELS, lambda: 0, lambda: 0)
+        PrometheusMetrics(taken, "3")
 
 
 def test_numbers_without_their_client_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
     with pytest.raises(WorkerSetupError, match="expected prometheus-client to serve numbers, found none"):
-        PrometheusMetrics(0, LABELS, lambda: 0, lambda: 0)
+        PrometheusMetrics(0, "3")

@@ -5,10 +5,10 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.errors import JobExpiredError, RetryLaterError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker import Delivery
 from airflow_provider_jetstream.worker.delivery_rules import DeliveryRules
+from airflow_provider_jetstream.worker.errors import JobExpiredError, RetryLaterError
 from airflow_provider_jetstream.worker.job_times import attempt_seconds, check_expiry
 
 SECOND = 1_000_000_000

@@ -10,9 +10,9 @@ from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.dead_letters.entries import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind
-from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, record_headers
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.letter_record import SCAN, record_headers
 from airflow_provider_jetstream.jetstream.names import MSG_ID, copy_filter, copy_subject
 from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.jetstream.stored import get_message, stream_info

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, Terminated, parse_advisory
 from airflow_provider_jetstream.jetstream.completions import DELETED_IN_FLIGHT
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
-from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, read_record
+from airflow_provider_jetstream.jetstream.death import Reason
+from airflow_provider_jetstream.jetstream.letter_record import SCAN, read_record
 from airflow_provider_jetstream.jetstream.names import (
     MAX_DELIVERIES,
     MSG_ID,

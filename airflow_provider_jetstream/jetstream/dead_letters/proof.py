@@ -12,10 +12,11 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Death, Reason, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention, alive_at, consumer_of, deaths
 from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.verdicts import ENDED, Dismissal, Verdict
+from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.jetstream.names import completion_subject, marker_filter, marker_subject
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
@@ -24,9 +25,9 @@ from airflow_provider_jetstream.jetstream.units import parse_duration
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
 
+    from airflow_provider_jetstream.jetstream.archive import Archive
     from airflow_provider_jetstream.jetstream.audit import Audit, LetterRecord
     from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
     from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances, ConsumerState
     from airflow_provider_jetstream.jetstream.dead_letters.metrics import AckMetrics
 

@@ -14,17 +14,18 @@ from datetime import UTC, datetime, timedelta
 from heapq import merge
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.archive import Archive
 from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.jetstream.dead_letters.archive import Archive
 from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances, look_around
 from airflow_provider_jetstream.jetstream.dead_letters.entries import Index, read_index
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
 from airflow_provider_jetstream.jetstream.dead_letters.metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning, reckon
 from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Judge, Verdict
 from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.names import TERMINATED
 from airflow_provider_jetstream.jetstream.reading import at_once, read_range
@@ -71,6 +72,7 @@ class Scan:
     :param dismissed: how many jobs were no dead letters after all, by verdict
     :param unkept: jobs whose body the dead letter queue doesn't hold though it may be needed yet
     :param complete: whether every job was judged
+    :param page_size: how many letters are held at once
     """
 
     connection: Connection
@@ -87,6 +89,7 @@ class Scan:
     dismissed: Counter[Verdict] = field(default_factory=Counter)
     unkept: set[int] = field(default_factory=set)
     complete: bool = False
+    page_size: int = PAGE
 
     @classmethod
     async def begin(cls, connection: Connection, queue: WorkQueue, *, vanished: bool = False) -> Scan:
@@ -147,7 +150,7 @@ class Scan:
             if selection.sequences is not None and job[0] not in selection.sequences:
                 continue
             batch.append(job)
-            if len(batch) == PAGE:
+            if len(batch) >= self.page_size:
                 yield await self._page(batch, selection)
                 batch = []
         if batch:
@@ -174,6 +177,17 @@ class Scan:
         :param look_around_again: whether the queue and its consumers may have changed, however short the time
         :return: what each is now
         """
+        return await self.prove([letter.sequence for letter in letters], look_around_again=look_around_again)
+
+    async def prove(
+        self, sequences: Sequence[int], *, look_around_again: bool = False
+    ) -> list[DeadLetter | Dismissal]:
+        """Judge jobs by their sequences.
+
+        :param sequences: stream sequences, which something may be known about or not
+        :param look_around_again: whether the queue and its consumers may have changed, however short the time
+        :return: what each is now
+        """
         crashed = _reconnects(self.connection) != self._reconnects
         if look_around_again or crashed or datetime.now(UTC) - self.looked_at > _LOOK_AGAIN:
             self._reconnects, self.looked_at = _reconnects(self.connection), datetime.now(UTC)
@@ -182,7 +196,7 @@ class Scan:
             # The server may have forgotten deaths that it had told of.
             reckoning = await reckon(self.connection, self.around, self.index, self.audit)
             self._judge.doubted = reckoning.doubted
-        return await at_once(self._prove, [letter.sequence for letter in letters])
+        return await at_once(self._prove, sequences)
 
     async def _prove(self, sequence: int) -> DeadLetter | Dismissal:
         return await self._judge.judge(sequence, self.index.mentions(sequence))

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.jetstream.quantities import Duration
 from airflow_provider_jetstream.jetstream.subjects import covers, subject_problem
-from airflow_provider_jetstream.jetstream.units import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 GroupField: TypeAlias = Literal[
-    "reason", "error_class", "fingerprint", "subject", "consumer", "dag_id", "run_id", "task_id"
+    "reason",
+    "error_class",
+    "fingerprint",
+    "traceback_digest",
+    "error_place",
+    "subject",
+    "consumer",
+    "dag_id",
+    "run_id",
+    "task_id",
 ]
 
 
@@ -28,7 +37,8 @@ class Selection(BaseModel):
     :param sequences: stream sequences in the work queue
     :param reasons: why they died; jobs that no consumer takes are meant only where ``undeliverable`` is named
     :param error_class: the error's type, as a worker told it
-    :param fingerprint: letters that died of the same thing
+    :param fingerprint: letters that died of the same thing, by what was said
+    :param traceback_digest: letters whose handler failed in the same way at the same place, whatever was said
     :param subject: a subject or filter
     :param consumer: who delivered them
     :param older_than: dead for at least this long
@@ -47,6 +57,7 @@ class Selection(BaseModel):
     reasons: frozenset[Reason] | None = None
     error_class: str | None = None
     fingerprint: str | None = None
+    traceback_digest: str | None = None
     subject: str | None = None
     consumer: str | None = None
     older_than: Duration | None = None
@@ -111,6 +122,7 @@ class Selection(BaseModel):
             and (death.reason in self.reasons if self.reasons is not None else death.reason != Reason.UNDELIVERABLE)
             and self.error_class in (None, death.error_class)
             and self.fingerprint in (None, death.fingerprint)
+            and self.traceback_digest in (None, death.traceback_digest)
             and self.consumer in (None, death.consumer)
             and (self.subject is None or covers(self.subject, letter.subject))
             and (self.older_than is None or age >= _timedelta(self.older_than))
@@ -133,6 +145,8 @@ def group_of(letter: DeadLetter, fields: Sequence[GroupField]) -> tuple[str | No
         "reason": death.reason.value,
         "error_class": death.error_class,
         "fingerprint": death.fingerprint,
+        "traceback_digest": death.traceback_digest,
+        "error_place": death.error_place,
         "subject": letter.subject,
         "consumer": death.consumer,
         "dag_id": origin.dag_id if origin else None,

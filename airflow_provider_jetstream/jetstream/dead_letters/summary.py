@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, get_args
 
 from airflow_provider_jetstream.jetstream.dead_letters.capture import Keeper
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection, group_of
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 if TYPE_CHECKING:

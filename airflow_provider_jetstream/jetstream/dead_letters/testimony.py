@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention, consumer_of
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.death import Death, Reason
+from airflow_provider_jetstream.jetstream.letter_record import read_record
 from airflow_provider_jetstream.jetstream.stored import get_message
 
 if TYPE_CHECKING:
@@ -74,6 +74,8 @@ async def hear(
         explanation=explanation,
         error_class=told.error_class if told else None,
         error_message=told.error_message if told else None,
+        traceback_digest=told.traceback_digest if told else None,
+        error_place=told.error_place if told else None,
     )
     return Testimony(death, job if job and job.subject else None)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
 
 if TYPE_CHECKING:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
 from airflow_provider_jetstream.jetstream.names import marker_subject
 from airflow_provider_jetstream.jetstream.redrive.order import Protocol, RedriveOrder

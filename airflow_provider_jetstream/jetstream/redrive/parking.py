@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, UnreachableError
+from airflow_provider_jetstream.jetstream.letter_record import record_headers
 from airflow_provider_jetstream.jetstream.names import parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.redrive.copying import check_size
 from airflow_provider_jetstream.jetstream.storing import store

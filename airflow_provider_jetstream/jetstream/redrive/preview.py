@@ -136,6 +136,7 @@ def _count(found: Preview, order: RedriveOrder, letter: DeadLetter, group_by: Se
                 "subject": job.subject,
                 "reason": letter.death.reason.value,
                 "error_class": letter.death.error_class,
+                "error_place": letter.death.error_place,
                 "redrives": letter.redrives,
                 "body": job.content.body[:_BODY_SHOWN].decode("utf-8", "replace"),
                 "changes": job.content.changes,

@@ -9,10 +9,11 @@ from array import array
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Reason, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Verdict
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.asked import require_asked

@@ -151,8 +151,17 @@ class Archive:
 
     @staticmethod
     def _number(copy: StoredMessage) -> int:
-        text = _added(copy, _SEQUENCE) or ""
-        return int(text) if text.isdecimal() else 0
+        return job_sequence(copy)
+
+
+def job_sequence(copy: StoredMessage) -> int:
+    """Tell of which job a message of an archive is the copy.
+
+    :param copy: the message
+    :return: the job's stream sequence in the work queue; 0 where it is no copy
+    """
+    text = _added(copy, _SEQUENCE) or ""
+    return int(text) if text.isdecimal() else 0
 
 
 def _added(copy: StoredMessage, name: str) -> str | None:

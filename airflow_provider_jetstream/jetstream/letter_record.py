@@ -13,7 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Death, Reason
+from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.jetstream.headers import Headers, Pairs, is_servers
 from airflow_provider_jetstream.jetstream.names import MSG_ID, NO_CONSUMER, copy_filter, parked_filter
 
@@ -39,6 +39,8 @@ _FIRST_FAILURE = f"{PREFIX}First-Failure"
 _LAST_FAILURE = f"{PREFIX}Last-Failure"
 _ERROR_CLASS = f"{PREFIX}Error-Class"
 _ERROR_MESSAGE = f"{PREFIX}Error-Message"
+_TRACEBACK_DIGEST = f"{PREFIX}Traceback-Digest"
+_ERROR_PLACE = f"{PREFIX}Error-Place"
 _FINGERPRINT = f"{PREFIX}Fingerprint"
 _PARKED = f"{PREFIX}Parked"
 _KEPT = f"{PREFIX}Kept-Headers"
@@ -46,6 +48,7 @@ _KEPT = f"{PREFIX}Kept-Headers"
 _LONGEST_TEXT = 1_000
 # The client refuses other names, and changes values with line breaks in them or white space around them.
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _WHOLE = re.compile(r"[0-9]{1,20}")
 _TOKEN = re.compile(r"[^\s.*>\ud800-\udfff]+")
 _SUBJECT_TEXT = re.compile(r"[^\s\ud800-\udfff]+")
@@ -87,6 +90,8 @@ def record_headers(
         _LAST_FAILURE: death.died_at.isoformat(),
         _ERROR_CLASS: death.error_class,
         _ERROR_MESSAGE: death.error_message,
+        _TRACEBACK_DIGEST: death.traceback_digest,
+        _ERROR_PLACE: one_line(death.error_place),
         _FINGERPRINT: death.fingerprint,
         _PARKED: one_line(parked),
     }
@@ -124,6 +129,8 @@ def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessa
         explanation=one_line(told.get(_EXPLANATION)),
         error_class=one_line(told.get(_ERROR_CLASS)),
         error_message=one_line(told.get(_ERROR_MESSAGE)),
+        traceback_digest=_matching(_DIGEST, told.get(_TRACEBACK_DIGEST)),
+        error_place=one_line(told.get(_ERROR_PLACE)),
     )
     # What the server's own headers say on a copy is about the copy.
     own = [pair for pair in message.headers if not pair[0].startswith(PREFIX) and not is_servers(pair[0])]

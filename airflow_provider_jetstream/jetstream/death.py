@@ -1,0 +1,75 @@
+"""What is known about the end of one job: the same in what workers tell and in what scans find."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+from hashlib import sha256
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from datetime import datetime
+
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|[0-9a-fA-F]{8,}(?:-[0-9a-fA-F]{4,})*|\d+")
+_FINGERPRINT_DIGITS = 12
+_FINGERPRINT_TEXT = 200
+
+
+class Reason(StrEnum):
+    """Why a job is dead."""
+
+    MAX_DELIVERIES = "max_deliveries"
+    """It used up its deliveries."""
+    TERMINATED = "terminated"
+    """A worker gave it up."""
+    DEADLINE = "deadline"
+    """It used up its deliveries, and the last one ran past its deadline."""
+    EXPIRED = "expired"
+    """Its time was over, before a worker started it or while one had it."""
+    ORPHAN = "orphan"
+    """It is dead, but nobody told: found by counting."""
+    UNDELIVERABLE = "undeliverable"
+    """No consumer's filter matches it; not dead, but nobody will ever do it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Death:
+    """What is known about the end of one job.
+
+    :param stream: the job's stream
+    :param created: when that stream was created, in the server's own text; empty where the teller didn't know
+    :param sequence: the job's stream sequence; with the two above its identity
+    :param consumer: who delivered it; ``None`` where nobody did
+    :param reason: why it is dead
+    :param died_at: its last failure
+    :param first_failed_at: its first failure, where a worker told
+    :param deliveries: how often it was delivered, where that is known
+    :param explanation: the worker's own words
+    :param error_class: the error's type, where a worker told
+    :param error_message: the error's text, where a worker told
+    :param traceback_digest: the same wherever a handler failed at the same place in the same way, where a worker told
+    :param error_place: that place for people, as ``module:function:line``
+    """
+
+    stream: str
+    created: str
+    sequence: int
+    consumer: str | None
+    reason: Reason
+    died_at: datetime
+    first_failed_at: datetime | None = None
+    deliveries: int | None = None
+    explanation: str | None = None
+    error_class: str | None = None
+    error_message: str | None = None
+    traceback_digest: str | None = None
+    error_place: str | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """The same for letters that died of the same thing: numbers and ids in the texts don't count."""
+        # Cut after numbers are masked, since their length would move the cut.
+        told = _VARYING.sub("#", self.error_message or self.explanation or "")[:_FINGERPRINT_TEXT]
+        parts = (self.reason, self.consumer or "", self.error_class or "", told)
+        return sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_FINGERPRINT_DIGITS]

@@ -1,0 +1,200 @@
+"""Workers in an environment without Airflow: started by their command, as in a container."""
+
+from __future__ import annotations
+
+import json
+import signal
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+import pytest
+import yaml
+
+from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.cancelling import cancel
+from airflow_provider_jetstream.jetstream.jobs import Job, prepare
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.publishing import publish
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from testbed.letters import kept_records, messages_of
+from testbed.processes import Process
+from testbed.queues import eventually, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from testbed.nats_server import NatsServer
+
+_HANDLERS = """
+import asyncio
+import importlib.util
+import os
+import sys
+
+from pydantic import BaseModel
+
+from airflow_provider_jetstream.worker import Delivery, GiveUpError
+
+
+class Order(BaseModel):
+    item: str
+
+
+def process(order: Order, job: Delivery) -> dict:
+    if order.item == "nothing":
+        raise GiveUpError("there is nothing to send")
+    return {"item": order.item, "process": os.getpid()}
+
+
+async def look(job: Delivery) -> list:
+    if job.body == b"slow":
+        await asyncio.sleep(3600)
+    absent = ("airflow", "pyspark", "prometheus_client")
+    return [name for name in absent if importlib.util.find_spec(name) or name in sys.modules]
+"""
+
+
+class Bench:
+    """A queue on the server, and a folder as a worker's container has it.
+
+    :param connection: the server
+    :param queue: the queue
+    :param folder: where the worker is started
+    :param python: the worker's Python
+    :param url: the server's address
+    """
+
+    def __init__(self, connection: Connection, queue: WorkQueue, folder: Path, python: Path, url: str) -> None:
+        self.connection = connection
+        self.queue = queue
+        self._folder = folder
+        self._python = python
+        self._url = url
+
+    @contextmanager
+    def worker(self, consumer: str, handler: str, *options: str) -> Iterator[Process]:
+        command: list[str | Path] = [
+            *(self._python.parent / "jetstream-worker", "run", "--queue", "queue.yaml", "--consumer", consumer),
+            *("--handler", f"handlers:{handler}", "--id", consumer, "--log-format", "json", *options),
+        ]
+        # Nothing of this process's own environment, least of all its paths.
+        process = Process.start(
+            command, env={"NATS_URL": self._url}, log_file=self._folder / f"{consumer}.log", cwd=self._folder
+        )
+        try:
+            yield process
+        finally:
+            process.kill()
+
+    async def publish(self, *jobs: Job) -> None:
+        prepared = prepare(jobs, subject=f"{self.queue.name}.jobs", origin=None, batch=uuid4().hex, queue=self.queue)
+        (await publish(self.connection, prepared)).raise_for_failures()
+
+    async def ends(self) -> dict[str | None, Completion | Cancelled]:
+        """Read how jobs ended, by their ids."""
+        messages = await messages_of(self.connection, f"{self.queue.name}-events", f"completed.{self.queue.name}.>")
+        found = [parse_advisory(message.data) for message in messages]
+        return {end.job_id: end for end in found if isinstance(end, Completion | Cancelled)}
+
+
+@pytest.fixture
+async def bench(connection: Connection, nats: NatsServer, name: str, bare: Path, tmp_path: Path) -> Bench:
+    declared: dict[str, Any] = {
+        "name": name,
+        "subjects": [f"{name}.>"],
+        "dead_letters": f"{name}-dead",
+        "events": f"{name}-events",
+        "consumers": [
+            {"name": "plain", "filter_subject": f"{name}.jobs", "max_deliver": 2, "ack_wait": "30s"},
+            {
+                "name": "divided",
+                "filter_subject": f"{name}.customers.{{partition}}",
+                "partitions": 2,
+                "max_deliver": 2,
+                "ack_wait": "30s",
+            },
+        ],
+    }
+    (tmp_path / "queue.yaml").write_text(yaml.safe_dump(declared), encoding="utf-8")
+    (tmp_path / "handlers.py").write_text(_HANDLERS, encoding="utf-8")
+    queue = WorkQueue(**declared)
+    await provision(connection, queue)
+    return Bench(connection, queue, tmp_path, bare, nats.url)
+
+
+async def test_a_worker_does_jobs_gives_up_what_cannot_be_done_and_stops_in_good_order(bench: Bench) -> None:
+    bodies = [{"item": "pear"}, {"item": "plum"}, {"item": "nothing"}, {"pear": 1}]
+    await bench.publish(*(Job(body, id=str(number)) for number, body in enumerate(bodies)))
+    with bench.worker("plain", "process", "--processes", "--concurrency", "2") as process:
+
+        async def settled() -> bool:
+            return await stored_count(bench.connection, bench.queue.name) == 0
+
+        await eventually(settled, within=30)
+        ends = await bench.ends()
+        results = {job_id: end.result for job_id, end in ends.items() if isinstance(end, Completion)}
+        assert {job_id: result["item"] for job_id, result in results.items()} == {"0": "pear", "1": "plum"}
+        assert process.pid not in {result["process"] for result in results.values()}
+        told = {job.header("Job-Id"): death for death, job in await kept_records(bench.connection, bench.queue)}
+        assert (told["2"].explanation, told["3"].error_class) == (
+            "there is nothing to send",
+            "airflow_provider_jetstream.worker.errors.InvalidBodyError",
+        )
+        assert (told["2"].error_place or "").startswith("handlers:process:")
+        process.signal(signal.SIGTERM)
+        await eventually(lambda: process.returncode is not None, within=20)
+    assert process.returncode == 0
+    logged = [json.loads(line) for line in process.output().splitlines()]
+    assert sorted(line["outcome"] for line in logged if "outcome" in line) == ["completed"] * 2 + ["given_up"] * 2
+
+
+async def test_a_worker_obeys_cancellations_and_runs_where_airflow_and_spark_cannot_be_imported(bench: Bench) -> None:
+    await bench.publish(Job("slow", id="slow"), Job("later", id="later"))
+    await cancel(bench.connection, bench.queue, "later", why="not wanted")
+    with bench.worker("plain", "look", "--concurrency", "2") as process:
+        await eventually(lambda: "takes jobs of" in process.output(), within=20)
+        await bench.publish(Job("quick", id="quick"))
+
+        async def two_ended() -> bool:
+            return set(await bench.ends()) == {"later", "quick"}
+
+        await eventually(two_ended, within=20)
+        await cancel(bench.connection, bench.queue, "slow", why="too slow", by="somebody")
+
+        async def all_ended() -> bool:
+            return "slow" in await bench.ends()
+
+        await eventually(all_ended)
+    ends = await bench.ends()
+    slow, later, quick = ends["slow"], ends["later"], ends["quick"]
+    assert isinstance(slow, Cancelled)
+    assert isinstance(later, Cancelled)
+    assert isinstance(quick, Completion)
+    assert (slow.why, later.why, quick.result) == ("too slow", "not wanted", [])
+
+
+async def test_each_partition_has_a_worker_of_its_own(bench: Bench) -> None:
+    keys = [f"customer-{number}" for number in range(8)]
+    subject = f"{bench.queue.name}.customers.{{partition}}"
+    await bench.publish(*(Job(key, subject, id=key, partition_key=key) for key in keys))
+    with bench.worker("divided-0", "look"), bench.worker("divided-1", "look"):
+
+        async def all_done() -> bool:
+            return len(await bench.ends()) == len(keys)
+
+        await eventually(all_done, within=30)
+    ends = await bench.ends()
+    workers = {job_id: end.worker for job_id, end in ends.items()}
+    assert workers == {job_id: end.consumer for job_id, end in ends.items()}
+    assert set(workers.values()) == {"divided-0", "divided-1"}
+
+
+async def test_numbers_without_their_extra_are_refused_with_what_to_do(bench: Bench) -> None:
+    with bench.worker("plain", "look", "--metrics-port", "0") as process:
+        await eventually(lambda: process.returncode is not None, within=20)
+    assert process.returncode == 2
+    assert "expected prometheus-client to serve numbers, found none" in process.output()
+    assert "its extra metrics" in process.output()

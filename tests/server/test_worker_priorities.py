@@ -1,0 +1,410 @@
+"""Workers that take the jobs of one consumer first and fall back to others, of the same stream and of another."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+import time
+import urllib.request
+from typing import TYPE_CHECKING
+
+import pytest
+import yaml
+
+from airflow_provider_jetstream.jetstream.cancelling import cancel
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.names import completion_filter, copy_subject
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.stored import last_message, next_message
+from airflow_provider_jetstream.worker import Delivery, Worker
+from airflow_provider_jetstream.worker.errors import WorkerSetupError
+from airflow_provider_jetstream.worker.lanes import Source
+from testbed.lanes import HIGH, LOW, delivered, in_flight, lanes_queue, make_lanes, wiretap
+from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.workers import start_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.worker.lanes import Fallback
+    from testbed.nats_server import NatsServer
+
+BOTH = pytest.mark.parametrize("streams", [1, 2], ids=["one stream", "two streams"])
+
+
+def fallback(high: Source, low: Source) -> Fallback:
+    """Name the second lane in the shortest way there is."""
+    return low.consumer.name if low.queue == high.queue else (low.queue, low.consumer.name)
+
+
+async def fill(connection: Connection, source: Source, kind: str, count: int, *, job_id: str = "") -> list[int]:
+    headers = {"Job-Id": job_id} if job_id else None
+    return await put(connection, source.queue, [kind] * count, kind=kind, headers=headers)
+
+
+def empty(connection: Connection, *sources: Source) -> Callable[[], object]:
+    async def is_empty() -> bool:
+        return not any([await stored_count(connection, source.queue.name) for source in sources])
+
+    return is_empty
+
+
+@BOTH
+async def test_urgent_jobs_come_first_and_others_when_there_are_none(
+    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+) -> None:
+    high, low = await make_lanes(connection, name, streams=streams)
+    await fill(connection, low, LOW, 5)
+    await fill(connection, high, HIGH, 5)
+    done: list[str] = []
+    worker = Worker(
+        high.queue,
+        high.consumer.name,
+        lambda job: done.append(job.body.decode()),
+        settings,
+        fallbacks=[fallback(high, low)],
+    )
+    async with running(worker):
+        await eventually(empty(connection, high, low))
+        assert done == [HIGH] * 5 + [LOW] * 5
+        await fill(connection, low, LOW, 2)
+        await eventually(lambda: len(done) == 12)
+        await fill(connection, high, HIGH, 2)
+        await eventually(lambda: len(done) == 14)
+    assert done[10:] == [LOW] * 2 + [HIGH] * 2
+    assert (await delivered(connection, high), await delivered(connection, low)) == (7, 7)
+
+
+@BOTH
+async def test_an_urgent_job_that_comes_while_all_slots_are_taken_is_the_next_one(
+    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+) -> None:
+    high, low = await make_lanes(connection, name, streams=streams)
+    await fill(connection, low, LOW, 5)
+    done: list[str] = []
+    go_on = asyncio.Event()
+
+    async def handle(job: Delivery) -> None:
+        done.append(job.body.decode())
+        if len(done) == 2:
+            await fill(connection, high, HIGH, 1)
+            # Until the server has told of it.
+            await asyncio.sleep(0.2)
+        await go_on.wait()
+
+    worker = Worker(high.queue, high.consumer.name, handle, settings, fallbacks=[fallback(high, low)])
+    async with running(worker):
+        await eventually(lambda: done == [LOW])
+        # Nothing else is pulled in the time in which several bells ring or expire.
+        for _ in range(30):
+            assert await in_flight(connection, high, low) == 1
+            await asyncio.sleep(0.05)
+        go_on.set()
+        await eventually(empty(connection, high, low))
+    assert done == [LOW, LOW, HIGH, LOW, LOW, LOW]
+
+
+async def test_no_more_jobs_are_pulled_than_there_are_free_slots_in_all(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    high, low = await make_lanes(connection, name)
+    go_on = asyncio.Event()
+    at_work: list[str] = []
+    most = 0
+
+    async def handle(job: Delivery) -> None:
+        nonlocal most
+        at_work.append(job.body.decode())
+        most = max(most, len(at_work))
+        await go_on.wait()
+        at_work.remove(job.body.decode())
+
+    async with running(Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=5)):
+        await fill(connection, low, LOW, 2)
+        await eventually(lambda: at_work == [LOW] * 2)
+        await fill(connection, high, HIGH, 20)
+        await fill(connection, low, LOW, 20)
+        await eventually(lambda: len(at_work) == 5)
+        for _ in range(30):
+            assert await in_flight(connection, high, low) == 5
+            await asyncio.sleep(0.05)
+        go_on.set()
+        await eventually(empty(connection, high, low))
+    assert most == 5
+    assert (await delivered(connection, high), await delivered(connection, low)) == (20, 22)
+
+
+@BOTH
+async def test_a_job_of_any_lane_starts_at_once_on_an_idle_worker(
+    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+) -> None:
+    high, low = await make_lanes(connection, name, streams=streams)
+    started: list[float] = []
+    worker = Worker(
+        high.queue,
+        high.consumer.name,
+        lambda _: started.append(time.monotonic()),
+        settings,
+        fallbacks=[fallback(high, low)],
+        concurrency=8,
+    )
+    async with running(worker):
+        for count in range(1, 11):
+            published = time.monotonic()
+            await fill(connection, (high, low)[count % 2], (HIGH, LOW)[count % 2], 1)
+            await eventually(lambda count=count: len(started) == count)  # type: ignore[misc]
+            # One that only looks when its requests expire would be late about half of the time.
+            assert started[-1] - published < 0.4
+
+
+@pytest.mark.parametrize("slots", [1, 20])
+@pytest.mark.parametrize("names", [(HIGH, LOW), (HIGH, "mid", LOW)], ids=["two lanes", "three lanes"])
+async def test_of_ten_jobs_at_least_one_is_of_each_lane_that_has_jobs(
+    connection: Connection, settings: ConnectionSettings, name: str, names: tuple[str, ...], slots: int
+) -> None:
+    queue = lanes_queue(name, *names)
+    await provision(connection, queue)
+    for each in names[1:]:
+        await put(connection, queue, [each] * 12, kind=each)
+    await put(connection, queue, [HIGH] * 100, kind=HIGH)
+    started: list[str] = []
+
+    async def handle(job: Delivery) -> None:
+        started.append(job.body.decode())
+
+    async with running(Worker(queue, HIGH, handle, settings, fallbacks=names[1:], concurrency=slots)):
+        await eventually(lambda: len(started) == 100 + 12 * (len(names) - 1), within=30)
+    for start in range(90):
+        assert set(started[start : start + 10]) == set(names)
+    # And no more than its share, as long as there are urgent jobs.
+    assert started[:60].count(LOW) <= 7
+
+
+async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_letter_queue(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    high, low = await make_lanes(connection, name, streams=2)
+    attempts: list[tuple[str, int]] = []
+
+    def handle(job: Delivery) -> None:
+        attempts.append((job.body.decode(), job.attempt))
+        if job.body == LOW.encode():
+            raise ValueError("no such printer")
+
+    worker = Worker(high.queue, "worker", handle, settings, fallbacks=[fallback(high, low)], name="w")
+    await fill(connection, low, LOW, 1)
+    await fill(connection, high, HIGH, 1)
+    letters = f"{low.queue.name}-dead"
+    async with running(worker):
+        copy = await eventually(lambda: last_message(connection, letters, copy_subject(low.queue.name, "worker", 1)))
+        await eventually(empty(connection, high))
+    assert copy is not None
+    assert attempts == [(HIGH, 1), (LOW, 1), (LOW, 2), (LOW, 3)]
+    assert (copy.data, copy.header("Dead-Letter-Consumer")) == (LOW.encode(), "worker")
+    assert await stored_count(connection, f"{high.queue.name}-dead") == 0
+    completion = await next_message(connection, f"{high.queue.name}-events", 1, completion_filter(high.queue.name))
+    assert completion is not None
+    assert (completion.subject, json.loads(completion.data)["worker"]) == (f"completed.{high.queue.name}.worker.1", "w")
+    assert await stored_count(connection, f"{low.queue.name}-events") == 0
+
+
+@BOTH
+async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
+    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+) -> None:
+    high, low = await make_lanes(connection, name, streams=streams)
+    started: list[str] = []
+    ended: list[str] = []
+
+    async def handle(job: Delivery) -> None:
+        started.append(job.id)
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append(job.id)
+
+    for source, kind in ((high, HIGH), (low, LOW)):
+        await fill(connection, source, kind, 1, job_id=f"{kind} at rest")
+        await cancel(connection, source.queue, f"{kind} at rest")
+        await fill(connection, source, kind, 1, job_id=f"{kind} running")
+    worker = Worker(high.queue, high.consumer.name, handle, settings, fallbacks=[fallback(high, low)], concurrency=2)
+    async with running(worker):
+        await eventually(lambda: len(started) == 2)
+        await cancel(connection, high.queue, "high running")
+        await cancel(connection, low.queue, "low running")
+        await eventually(empty(connection, high, low))
+    assert (sorted(started), sorted(ended)) == (["high running", "low running"],) * 2
+
+
+async def test_a_stop_is_prompt_takes_nothing_more_and_hands_nothing_on(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    high, low = await make_lanes(connection, name, streams=2)
+    jobs: list[Delivery] = []
+    worker = Worker(high.queue, "worker", jobs.append, settings, fallbacks=[fallback(high, low)], concurrency=5)
+    async with running(worker):
+        await fill(connection, low, LOW, 1)
+        await eventually(lambda: len(jobs) == 1)
+        await eventually(empty(connection, low))
+        worker.stop()
+        await fill(connection, low, LOW, 2)
+        await fill(connection, high, HIGH, 2)
+    assert len(jobs) == 1
+    # A request of a single lane may bring jobs in that moment; a bell can't.
+    assert (await delivered(connection, high), await delivered(connection, low)) == (0, 1)
+
+
+async def test_an_idle_worker_that_is_stopped_does_not_wait_for_its_bells(
+    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Longer than the worker is waited for.
+    monkeypatch.setattr("airflow_provider_jetstream.worker.priorities.EXPIRES", 60)
+    high, low = await make_lanes(connection, name)
+    worker = Worker(high.queue, HIGH, print, settings, fallbacks=[LOW])
+    async with wiretap(connection, high, low) as heard, running(worker):
+        # Those of the first look, and a bell each at the least.
+        await eventually(lambda: len(heard) > 6)
+
+
+async def test_what_the_grace_time_cuts_off_is_handed_back_to_the_consumer_that_it_came_from(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    high, low = await make_lanes(connection, name, streams=2)
+    for source, kind in ((high, HIGH), (low, LOW)):
+        await fill(connection, source, kind, 1)
+    started: list[str] = []
+
+    async def hang(job: Delivery) -> None:
+        started.append(job.body.decode())
+        await asyncio.sleep(60)
+
+    worker = Worker(high.queue, "worker", hang, settings, fallbacks=[fallback(high, low)], concurrency=2, grace=0.1)
+    async with running(worker):
+        await eventually(lambda: len(started) == 2)
+    again: list[tuple[bytes, int]] = []
+    for source in (high, low):
+        # Thirty seconds of ack wait aren't waited for.
+        other = Worker(source.queue, "worker", lambda job: again.append((job.body, job.attempt)), settings)
+        async with running(other):
+            await eventually(empty(connection, source), within=3)
+    assert again == [(HIGH.encode(), 2), (LOW.encode(), 2)]
+
+
+async def test_numbers_and_log_lines_name_the_lane_of_the_job(
+    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "jetstream.worker")
+    high, low = await make_lanes(connection, name)
+    release = asyncio.Event()
+
+    async def handle(job: Delivery) -> None:
+        if job.body == b"wait":
+            await release.wait()
+
+    worker = Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=2, name="w", metrics_port=0)
+    async with running(worker):
+        served = await eventually(lambda: re.search(r"numbers on port (\d+)", caplog.text))
+        assert served is not None
+        await fill(connection, high, HIGH, 2)
+        await fill(connection, low, LOW, 1)
+        await eventually(empty(connection, high))
+        await put(connection, low.queue, ["wait"], kind=LOW)
+        await eventually(lambda: in_flight(connection, low))
+        address = f"http://127.0.0.1:{served[1]}/metrics"
+        told = (await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=5).read())).decode()
+        release.set()
+    for consumer, jobs, at_work in ((HIGH, 2, 0), (LOW, 1, 1)):
+        lane = f'consumer="{consumer}"'
+        assert f'jetstream_worker_jobs_total{{{lane},outcome="completed",stream="{name}",worker="w"}} {jobs}.0' in told
+        assert f'jetstream_worker_running_jobs{{{lane},stream="{name}",worker="w"}} {at_work}.0' in told
+        assert f'jetstream_worker_abandoned_jobs{{{lane},stream="{name}",worker="w"}} 0.0' in told
+    assert f"w takes jobs of {name}/high, then of {name}/low" in caplog.text
+    ended = [record.__dict__["job"] for record in caplog.records if "job" in record.__dict__]
+    assert [job["consumer"] for job in ended] == [HIGH, HIGH, LOW, LOW]
+
+
+@pytest.fixture
+def queue_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
+    """Give the files of two queues, the first with two consumers."""
+    files = tmp_path / "first.yaml", tmp_path / "second.yaml"
+    first = lanes_queue(f"{name}-first").model_dump(mode="json", exclude_unset=True)
+    second = lanes_queue(f"{name}-second", LOW).model_dump(mode="json", exclude_unset=True)
+    for file, declared in zip(files, (first, second), strict=True):
+        file.write_text(yaml.safe_dump(declared))
+    (tmp_path / "lane_handlers.py").write_text("def tell(job):\n    return job.body.decode()\n")
+    return files
+
+
+async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file(
+    connection: Connection, nats: NatsServer, name: str, queue_files: tuple[Path, Path], tmp_path: Path
+) -> None:
+    first, second = (lanes_queue(f"{name}-first"), lanes_queue(f"{name}-second", LOW))
+    for queue in (first, second):
+        await provision(connection, queue)
+        await put(connection, queue, ["job"], kind=LOW)
+    await put(connection, first, ["job"], kind=HIGH)
+    environment = {**os.environ, "NATS_URL": nats.url, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
+    process = start_worker(
+        "w",
+        queue=queue_files[0],
+        consumer=HIGH,
+        fallbacks=(LOW, f"{queue_files[1]}:{LOW}"),
+        handler="lane_handlers:tell",
+        env=environment,
+        logs=tmp_path,
+    )
+    try:
+        sources = [Source(queue, queue.consumer(LOW)) for queue in (first, second)]
+        await eventually(empty(connection, *sources), within=20)
+    finally:
+        await asyncio.to_thread(process.terminate)
+    ends = re.findall(r"outcome=completed", process.output())
+    places = re.findall(r"stream=(\S+) consumer=(\S+)", process.output())
+    assert len(ends) == 3
+    assert places == [(first.name, HIGH), (first.name, LOW), (second.name, LOW)]
+    assert process.returncode == 0
+
+
+async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: ConnectionSettings, name: str) -> None:
+    queue, other = lanes_queue(name), lanes_queue(f"{name}-other")
+    cases: list[tuple[list[Fallback], str]] = [
+        (
+            [HIGH],
+            f"expected each consumer once, found {name}/high twice among the worker's own and its fallbacks: drop one",
+        ),
+        ([LOW, (queue, LOW)], f"expected each consumer once, found {name}/low twice"),
+        ([(other, LOW), (other, LOW)], f"expected each consumer once, found {name}-other/low twice"),
+        (
+            [(lanes_queue(name, max_deliver=7), LOW)],
+            f"expected one declaration of work queue {name}, found two that differ",
+        ),
+    ]
+    for fallbacks, told in cases:
+        with pytest.raises(WorkerSetupError, match=re.escape(told)):
+            Worker(queue, HIGH, print, settings, fallbacks=fallbacks)
+    for unknown in ("mid", (other, "mid")):
+        with pytest.raises(
+            QueueDeclarationError, match=re.escape("expected one of its consumers (high, low), found 'mid'")
+        ):
+            Worker(queue, HIGH, print, settings, fallbacks=[unknown])
+    many = lanes_queue(f"{name}-many", *(str(number) for number in range(11)))
+    assert len(Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 10)]).sources) == 10
+    with pytest.raises(WorkerSetupError, match="expected at most 9 fallbacks, found 10: run another worker"):
+        Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 11)])
+
+
+async def test_a_missing_fallback_is_named_before_any_job_is_taken(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await put(connection, queue, ["a"])
+    absent = lanes_queue(f"{name}-absent")
+    told = f"expected consumer low of stream {name}-absent on the server, found none: provision the queue first"
+    with pytest.raises(LookupError, match=told):
+        await Worker(queue, "worker", print, settings, fallbacks=[(absent, LOW)]).run()
+    assert await delivered(connection, Source(queue, queue.consumers[0])) == 0

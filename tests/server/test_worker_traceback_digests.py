@@ -1,0 +1,98 @@
+"""The same fault is known again, whatever was said, wherever the handler ran."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+import pytest
+from process_handlers import stumble, stumble_async
+
+from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.summary import summarise
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, preview, redrive
+from airflow_provider_jetstream.worker import Worker
+from testbed.letters import kept_records, stored
+from testbed.queues import eventually, make_queue, put, running
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.death import Death
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+ONCE = {"ack_wait": "1s", "max_deliver": 1}
+FAULTS = ["feed one", "feed two words", "fold one", "give-up one", "give-up two words"]
+
+
+async def deaths(
+    connection: Connection,
+    settings: ConnectionSettings,
+    queue: WorkQueue,
+    runner: str,
+    faults: Sequence[str] = tuple(FAULTS),
+) -> dict[str, Death]:
+    await put(connection, queue, faults)
+    handler = stumble_async if runner == "task" else stumble
+
+    async def all_kept() -> bool:
+        return len(await kept_records(connection, queue)) == len(faults)
+
+    async with running(Worker(queue, "worker", handler, settings, processes=runner == "process")):
+        await eventually(all_kept, within=20)
+    return {job.data.decode(): death for death, job in await kept_records(connection, queue)}
+
+
+@pytest.mark.parametrize("runner", ["task", "thread", "process"])
+async def test_the_same_fault_has_the_same_digest_and_another_place_has_another(
+    connection: Connection, settings: ConnectionSettings, name: str, runner: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=ONCE)
+    found = await deaths(connection, settings, queue, runner)
+    digests = {fault: death.traceback_digest or "" for fault, death in found.items()}
+    assert all(re.fullmatch(r"[0-9a-f]{12}", digest) for digest in digests.values())
+    assert digests["feed one"] == digests["feed two words"]
+    assert digests["give-up one"] == digests["give-up two words"]
+    assert len({digests["feed one"], digests["fold one"], digests["give-up one"]}) == 3
+    places = {fault: (death.error_place or "").rpartition(":")[0] for fault, death in found.items()}
+    assert places == {fault: f"process_handlers:{'_fold' if fault.startswith('fold') else '_feed'}" for fault in FAULTS}
+    # What is said is told as before, and tells them apart where that is wanted.
+    assert found["give-up one"].explanation == "never one"
+    assert found["feed one"].fingerprint != found["feed two words"].fingerprint
+
+
+async def test_a_process_tells_what_a_thread_would(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    found = {}
+    for runner in ("thread", "process"):
+        queue = await make_queue(connection, f"{name}-{runner}", consumer=ONCE)
+        told = await deaths(connection, settings, queue, runner)
+        found[runner] = {fault: (death.traceback_digest, death.error_place) for fault, death in told.items()}
+    assert found["thread"] == found["process"]
+
+
+async def test_letters_are_grouped_chosen_and_parked_by_where_their_handler_failed(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=ONCE)
+    found = await deaths(connection, settings, queue, "thread", ["feed one", "feed two words", "fold one"])
+    feed, fold = found["feed one"], found["fold one"]
+    summary = await summarise(connection, queue, group_by=["traceback_digest", "error_place"])
+    assert {group: each.count for group, each in summary.groups.items()} == {
+        (feed.traceback_digest, feed.error_place): 2,
+        (fold.traceback_digest, fold.error_place): 1,
+    }
+    same_fault = Selection(traceback_digest=feed.traceback_digest)
+    shown = await preview(connection, queue, RedriveOrder(same_fault))
+    assert [letter["error_place"] for letter in shown.sample] == [feed.error_place] * 2
+    parked = await redrive(connection, queue, RedriveOrder(same_fault, max_redrives=0, why="mended soon"))
+    assert list(parked.parked) == [1, 2]
+    letters = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
+    assert {letter.death.error_place for letter in letters} == {feed.error_place}
+    back = await redrive(connection, queue, RedriveOrder(same_fault.model_copy(update={"parked": True})))
+    assert list(back.redriven) == [1, 2]
+    for sequence in back.redriven.values():
+        job = await stored(connection, name, sequence)
+        assert [header for header, _ in job.headers if header.startswith("Dead-Letter-")] == []

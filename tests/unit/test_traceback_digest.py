@@ -1,0 +1,237 @@
+"""Knowing again where a handler failed."""
+
+from __future__ import annotations
+
+import json
+import re
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pydantic import BaseModel
+
+from airflow_provider_jetstream.worker import Delivery
+from airflow_provider_jetstream.worker.calling import HandlerCall
+from airflow_provider_jetstream.worker.errors import HandlerDeadlineError, InvalidBodyError
+from airflow_provider_jetstream.worker.outcome import Outcome
+from airflow_provider_jetstream.worker.traceback_digest import Failure, carry, failure_of
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SHOP = """
+import json
+
+
+def price(item):
+    if item == "gone":
+        raise KeyError(item)
+    raise ValueError(f"no price for {item}")
+
+
+def sell(item):
+    return price(item)
+
+
+def lend(item):
+    return price(item)
+
+
+def sell_or_close(item):
+    try:
+        return sell(item)
+    except (ValueError, KeyError) as error:
+        raise RuntimeError(f"closed because of {item}") from error
+
+
+def sell_lazily(item):
+    try:
+        return sell(item)
+    except ValueError:
+        raise RuntimeError("closed") from None
+
+
+def sell_later(depth):
+    return sell_later(depth - 1) if depth else sell("x")
+
+
+def sell_all(items):
+    return [price(item) for item in items]
+
+
+def read(text):
+    return json.loads(text)
+
+
+def fall_apart(errors):
+    raise ExceptionGroup("several", errors)
+
+
+class Till:
+    def open(self, item):
+        return sell(item)
+
+
+def größe(item):
+    return price(item)
+"""
+
+
+def shop(source: str = _SHOP, *, name: str = "shop.prices", file: str = "/srv/shop/prices.py", **names: Any) -> Any:
+    module = {"__name__": name} | names
+    exec(compile(source, file, "exec"), module)
+    return module
+
+
+SHOP = shop()
+
+
+def raised(call: Callable[..., object], *arguments: object) -> Exception:
+    with Outcome() as done:
+        call(*arguments)
+    assert done.error is not None
+    trace = done.error.__traceback__
+    # This function is part of no handler.
+    assert trace is not None
+    return done.error.with_traceback(trace.tb_next)
+
+
+def failure(call: Callable[..., object], *arguments: object) -> Failure:
+    found = failure_of(raised(call, *arguments))
+    assert found is not None
+    return found
+
+
+def line_of(text: str, source: str = _SHOP) -> int:
+    return source.splitlines().index(text) + 1
+
+
+def test_a_digest_is_short_and_a_place_says_where_to_look() -> None:
+    found = failure(SHOP["sell"], "pear")
+    assert re.fullmatch(r"[0-9a-f]{12}", found.digest)
+    line = line_of('    raise ValueError(f"no price for {item}")')
+    assert found.place == f"shop.prices:price:{line}"
+    assert failure(SHOP["Till"]().open, "pear").place == found.place
+
+
+@pytest.mark.parametrize(
+    ("call", "one", "other"),
+    [
+        ("sell", "pear", "plum"),
+        ("sell_or_close", "pear", "plum"),
+        ("sell_later", 1, 200),
+        ("read", "{", "[" * 50),
+        ("sell_all", ["a"], ["b", "c"]),
+    ],
+)
+def test_values_messages_and_depth_do_not_count(call: str, one: object, other: object) -> None:
+    assert failure(SHOP[call], one) == failure(SHOP[call], other)
+
+
+def test_lines_and_where_the_sources_lie_do_not_count() -> None:
+    moved = shop("# A new line.\n\n\n" + _SHOP, file="/opt/release-2/prices.py")
+    now, then = failure(moved["sell"], "pear"), failure(SHOP["sell"], "pear")
+    assert now.digest == then.digest
+    assert int(now.place.rpartition(":")[2]) == int(then.place.rpartition(":")[2]) + 3
+
+
+def test_the_main_module_is_the_same_in_the_processes_that_it_starts() -> None:
+    main, child = shop(name="__main__"), shop(name="__mp_main__")
+    assert failure(main["sell"], "pear") == failure(child["sell"], "pear")
+
+
+def test_another_place_another_way_there_another_error_and_another_cause_are_other_faults() -> None:
+    other_module = shop(name="shop.offers")
+    found = [
+        failure(SHOP["price"], "pear"),
+        failure(SHOP["price"], "gone"),
+        failure(SHOP["sell"], "pear"),
+        failure(SHOP["lend"], "pear"),
+        failure(SHOP["Till"]().open, "pear"),
+        failure(SHOP["sell_or_close"], "pear"),
+        failure(SHOP["sell_or_close"], "gone"),
+        failure(SHOP["sell_lazily"], "pear"),
+        failure(other_module["sell"], "pear"),
+    ]
+    assert len({each.digest for each in found}) == len(found)
+
+
+def test_the_place_is_that_of_the_cause_of_all() -> None:
+    assert failure(SHOP["sell_or_close"], "pear").place == failure(SHOP["price"], "pear").place
+    # A cause that was made, but not raised, was nowhere.
+    error = raised(SHOP["sell"], "pear")
+    error.__cause__ = KeyError("made")
+    found, without = failure_of(error), failure(SHOP["sell"], "pear")
+    assert found is not None
+    assert (found.place, found.digest != without.digest) == (without.place, True)
+
+
+def test_the_functions_of_libraries_do_not_count() -> None:
+    assert failure(SHOP["read"], "{").place.startswith("shop.prices:read:")
+    library = shop(name="library", file="/venv/lib/python3.12/site-packages/library.py")
+    source = "def use(item):\n    return call(item)\n"
+    of_one_release = shop(source, name="shop.users", call=library["sell"])
+    of_the_next = shop(source, name="shop.users", call=library["lend"])
+    assert failure(of_one_release["use"], "pear") == failure(of_the_next["use"], "plum")
+    assert failure(of_one_release["use"], "pear").place == "shop.users:use:2"
+
+
+def test_a_handler_that_is_an_installed_package_has_places_too() -> None:
+    installed = shop(file="/usr/lib/python3/dist-packages/shop/prices.py")
+    assert failure(installed["sell"], "pear") == failure(SHOP["sell"], "pear")
+
+
+def test_the_order_in_which_tasks_of_a_group_fail_does_not_count() -> None:
+    errors = [raised(SHOP["sell"], "pear"), raised(SHOP["lend"], "gone")]
+    assert failure(SHOP["fall_apart"], errors) == failure(SHOP["fall_apart"], errors[::-1])
+    fewer = failure(SHOP["fall_apart"], errors[:1])
+    assert fewer.digest != failure(SHOP["fall_apart"], errors).digest
+
+
+def test_a_circle_of_causes_ends() -> None:
+    error = raised(SHOP["sell_or_close"], "pear")
+    expected = failure_of(error)
+    assert error.__cause__ is not None
+    error.__cause__.__cause__ = error
+    assert failure_of(error) == expected
+
+
+def test_the_workers_own_functions_do_not_count(job: Delivery) -> None:
+    handle = shop("def handle(job):\n    return job.json()['item']\n")["handle"]
+    assert failure(HandlerCall(handle), job) == failure(handle, job)
+
+
+class Order(BaseModel):
+    item: str
+
+
+@pytest.fixture
+def job() -> Delivery:
+    return Delivery(id="1", subject="orders", body=b"{}", headers={}, sequence=1, attempt=1)
+
+
+def test_where_no_handler_was_running_there_is_no_place(job: Delivery) -> None:
+    error = raised(HandlerCall(SHOP["sell"], Order), job)
+    assert isinstance(error, InvalidBodyError)
+    assert failure_of(error) is None
+    assert failure_of(HandlerDeadlineError("too slow")) is None
+    assert failure_of(raised(json.loads, "{")) is None
+
+
+def test_what_a_process_found_is_kept_with_the_error_that_came_without_its_traceback() -> None:
+    error = raised(SHOP["sell"], "pear")
+    found = failure_of(error)
+    came = ForkingPickler.loads(ForkingPickler.dumps(error))
+    assert failure_of(came) is None
+    carry(came, ForkingPickler.loads(ForkingPickler.dumps(found)))
+    assert failure_of(came) == found
+
+
+def test_a_place_fits_a_header() -> None:
+    found = failure(SHOP["größe"], "pear")
+    assert found.place.isascii()
+    long = shop(f"def {'a' * 900}(item):\n    raise ValueError\n")["a" * 900]
+    assert len(failure(long, "pear").place) < 220
+    assert failure(long, "pear").place.endswith("a:2")
+    named = shop("def größe(item):\n    raise ValueError\n")["größe"]
+    assert failure(named, "pear").place == "shop.prices:gr\\xf6\\xdfe:2"
