@@ -34,11 +34,16 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [f"{_PACKAGE}.operators.{name}" for name in ("provision", "publish", "redrive")],
             }
         ],
-        "sensors": [{"integration-name": "NATS JetStream", "python-modules": [f"{_PACKAGE}.sensors.dead_letter"]}],
+        "sensors": [
+            {
+                "integration-name": "NATS JetStream",
+                "python-modules": [f"{_PACKAGE}.sensors.{name}" for name in ("dead_letter", "queue")],
+            }
+        ],
         "triggers": [
             {
                 "integration-name": "NATS JetStream",
-                "python-modules": [f"{_PACKAGE}.triggers.{name}" for name in ("completion", "dead_letter")],
+                "python-modules": [f"{_PACKAGE}.triggers.{name}" for name in ("completion", "dead_letter", "queue")],
             }
         ],
         "connection-types": [

@@ -7,9 +7,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
-from airflow.providers.common.compat.connection import get_async_connection, get_async_extra_dejson
 from airflow.providers.common.compat.sdk import BaseHook
 
+from airflow_provider_jetstream.hooks.lookup import look_up
 from airflow_provider_jetstream.hooks.settings import settings_of
 from airflow_provider_jetstream.jetstream import cancelling, dead_letters, provisioning, publishing
 from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
@@ -63,13 +63,12 @@ class JetStreamHook(BaseHook):
         return settings_of(connection, connection.extra_dejson)
 
     async def asettings(self) -> ConnectionSettings:
-        """Read the Airflow connection without blocking.
+        """Read the Airflow connection without blocking, once in a while for all who ask in the same event loop.
 
         :return: the settings of the NATS connection
         :raises ConnectionSettingsError: if it can't be used
         """
-        connection = await get_async_connection(self.nats_conn_id)
-        return settings_of(connection, await get_async_extra_dejson(connection))
+        return await look_up(self.nats_conn_id)
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[Connection]:

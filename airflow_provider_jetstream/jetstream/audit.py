@@ -137,6 +137,18 @@ class Audit:
         record = _read(LetterRecord, message)
         return record if record and record.created == self.created else None
 
+    async def history(self, sequence: int) -> AsyncGenerator[LetterRecord, None]:
+        """Give all that was done with a letter.
+
+        :param sequence: the job's stream sequence
+        :return: the records, oldest first
+        """
+        subject = letter_audit_subject(self.queue, sequence)
+        async for message in read_range(self._connection, self.stream, subject):
+            record = _read(LetterRecord, message)
+            if record and record.created == self.created:
+                yield record
+
     async def write(self, record: LetterRecord) -> None:
         """Record what was done with a letter.
 

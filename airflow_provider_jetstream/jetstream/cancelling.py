@@ -3,48 +3,40 @@
 A cancellation is about the jobs of an id that were stored before it: later ones, such as a redrive or another run's job
 of that id, are new. A worker looks before it starts a job, learns of it while one runs, and then stores that the job
 was cancelled where it would store its completion, so that whoever waits for it learns how it ended.
+
+The models are imported when there is something to read or write: pydantic would be most of what importing a worker
+costs.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
-from pydantic import BaseModel, ConfigDict, ValidationError
-
-from airflow_provider_jetstream.jetstream.advisories import Cancelled
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.headers import Headers
 from airflow_provider_jetstream.jetstream.names import (
+    JOB_ID,
     MSG_ID,
     cancellation_filter,
     cancellation_subject,
     completion_subject,
     end_id,
 )
+from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.jetstream.schedules import remove_schedules
 from airflow_provider_jetstream.jetstream.stored import get_message, last_message, stream_info
 from airflow_provider_jetstream.jetstream.storing import store
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
-
-
-class _Request(BaseModel):
-    """A cancellation as it is stored."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    type: Literal["io.airflow.jetstream.v1.cancellation"] = "io.airflow.jetstream.v1.cancellation"
-    timestamp: datetime
-    stream: str
-    job_id: str
-    why: str | None = None
-    by: str | None = None
+    from airflow_provider_jetstream.jetstream.storing import Receipt
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,20 +92,59 @@ async def cancel(
     :raises NotFoundError: the queue or its events don't exist, or the events don't take cancellations yet
     """
     events = events_of(queue)
-    subjects = (await stream_info(connection, events))["config"].get("subjects") or []
-    if not covered_by_any(subjects, cancellation_filter(queue.name)):
-        raise NotFoundError(
-            f"expected stream {events} to capture {cancellation_filter(queue.name)}, found {', '.join(subjects)}:"
-            " provision the queue again"
-        )
+    await _require_capture(connection, queue.name, events)
     # In this order: what a schedule makes until it is removed is stored before the cancellation, and so is meant.
     schedules = await remove_schedules(connection, queue.name, job_id)
-    request = _Request(timestamp=datetime.now(UTC), stream=queue.name, job_id=job_id, why=why, by=by)
-    body = request.model_dump_json(exclude_none=True).encode()
-    receipt = await store(connection, cancellation_subject(queue.name, job_id), body)
+    asked_at = datetime.now(UTC)
+    receipt = await _store(connection, queue.name, job_id, why, by)
     message = await get_message(connection, events, receipt.sequence)
     found = read_cancellation(message) if message else None
-    return CancelReport(found or Cancellation(job_id, request.timestamp, why, by), schedules)
+    return CancelReport(found or Cancellation(job_id, asked_at, why, by), schedules)
+
+
+async def cancel_stored(
+    connection: Connection, queue: str, events: str, sequences: Iterable[int], why: str | None = None
+) -> int:
+    """Cancel jobs that are still stored, by their sequences.
+
+    :param connection: the server
+    :param queue: the work queue's name
+    :param events: its events stream's name
+    :param sequences: stream sequences of jobs; those that are gone have ended
+    :param why: a reason for people
+    :return: how many were cancelled; those without an id of their own can't be
+    :raises NotFoundError: the queue or its events don't exist, or the events don't take cancellations yet
+    """
+    await _require_capture(connection, queue, events)
+
+    async def cancel_one(sequence: int) -> bool:
+        message = await get_message(connection, queue, sequence)
+        job_id = message.header(JOB_ID) if message else None
+        if job_id is None:
+            return False
+        await _store(connection, queue, job_id, why)
+        return True
+
+    return sum(await at_once(cancel_one, sequences))
+
+
+async def _require_capture(connection: Connection, queue: str, events: str) -> None:
+    subjects = (await stream_info(connection, events))["config"].get("subjects") or []
+    if not covered_by_any(subjects, cancellation_filter(queue)):
+        raise NotFoundError(
+            f"expected stream {events} to capture {cancellation_filter(queue)}, found {', '.join(subjects)}:"
+            " provision the queue again"
+        )
+
+
+async def _store(
+    connection: Connection, queue: str, job_id: str, why: str | None = None, by: str | None = None
+) -> Receipt:
+    from airflow_provider_jetstream.jetstream.advisories import CancellationRequest
+
+    request = CancellationRequest(timestamp=datetime.now(UTC), stream=queue, job_id=job_id, why=why, by=by)
+    body = request.model_dump_json(exclude_none=True).encode()
+    return await store(connection, cancellation_subject(queue, job_id), body)
 
 
 async def cancellation_of(
@@ -176,6 +207,8 @@ def cancelled_end(
     :param worker: which worker found out
     :return: what is to be published
     """
+    from airflow_provider_jetstream.jetstream.advisories import Cancelled
+
     event = Cancelled(
         timestamp=datetime.now(UTC),
         stream=queue,
@@ -215,8 +248,8 @@ def read_cancellation(message: StoredMessage) -> Cancellation | None:
     :param message: a message of the events stream
     :return: the cancellation; ``None`` for anything else
     """
-    try:
-        request = _Request.model_validate_json(message.data)
-    except ValidationError:
+    from airflow_provider_jetstream.jetstream.advisories import parse_cancellation_request
+
+    if (request := parse_cancellation_request(message.data)) is None:
         return None
     return Cancellation(request.job_id, message.stored_at, request.why, request.by)

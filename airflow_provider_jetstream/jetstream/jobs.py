@@ -34,14 +34,14 @@ from airflow_provider_jetstream.jetstream.schedules import (
     REPEATED_LEVEL,
     SCHEDULE,
     TARGET,
-    schedule_once,
-    schedule_repeated,
+    schedule_headers,
 )
 from airflow_provider_jetstream.jetstream.subjects import subject_problem
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import timedelta
+    from zoneinfo import ZoneInfo
 
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
@@ -63,8 +63,9 @@ class Job:
         the subject
     :param at: when the server makes the job of it, with a time zone
     :param delay: how long from publishing until then, such as ``"10m"``
-    :param every: how often the server makes a job of it: a duration such as ``"30s"``, a cron expression of six fields
-        in UTC, or ``@daily`` and the like. A later one of the same id takes its place
+    :param every: how often the server makes a job of it: a duration such as ``"30s"``, a cron expression of six fields,
+        or ``@daily`` and the like. A later one of the same id takes its place
+    :param time_zone: in which a cron expression is meant, such as ``"Europe/Vienna"``; UTC where absent
     """
 
     body: Any
@@ -76,6 +77,7 @@ class Job:
     at: datetime | None = None
     delay: str | timedelta | int | None = None
     every: str | timedelta | None = None
+    time_zone: str | ZoneInfo | None = None
 
     @classmethod
     def of(cls, item: object) -> Job:
@@ -117,12 +119,14 @@ class Origin:
     :param run_id: its DAG run
     :param task_id: its task
     :param map_index: its index in a mapped task, ``-1`` otherwise
+    :param round: how often all of its jobs have ended before: a task that is cleared then publishes new ones
     """
 
     dag_id: str
     run_id: str
     task_id: str
     map_index: int = -1
+    round: int = 0
 
     def headers(self) -> dict[str, str]:
         """Give the headers that name the origin.
@@ -143,7 +147,8 @@ class Origin:
         :return: the value of ``Nats-Msg-Id``
         """
         parts = (self.dag_id, self.run_id, self.task_id, self.map_index)
-        return "/".join([*(quote(str(part), safe=":+") for part in parts), _last_part(key)])
+        again = [f"round-{self.round}"] if self.round else []
+        return "/".join([*(quote(str(part), safe=":+") for part in parts), *again, _last_part(key)])
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +212,7 @@ def prepare(
         if job.advisory:
             headers[JOB_ADVISORY] = job.advisory
         outgoing = OutgoingJob(job, target, message_id, headers)
-        later = (job.at, job.delay, job.every) != (None, None, None)
+        later = (job.at, job.delay, job.every, job.time_zone) != (None, None, None, None)
         yield _scheduled(index, outgoing, queue) if later else outgoing
 
 
@@ -252,7 +257,7 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
         )
     job_id, headers = job.headers[JOB_ID], dict(job.headers)
     try:
-        when = schedule_once(at, delay, datetime.now(UTC)) if every is None else schedule_repeated(every)
+        schedule = schedule_headers(at, delay, every, job.job.time_zone, now=datetime.now(UTC))
     except ValueError as error:
         raise JobError(f"job {index}: {error}") from None
     if every is None:
@@ -265,7 +270,7 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
         subject, level = schedule_repeated_subject(queue.name, job_id), REPEATED_LEVEL
         # Its subject tells it apart: what comes again takes its place, and an id would keep a change of it out.
         del headers[MSG_ID]
-    return OutgoingJob(job.job, subject, job.message_id, headers | {SCHEDULE: when, TARGET: job.subject}, level)
+    return OutgoingJob(job.job, subject, job.message_id, headers | schedule | {TARGET: job.subject}, level)
 
 
 def _last_part(key: str | int) -> str:

@@ -238,6 +238,25 @@ def completion_filter(queue: object) -> str:
     return f"completed.{queue}.>"
 
 
+def receipt_filter(queue: object) -> str:
+    """Name the subjects on which tasks record what they published to a queue.
+
+    :param queue: the work queue's name
+    :return: a filter
+    """
+    return f"published.{queue}.*"
+
+
+def receipt_subject(queue: str, key: str) -> str:
+    """Name the subject on which one task records what it published.
+
+    :param queue: the work queue's name
+    :param key: the task's key, one token
+    :return: a subject that :func:`receipt_filter` matches
+    """
+    return f"published.{queue}.{key}"
+
+
 def completion_subject(queue: str, consumer: str, sequence: int) -> str:
     """Name the subject on which one job's end is stored.
 

@@ -52,6 +52,17 @@ class PublishReport:
     failures: list[Failure] = field(default_factory=list)
     scheduled: set[int] = field(default_factory=set)
 
+    def add_known(self, sequence: int, *, scheduled: bool) -> None:
+        """Add a job that was stored before.
+
+        :param sequence: its stream sequence
+        :param scheduled: whether it is a schedule
+        """
+        if scheduled:
+            self.scheduled.add(len(self.sequences))
+        self.sequences.append(sequence)
+        self.duplicates += 1
+
     @property
     def stored(self) -> int:
         """How many jobs are stored."""
@@ -100,3 +111,22 @@ def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
         else:
             spans.append((sequence, sequence))
     return spans
+
+
+def index_runs(sequences: Iterable[int]) -> list[tuple[int, int, int]]:
+    """Write sequences by index as runs, of which there are few where jobs were stored in a row.
+
+    :param sequences: by index; 0 where there is none
+    :return: index, sequence and count of each run
+    """
+    runs: list[tuple[int, int, int]] = []
+    for index, sequence in enumerate(sequences):
+        if not sequence:
+            continue
+        if runs:
+            first, start, count = runs[-1]
+            if (index, sequence) == (first + count, start + count):
+                runs[-1] = (first, start, count + 1)
+                continue
+        runs.append((index, sequence, 1))
+    return runs

@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream.publish_report import Failure, Publish
 from airflow_provider_jetstream.jetstream.schedules import ONCE_LEVEL, SCHEDULE
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Callable, Iterable
 
     from nats.aio.msg import Msg
 
@@ -49,6 +49,7 @@ async def publish(
     window: int = 512,
     ack_timeout: float = 5.0,
     attempts: int = 3,
+    known: Callable[[int, OutgoingJob], int | None] = lambda _index, _job: None,
 ) -> PublishReport:
     """Publish jobs and learn what became of each.
 
@@ -57,6 +58,7 @@ async def publish(
     :param window: jobs sent and not yet acknowledged
     :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
     :param attempts: how often a job is sent at the most
+    :param known: gives the stream sequence of a job that is known to be stored, and isn't sent again
     :return: the report, also of jobs that failed; nothing is raised for them
     :raises UnreachableError: the connection was closed before anything was sent
     """
@@ -64,7 +66,10 @@ async def publish(
     await publisher.open()
     try:
         for index, job in enumerate(jobs):
-            await publisher.send(index, job)
+            if sequence := known(index, job):
+                publisher.report.add_known(sequence, scheduled=job.scheduled)
+            else:
+                await publisher.send(index, job)
         await publisher.settle(0)
     finally:
         await publisher.close()

@@ -26,6 +26,7 @@ from airflow_provider_jetstream.jetstream.names import (
     cancellation_filter,
     completion_filter,
     dead_letter_subjects,
+    receipt_filter,
     reserved_subjects,
 )
 from airflow_provider_jetstream.jetstream.queue_rules import queue_problems
@@ -78,6 +79,7 @@ class WorkQueue(Stream):
         ends = (
             completion_filter(name),
             cancellation_filter(name),
+            receipt_filter(name),
             *([f"{ACK_METRIC}.{name}.*"] if _sampled(values.get("consumers")) else []),
         )
         for field, model, defaults in (

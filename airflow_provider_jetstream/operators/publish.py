@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
@@ -9,11 +10,14 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream import publishing
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
-from airflow_provider_jetstream.jetstream.errors import JobError
-from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
+from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, TransientError
+from airflow_provider_jetstream.jetstream.jobs import prepare
+from airflow_provider_jetstream.jetstream.published_before import PublishedBefore
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.receipts import Receipts
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 from airflow_provider_jetstream.operators.job_source import JobSource, jobs_of
+from airflow_provider_jetstream.operators.task_identity import origin_of, run_key
 from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
 if TYPE_CHECKING:
@@ -22,7 +26,7 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.jobs import OutgoingJob
+    from airflow_provider_jetstream.jetstream.jobs import Origin, OutgoingJob
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 
@@ -30,9 +34,9 @@ SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 class JetStreamPublishOperator(JobWaitingOperator):
     """Publish jobs to a work queue; succeed when all are stored, or when all have ended.
 
-    Ids are made from DAG, run, task, map index and job, so a retry inside the stream's duplicate window stores nothing
-    twice and takes up the waiting. Airflow's default ``retry_delay`` of 5 minutes is longer than the server's default
-    window of 2: declare a longer ``duplicate_window`` where the task has retries.
+    Ids are made from DAG, run, task, map index and job, and the queue's events keep a receipt of what was stored: a
+    retry stores nothing twice and takes up the waiting, however late it comes. A task whose jobs have ended publishes
+    new ones when it is cleared. Without events, a retry after the stream's ``duplicate_window`` stores jobs again.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
     :param jobs: a list or iterator of jobs, or a callable that returns one and may take anything of the task's context;
@@ -42,6 +46,10 @@ class JetStreamPublishOperator(JobWaitingOperator):
     :param wait_for_completion: wait until every job ended; not possible with jobs for later
     :param max_dead: dead letters to put up with while waiting; ``None`` for any number
     :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
+    :param max_vanished: jobs that are gone without a word of how they ended, to put up with; ``None`` for any number
+    :param min_completed: how many jobs have to complete, 1 for any of them, whatever becomes of the others; not
+        together with the three above
+    :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
@@ -72,23 +80,35 @@ class JetStreamPublishOperator(JobWaitingOperator):
         """
         with terminal_errors_fail():
             queue = WorkQueue.load(self.work_queue)
-            self._warn_of_late_retries(queue)
             mark, report, ended = JetStreamHook(self.nats_conn_id).blocking(
-                self._publish, queue, jobs_of(self.jobs, context), _origin(context)
+                self._publish, queue, jobs_of(self.jobs, context), origin_of(context), run_key(context)
             )
         summary = {
-            "stream": report.stream,
+            "stream": report.stream or queue.name,
             "published": report.stored,
             "duplicates": report.duplicates,
             "scheduled": len(report.scheduled),
             "sequences": publishing.ranges(report.sequences),
         }
-        self.log.info("%d jobs are stored in %s (%d were already)", report.stored, report.stream, report.duplicates)
+        self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
         if mark is None:
             return plain(summary)
         if ended is None:
             self.defer_waiting(mark, set(report.sequences), summary)
         return self.conclude(summary, ended.as_json())
+
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+        """Go on after the trigger.
+
+        :param context: the task's context
+        :param event: what the trigger found
+        :return: the result of the task
+        :raises AirflowFailException: too many jobs ended otherwise than well, or waiting was impossible
+        :raises DeadlineError: jobs are still running after ``wait_timeout``
+        """
+        if event and event["status"] == "ended":
+            JetStreamHook(self.nats_conn_id).blocking(self._end, WorkQueue.load(self.work_queue), run_key(context))
+        return super().execute_complete(context, event)
 
     def _warn_of_late_retries(self, queue: WorkQueue) -> None:
         window = queue.duplicate_window or SERVERS_DUPLICATE_WINDOW
@@ -103,20 +123,42 @@ class JetStreamPublishOperator(JobWaitingOperator):
             )
 
     async def _publish(
-        self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin
+        self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin, key: str
     ) -> tuple[Mark | None, publishing.PublishReport, WaitReport | None]:
         mark = await take_mark(connection, queue) if self.wait_for_completion else None
+        receipts = await Receipts.open(connection, queue, key)
+        before = PublishedBefore()
+        if receipts is None:
+            self._warn_of_late_retries(queue)
+        else:
+            receipt, before = await receipts.begin(asdict(mark) if mark else {})
+            origin = replace(origin, round=receipt.round)
+            if mark is not None and receipt.mark:
+                # An earlier try may have published them, and they may have ended before this one took its mark.
+                mark = Mark(**receipt.mark)
         prepared = prepare(jobs, subject=self.subject, origin=origin, batch="", queue=queue)
         if mark is not None:
             prepared = _for_now(prepared)
-        report = await publishing.publish(connection, prepared)
+        report = await publishing.publish(connection, prepared, known=before.known)
+        if receipts is not None:
+            await receipts.keep(report)
         report.raise_for_failures()
         if mark is None:
+            await self._end(connection, queue, key)
             return None, report, None
-        if report.duplicates:
-            # An earlier try published them, and they may have ended before this one took its mark.
+        if report.duplicates and receipts is None:
             mark = mark.from_the_beginning()
-        return mark, report, await self.wait_inline(connection, mark, set(report.sequences))
+        ended = await self.wait_inline(connection, mark, set(report.sequences))
+        if ended:
+            await self._end(connection, queue, key)
+        return mark, report, ended
+
+    async def _end(self, connection: Connection, queue: WorkQueue, key: str) -> None:
+        try:
+            if receipts := await Receipts.open(connection, queue, key):
+                await receipts.close()
+        except (ApiError, TransientError) as error:
+            self.log.warning("The end couldn't be recorded, a cleared task would publish nothing: %s", error)
 
 
 def _for_now(jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
@@ -127,9 +169,3 @@ def _for_now(jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
                 " for: publish it with a task that doesn't wait, or have it done now"
             )
         yield job
-
-
-def _origin(context: Context) -> Origin:
-    instance = context["ti"]
-    map_index = instance.map_index
-    return Origin(instance.dag_id, instance.run_id, instance.task_id, -1 if map_index is None else map_index)

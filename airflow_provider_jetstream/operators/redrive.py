@@ -19,7 +19,8 @@ from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveReport, redrive
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.stored import stream_info
-from airflow_provider_jetstream.operators.redrive_order import order_of, run_key, who_of
+from airflow_provider_jetstream.operators.redrive_order import order_of
+from airflow_provider_jetstream.operators.task_identity import run_key, who_of
 from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
 if TYPE_CHECKING:
@@ -54,8 +55,8 @@ class JetStreamRedriveOperator(JobWaitingOperator):
     :param max_redrives: letters redriven so often before are parked instead; 0 parks all
     :param why: a reason, for the audit and for parked letters
     :param dry_run: tell what would be done, and change nothing
-    :param group_by: what a dry run groups letters by: any of reason, error_class, fingerprint, subject, consumer,
-        dag_id, run_id, task_id
+    :param group_by: what a dry run groups letters by: any of reason, error_class, fingerprint, traceback_digest,
+        error_place, subject, consumer, dag_id, run_id, task_id
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
     :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
@@ -154,6 +155,7 @@ class JetStreamRedriveOperator(JobWaitingOperator):
     def on_kill(self) -> None:
         """Leave what isn't begun where it is; called while :meth:`execute` runs, wherever that is."""
         self._killed = True
+        super().on_kill()
 
     def _order(self) -> RedriveOrder:
         for name in self._asked:

@@ -1,19 +1,12 @@
-"""From what a redrive operator was given to the order of the ground floor: which letters, how, and in whose name."""
+"""From what a redrive operator was given to the order of the ground floor: which letters, and how."""
 
 from __future__ import annotations
 
-import json
-from hashlib import sha256
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_jetstream.hooks.rendering import absent, number, selection_of, text
 from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
-
-if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
-
-_KEY_DIGITS = 32
 
 
 def order_of(
@@ -54,36 +47,6 @@ def order_of(
         max_redrives=number("max_redrives", max_redrives, int),
         why=text(why),
     )
-
-
-def who_of(context: Context) -> dict[str, Any]:
-    """Name the task for the audit.
-
-    :param context: its context
-    :return: what identifies it and its try
-    """
-    instance = context["ti"]
-    return {**_instance(context), "try_number": instance.try_number}
-
-
-def run_key(context: Context) -> str:
-    """Give a key that all tries of a task have in common.
-
-    :param context: its context
-    :return: one token, since run ids may hold dots and white space
-    """
-    return sha256(json.dumps(list(_instance(context).values())).encode()).hexdigest()[:_KEY_DIGITS]
-
-
-def _instance(context: Context) -> dict[str, Any]:
-    instance = context["ti"]
-    map_index = -1 if instance.map_index is None else instance.map_index
-    return {
-        "dag_id": instance.dag_id,
-        "run_id": instance.run_id,
-        "task_id": instance.task_id,
-        "map_index": map_index,
-    }
 
 
 def _protocol(given: object) -> Protocol:

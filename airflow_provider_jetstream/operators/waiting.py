@@ -6,19 +6,22 @@ import asyncio
 import time
 from dataclasses import asdict
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, conf
+from airflow.providers.common.compat.sdk import AirflowFailException, BaseOperator, conf, get_current_context
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.hooks.results import plain
-from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, JobsCancelledError, JobsDeadError
+from airflow_provider_jetstream.jetstream.cancelling import cancel_stored
+from airflow_provider_jetstream.jetstream.completions import Mark, Tolerance, WaitReport, wait_for_jobs
+from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.jetstream.publishing import ranges
-from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
+from airflow_provider_jetstream.triggers.task_state import was_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
@@ -38,6 +41,10 @@ class JobWaitingOperator(BaseOperator):
     :param wait_for_completion: wait until every job ended
     :param max_dead: dead letters to put up with; ``None`` for any number
     :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
+    :param max_vanished: jobs that are gone without a word of how they ended, to put up with; ``None`` for any number
+    :param min_completed: how many jobs have to complete, 1 for any of them, whatever becomes of the others; not
+        together with the three above
+    :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
@@ -52,6 +59,9 @@ class JobWaitingOperator(BaseOperator):
         wait_for_completion: bool = False,
         max_dead: int | None = 0,
         max_cancelled: int | None = 0,
+        max_vanished: int | None = 0,
+        min_completed: int | None = None,
+        cancel_on_kill: bool = False,
         wait_timeout: timedelta = timedelta(days=1),
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
@@ -63,6 +73,15 @@ class JobWaitingOperator(BaseOperator):
         self.wait_for_completion = wait_for_completion
         self.max_dead = max_dead
         self.max_cancelled = max_cancelled
+        self.max_vanished = max_vanished
+        self.min_completed = min_completed
+        self.cancel_on_kill = cancel_on_kill
+        if min_completed is not None and (max_dead, max_cancelled, max_vanished) != (0, 0, 0):
+            raise ValueError(
+                "expected min_completed alone, found it with max_dead, max_cancelled or max_vanished: what becomes of"
+                " the other jobs doesn't matter then"
+            )
+        self._tell_killed: Callable[[], object] = _nobody_waits
         self.wait_timeout = wait_timeout
         self.deferrable = deferrable
 
@@ -75,25 +94,51 @@ class JobWaitingOperator(BaseOperator):
         :return: the report, or ``None`` if the trigger has to go on
         :raises DeadlineError: the time is over and no trigger may go on
         """
-        reports = [WaitReport(set(sequences))]
+        report = WaitReport(set(sequences))
         seconds = self.wait_timeout.total_seconds()
         limit = asyncio.timeout(min(INLINE_SECONDS, seconds) if self.deferrable else seconds)
+        killed, loop = asyncio.Event(), asyncio.get_running_loop()
+        # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
+        self._tell_killed = partial(loop.call_soon_threadsafe, killed.set)
+        waiting = asyncio.create_task(wait_for_jobs(connection, mark, report, tolerance=self._tolerance()))
+        ended = asyncio.create_task(killed.wait())
         try:
             async with limit:
-                return await wait_for_jobs(
-                    connection,
-                    mark,
-                    sequences,
-                    max_dead=self.max_dead,
-                    max_cancelled=self.max_cancelled,
-                    progress=reports.append,
-                )
+                while not waiting.done():
+                    await asyncio.wait({waiting, ended}, return_when=asyncio.FIRST_COMPLETED)
+                    if ended.done():
+                        killed.clear()
+                        ended = asyncio.create_task(killed.wait())
+                        await self._cancel(connection, mark, report)
+                return await waiting
         except TimeoutError:
             if not limit.expired():
                 raise
             if self.deferrable:
                 return None
-            raise self._too_late(mark.queue, ranges(reports[-1].awaited)) from None
+            raise self._too_late(mark.queue, ranges(report.awaited)) from None
+        finally:
+            self._tell_killed = _nobody_waits
+            for task in (waiting, ended):
+                task.cancel()
+            await asyncio.gather(waiting, ended, return_exceptions=True)
+
+    def on_kill(self) -> None:
+        """Cancel the jobs that haven't ended, where that was asked for; called while :meth:`execute` runs."""
+        self._tell_killed()
+
+    async def _cancel(self, connection: Connection, mark: Mark, report: WaitReport) -> None:
+        if not self.cancel_on_kill:
+            return
+        # A task that was cleared is killed too, as is one whose machine is shut down.
+        if await was_ended(get_current_context()["ti"]):
+            cancelled = await cancel_stored(connection, mark.queue, mark.events, report.awaited, WHY_KILLED)
+            self.log.info("The task is being ended: %d jobs of %s are cancelled", cancelled, mark.queue)
+        else:
+            self.log.info("The task goes on, so its jobs do too")
+
+    def _tolerance(self) -> Tolerance:
+        return Tolerance(self.max_dead, self.max_cancelled, self.max_vanished, self.min_completed)
 
     def defer_waiting(self, mark: Mark, sequences: set[int], summary: Mapping[str, Any]) -> NoReturn:
         """Go on waiting in the triggerer.
@@ -109,11 +154,11 @@ class JobWaitingOperator(BaseOperator):
                 nats_conn_id=self.nats_conn_id,
                 mark=asdict(mark),
                 sequences=ranges(sequences),
-                max_dead=self.max_dead,
-                max_cancelled=self.max_cancelled,
+                tolerance=asdict(self._tolerance()),
                 deadline=now + self.wait_timeout.total_seconds(),
                 deferred_at=now,
                 summary=summary,
+                cancel_on_kill=self.cancel_on_kill,
             ),
             method_name="execute_complete",
             # The trigger keeps the deadline and can tell what is missing; this only ends one that can't run.
@@ -155,27 +200,21 @@ class JobWaitingOperator(BaseOperator):
         :param summary: what was done before waiting
         :param report: how the jobs ended, as JSON
         :return: both
-        :raises AirflowFailException: too many jobs died or were cancelled
+        :raises AirflowFailException: too many jobs ended otherwise than well
         """
-        # A task that was deferred before this package knew of cancellations has a report without them.
-        cancelled = report.get("cancelled", 0)
         self.log.info(
-            "%d jobs completed, %d became dead letters, %d were cancelled",
+            "%d jobs completed, %d became dead letters, %d were cancelled, %d vanished",
             report["completed"],
             report["dead"],
-            cancelled,
+            report.get("cancelled", 0),
+            report.get("vanished", 0),
         )
-        if self.max_dead is not None and report["dead"] > self.max_dead:
-            error = JobsDeadError(
-                f"expected at most {self.max_dead} dead letters, found {report['dead']}: {report['dead_reasons']};"
-                " see the dead letter queue, mend the cause, then redrive"
-            )
+        if left_out := report.get("results_left_out"):
+            self.log.warning("%d results are too large together for an XCom; the events stream has them", left_out)
+        if error := self._tolerance().violation(report):
             raise AirflowFailException(f"{error.code} {error}")
-        if self.max_cancelled is not None and cancelled > self.max_cancelled:
-            why = JobsCancelledError(
-                f"expected at most {self.max_cancelled} cancelled jobs, found {cancelled}:"
-                f" {report['cancelled_reasons']}; allow them with max_cancelled, or publish again what is to be"
-                " done all the same"
-            )
-            raise AirflowFailException(f"{why.code} {why}")
         return plain({**summary, **report})
+
+
+def _nobody_waits() -> None:
+    pass

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, wait_for_jobs
+from airflow_provider_jetstream.jetstream.cancelling import cancel_stored
+from airflow_provider_jetstream.jetstream.completions import Mark, Tolerance, WaitReport, wait_for_jobs
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
 from airflow_provider_jetstream.jetstream.publishing import ranges
 from airflow_provider_jetstream.triggers.holding import EarlyFireGuard
+from airflow_provider_jetstream.triggers.task_state import was_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
+WHY_KILLED = "the task that waits for it was ended"
 _RETRY_PAUSE = 2.0
 _PROGRESS_SECONDS = 10.0
 # Jobs may have ended in time while no triggerer ran, so even a trigger that starts too late reads what is stored.
@@ -32,11 +35,12 @@ class JobCompletionTrigger(BaseTrigger):
     :param nats_conn_id: the Airflow connection
     :param mark: where to read from, as a dict; taken before the jobs were published
     :param sequences: the jobs' stream sequences as ranges of first and last
-    :param max_dead: dead letters to put up with before firing early; ``None`` for any number
+    :param tolerance: what to put up with, as the arguments of a
+        :class:`~airflow_provider_jetstream.jetstream.completions.Tolerance`; it fires early where that is exceeded
     :param deadline: seconds since the epoch after which it fires in any case
     :param deferred_at: seconds since the epoch at which the task deferred itself
     :param summary: handed through to the event
-    :param max_cancelled: cancelled jobs to put up with before firing early; ``None`` for any number
+    :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
     """
 
     def __init__(
@@ -45,18 +49,18 @@ class JobCompletionTrigger(BaseTrigger):
         nats_conn_id: str,
         mark: Mapping[str, Any],
         sequences: Sequence[Sequence[int]],
-        max_dead: int | None,
+        tolerance: Mapping[str, int | None],
         deadline: float,
         deferred_at: float,
         summary: Mapping[str, Any],
-        max_cancelled: int | None = 0,
+        cancel_on_kill: bool = False,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nats_conn_id = nats_conn_id
         self.mark = dict(mark)
         self.sequences = [list(span) for span in sequences]
-        self.max_dead = max_dead
-        self.max_cancelled = max_cancelled
+        self.tolerance = dict(tolerance)
+        self.cancel_on_kill = cancel_on_kill
         self.deadline = deadline
         self.deferred_at = deferred_at
         self.summary = dict(summary)
@@ -74,8 +78,8 @@ class JobCompletionTrigger(BaseTrigger):
                 "nats_conn_id": self.nats_conn_id,
                 "mark": self.mark,
                 "sequences": self.sequences,
-                "max_dead": self.max_dead,
-                "max_cancelled": self.max_cancelled,
+                "tolerance": self.tolerance,
+                "cancel_on_kill": self.cancel_on_kill,
                 "deadline": self.deadline,
                 "deferred_at": self.deferred_at,
                 "summary": self.summary,
@@ -99,19 +103,26 @@ class JobCompletionTrigger(BaseTrigger):
         await guard.hold()
         yield TriggerEvent(event | {"report": self._report.as_json(), "summary": self.summary})  # type: ignore[no-untyped-call]
 
+    async def on_kill(self) -> None:
+        """Cancel the jobs that haven't ended, if that was asked for and a person did end the task."""
+        if not self.cancel_on_kill or not self._report.awaited:
+            return
+        if not await was_ended(self.task_instance):
+            self.log.info("The task goes on, so its jobs do too")
+            return
+        async with JetStreamHook(self.nats_conn_id).shared() as connection:
+            cancelled = await cancel_stored(
+                connection, self.mark["queue"], self.mark["events"], self._report.awaited, WHY_KILLED
+            )
+        self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, self.mark["queue"])
+
     async def _wait(self) -> None:
-        awaited = set(self._report.awaited)
-        mark = Mark(**self.mark)
+        mark, tolerance = Mark(**self.mark), Tolerance(**self.tolerance)
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
                     await wait_for_jobs(
-                        connection,
-                        mark,
-                        awaited,
-                        max_dead=self.max_dead,
-                        max_cancelled=self.max_cancelled,
-                        progress=self._progress,
+                        connection, mark, self._report, tolerance=tolerance, progress=lambda _: self._progress()
                     )
             except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
@@ -119,10 +130,10 @@ class JobCompletionTrigger(BaseTrigger):
             else:
                 return
 
-    def _progress(self, report: WaitReport) -> None:
-        self._report = report
-        if time.monotonic() - self._told >= _PROGRESS_SECONDS:
+    def _progress(self) -> None:
+        if self._report.awaited and time.monotonic() - self._told >= _PROGRESS_SECONDS:
             self._told = time.monotonic()
+            report = self._report
             self.log.info(
                 "%d completed, %d dead, %d to go", len(report.completed), len(report.dead), len(report.awaited)
             )

@@ -47,6 +47,7 @@ def test_the_provider_is_described(outputs: dict[str, CompletedProcess[str]]) ->
         ("hooks", f"{PACKAGE}.hooks.jetstream.JetStreamHook"),
         ("triggers", f"{PACKAGE}.triggers.completion"),
         ("triggers", f"{PACKAGE}.triggers.dead_letter"),
+        ("triggers", f"{PACKAGE}.triggers.queue"),
         ("behaviours", '"nats"'),
         ("plugins", "jetstream_monitor"),
         *(("widgets", f"extra__nats__{field}") for field in ("token", "tls_ca_file", "timeout")),

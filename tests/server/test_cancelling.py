@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.cancelling import (
     cancelled_end,
     is_cancelled,
 )
-from airflow_provider_jetstream.jetstream.completions import WaitReport, take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.completions import Tolerance, WaitReport, take_mark, wait_for_jobs
 from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.jobs import Job, prepare
@@ -149,7 +149,7 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Co
     queue = await make_queue(connection, name)
     mark = await take_mark(connection, queue)
     sequences = await put(connection, queue, "ab")
-    waiting = asyncio.create_task(wait_for_jobs(connection, mark, sequences, max_cancelled=1))
+    waiting = asyncio.create_task(wait_for_jobs(connection, mark, sequences, tolerance=Tolerance(max_cancelled=1)))
     found = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
     message, other = await take(connection, queue, 2)
     await _obey(connection, queue, message, found)
@@ -168,6 +168,10 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Co
         "cancelled": 1,
         "cancelled_sequences": [(1, 1)],
         "cancelled_reasons": {1: "ann: wrong price"},
+        "vanished": 0,
+        "vanished_sequences": [],
+        "results": {},
+        "results_left_out": 0,
     }
 
 
@@ -181,7 +185,7 @@ async def test_so_many_cancelled_jobs_are_put_up_with(
     for message in await take(connection, queue, 3):
         await _obey(connection, queue, message, Cancellation("x", datetime.now(UTC)))
     async with asyncio.timeout(10):
-        report = await wait_for_jobs(connection, mark, sequences, max_cancelled=max_cancelled)
+        report = await wait_for_jobs(connection, mark, sequences, tolerance=Tolerance(max_cancelled=max_cancelled))
     assert report.cancelled == dict.fromkeys(range(1, ended + 1), "no reason given")
     assert len(report.awaited) == 3 - ended
 
@@ -196,7 +200,7 @@ async def test_of_several_ends_of_one_job_the_first_counts(connection: Connectio
     assert [receipt.duplicate for receipt in receipts] == [False, True]
     # From a worker in another language, which gives its completions other ids.
     await complete(connection, queue, sequence)
-    report = await wait_for_jobs(connection, mark, [sequence], max_cancelled=None)
+    report = await wait_for_jobs(connection, mark, [sequence], tolerance=Tolerance(max_cancelled=None))
     assert (report.completed, list(report.cancelled)) == (set(), [1])
 
 
@@ -217,7 +221,7 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(conne
     )
     await store(connection, end.subject, end.body, end.headers)
     assert (await find_dead_letters(connection, queue)).letters == ()
-    report: WaitReport = await wait_for_jobs(connection, mark, [sequence], max_cancelled=None)
+    report: WaitReport = await wait_for_jobs(connection, mark, [sequence], tolerance=Tolerance(max_cancelled=None))
     assert (report.cancelled, report.dead) == ({1: "late"}, {})
 
 

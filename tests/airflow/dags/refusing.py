@@ -12,6 +12,7 @@ from airflow_provider_jetstream.operators.provision import JetStreamProvisionOpe
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
+from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 
 GOOD: dict[str, Any] = {
     "name": "refusing",
@@ -64,4 +65,11 @@ with DAG("refusing", schedule=None):
     publish("reserved_header", jobs=[Job("one", headers={"Nats-Msg-Id": "mine"})])
     JetStreamDeadLetterSensor(task_id="sensor_of_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
     JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=WITHOUT_LETTERS, **RETRY)
+    JetStreamQueueDrainedSensor(task_id="drained_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
+    JetStreamQueueDrainedSensor(
+        task_id="drained_unknown_consumer", work_queue=WITHOUT_LETTERS, consumers=["nobody"], **RETRY
+    )
+    JetStreamQueueDrainedSensor(
+        task_id="drained_without_dead_letters", work_queue=WITHOUT_LETTERS, nothing_dead=True, **RETRY
+    )
     JetStreamRedriveOperator(task_id="redrive_of_unknown_stream", work_queue=GOOD, **RETRY)

@@ -1,0 +1,365 @@
+"""A queue is drained only when no job of it is left to be done, whatever a single look may say."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, summarise
+from airflow_provider_jetstream.jetstream.draining import PAUSE, check_drained
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.inspection import inspect_queue
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from testbed.letters import let_terminate
+from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, pump, put, small_queue, stored_count, take
+
+if TYPE_CHECKING:
+    from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+LONG = {"max_deliver": 3, "ack_wait": "30s"}
+
+
+async def drained(connection: Connection, queue: WorkQueue, *, nothing_dead: bool = False) -> bool:
+    return (await check_drained(connection, queue, nothing_dead=nothing_dead)).drained
+
+
+async def two_kinds(connection: Connection, name: str) -> WorkQueue:
+    """Make a queue with a consumer each for two kinds of jobs, and a third kind that nobody takes."""
+    consumers = [
+        {"name": kind, "filter_subject": f"{name}.jobs.{kind}", "max_deliver": 1, "ack_wait": "30s"} for kind in "ab"
+    ]
+    return await make_queue(connection, name, consumers=consumers)
+
+
+async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    assert await drained(connection, queue)
+    await put(connection, queue, "ab")
+    waiting = await check_drained(connection, queue)
+    assert str(waiting) == f"{name} is not drained: worker: 2 pending, 0 in flight"
+    first, second = await take(connection, queue, 2)
+    assert str(await check_drained(connection, queue)) == f"{name} is not drained: worker: 0 pending, 2 in flight"
+    await first.ack_sync()
+    assert not await drained(connection, queue)
+    await second.ack_sync()
+    report = await check_drained(connection, queue)
+    assert str(report) == f"{name} is drained"
+    assert report.as_json() == {
+        "queue": name,
+        "drained": True,
+        "consumers": [CONSUMER],
+        "stored": 0,
+        "pending": 0,
+        "in_flight": 0,
+        "undeliverable": 0,
+        "undeliverable_subjects": {},
+        "schedules": 0,
+        "dead_in_queue": 0,
+        "dead_letters": None,
+        "uncertain": 0,
+        "risks": [],
+    }
+
+
+async def test_a_job_that_was_handed_back_with_a_delay_is_in_flight(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    await put(connection, queue, "a")
+    (job,) = await take(connection, queue, 1)
+    await job.nak(delay=2)
+    until = time.monotonic() + 1
+    while time.monotonic() < until:
+        assert not await drained(connection, queue)
+    assert await drain(connection, queue) == {"a": 1}
+    assert await drained(connection, queue)
+
+
+async def test_a_paused_consumer_with_jobs_is_not_drained(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
+    await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
+    assert await drained(connection, queue)
+    await put(connection, queue, "a")
+    report = await check_drained(connection, queue)
+    assert str(report) == f"{name} is not drained: worker: 1 pending, 0 in flight, paused"
+
+
+async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
+    await put(connection, queue, "abc")
+    await take(connection, queue, 3)
+    await take(connection, queue, 3)
+    await asyncio.sleep(1.2)
+    assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
+
+    async def over() -> bool:
+        return await drained(connection, queue)
+
+    await eventually(over)
+    report = await check_drained(connection, queue)
+    assert (report.stored, report.dead_in_queue, report.dead_letters) == (3, 3, None)
+    assert str(report) == f"{name} is drained: 3 dead letters in the queue"
+
+
+async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"})
+    await put(connection, queue, "a")
+    await take(connection, queue, 1)
+    await asyncio.sleep(0.6)
+    for _ in range(3):
+        assert not await drained(connection, queue)
+    assert await drain(connection, queue) == {"a": 1}
+    assert await drained(connection, queue)
+
+
+async def test_dead_letters_keep_a_queue_only_if_nothing_may_be_dead(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, ["used up"])
+    await let_terminate(connection, queue, ["terminated"])
+    assert await drained(connection, queue)
+    report = await check_drained(connection, queue, nothing_dead=True)
+    assert (report.drained, report.dead_letters, report.dead_in_queue, report.uncertain) == (False, 2, 1, 0)
+    assert str(report) == f"{name} is not drained: 2 dead letters"
+    await redrive(connection, queue)
+    # They are jobs again.
+    assert not await drained(connection, queue)
+    assert sum((await drain(connection, queue)).values()) == 2
+    report = await check_drained(connection, queue, nothing_dead=True)
+    assert (report.drained, report.dead_letters, report.stored) == (True, 0, 0)
+
+
+async def test_parked_letters_are_out_of_the_way(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    assert not await drained(connection, queue, nothing_dead=True)
+    await redrive(connection, queue, RedriveOrder(max_redrives=0))
+    assert await drained(connection, queue, nothing_dead=True)
+
+
+async def test_dead_letters_that_nobody_told_of_are_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await let_die(connection, queue, "ab")
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    report = await check_drained(connection, queue, nothing_dead=True)
+    assert (report.drained, report.dead_letters) == (False, 2)
+
+
+async def test_jobs_that_no_consumer_takes_are_awaited_and_named(connection: Connection, name: str) -> None:
+    queue = await two_kinds(connection, name)
+    for kind in "cdd":
+        await put(connection, queue, ["job"], kind=kind)
+    report = await check_drained(connection, queue)
+    assert not report.drained
+    named = f"{name}.jobs.d: 2; {name}.jobs.c: 1"
+    assert str(report) == f"{name} is not drained: 3 jobs that no consumer takes ({named})"
+    assert report.as_json()["undeliverable_subjects"] == {f"{name}.jobs.d": 2, f"{name}.jobs.c": 1}
+    # Whoever asks about some consumers doesn't ask about these.
+    assert (await check_drained(connection, queue, "a")).drained
+
+
+async def test_of_many_subjects_the_largest_are_named(connection: Connection, name: str) -> None:
+    queue = await two_kinds(connection, name)
+    for number in range(1_200):
+        await connection.client.publish(f"{name}.jobs.c.{number}", b"job")
+    await put(connection, queue, ["job", "job"], kind="c.7")
+    report = await check_drained(connection, queue)
+    told = report.as_json()
+    assert (told["drained"], told["undeliverable"]) == (False, 1_202)
+    assert next(iter(told["undeliverable_subjects"].items())) == (f"{name}.jobs.c.7", 3)
+    assert len(told["undeliverable_subjects"]) == 10
+    assert str(report).endswith("; 1190 more)")
+
+
+async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await put(connection, queue, "a")
+    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    report = await check_drained(connection, queue)
+    assert (report.drained, report.undeliverable) == (False, {f"{name}.jobs.plain": 1})
+
+
+async def test_jobs_for_later_are_none_yet(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=LONG, schedules=True)
+    at = (datetime.now(UTC) + timedelta(seconds=3)).isoformat().replace("+00:00", "Z")
+    headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": f"{name}.jobs.later"}
+    await connection.client.jetstream().publish(f"scheduled.{name}.once.a.b", b"job", headers=headers)
+    report = await check_drained(connection, queue)
+    assert (report.drained, report.schedules, report.dead_in_queue) == (True, 1, 0)
+    assert str(report) == f"{name} is drained: 1 jobs for later"
+
+    async def due() -> bool:
+        return (await inspect_queue(connection, name)).pending == 1
+
+    await eventually(due)
+    assert not await drained(connection, queue)
+
+
+async def test_only_the_consumers_that_are_named_count(connection: Connection, name: str) -> None:
+    queue = await two_kinds(connection, name)
+    await put(connection, queue, ["job"], kind="b")
+    assert (await check_drained(connection, queue, ["a"])).drained
+    assert not (await check_drained(connection, queue, ["a", "b", "a"])).drained
+    assert not await drained(connection, queue)
+    (job,) = await take(connection, queue, 1, consumer="b")
+    await job.term()
+
+    async def dead() -> bool:
+        return await stored_count(connection, f"{name}-dead") == 1
+
+    await eventually(dead)
+    theirs = await check_drained(connection, queue, ["a"], nothing_dead=True)
+    assert (theirs.drained, theirs.dead_letters) == (True, 0)
+    others = await check_drained(connection, queue, ["b"], nothing_dead=True)
+    assert (others.drained, others.dead_letters) == (False, 1)
+
+
+async def test_dead_letters_of_busy_consumers_that_cannot_be_told_yet_do_not_count_for_others(
+    connection: Connection, name: str
+) -> None:
+    queue = await two_kinds(connection, name)
+    await put(connection, queue, ["dead", "working"], kind="b")
+    for job in (await take(connection, queue, 2, consumer="b"))[:1]:
+        await job.nak()
+
+    async def told() -> bool:
+        await pump(connection, queue, consumer="b")
+        return await stored_count(connection, f"{name}-dead") == 1
+
+    await eventually(told)
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    assert (await summarise(connection, queue)).uncertain == 1
+    report = await check_drained(connection, queue, ["a"], nothing_dead=True)
+    assert (report.drained, report.dead_letters, report.uncertain) == (True, 0, 0)
+
+
+async def test_dead_letters_that_cannot_be_told_yet_keep_the_queue(
+    connection: Connection, name: str, mocker: MockerFixture
+) -> None:
+    queue = await make_queue(connection, name)
+    # Jobs that come and go while they are counted can look so, for a moment that no test can hold.
+    found = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
+    mocker.patch("airflow_provider_jetstream.jetstream.dead_letters.summary.summarise", return_value=found)
+    report = await check_drained(connection, queue, nothing_dead=True)
+    assert str(report) == f"{name} is not drained: 1 dead letters that can't be told yet"
+
+
+async def test_some_consumers_can_be_drained_while_others_are_kept_busy(connection: Connection, name: str) -> None:
+    queue = await two_kinds(connection, name)
+
+    async def go_on() -> None:
+        while True:
+            await put(connection, queue, ["job"], kind="b")
+
+    publishing = asyncio.create_task(go_on())
+    try:
+        assert (await check_drained(connection, queue, ["a"])).drained
+    finally:
+        publishing.cancel()
+
+
+@pytest.mark.parametrize("names", [[], "", ["a", " "]])
+async def test_names_that_name_nothing_are_refused(connection: Connection, name: str, names: list[str] | str) -> None:
+    with pytest.raises(NotFoundError, match=r"expected names of consumers to look at, found .*: name some, or leave"):
+        await check_drained(connection, small_queue(name), names)
+
+
+async def test_what_is_not_there_is_named(connection: Connection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none"):
+        await check_drained(connection, small_queue(name, dead_letters=None))
+    queue = await two_kinds(connection, name)
+    with pytest.raises(NotFoundError, match=f"expected consumer c of stream {name} on the server, found a, b: check"):
+        await check_drained(connection, queue, ["a", "c"])
+    await put(connection, queue, ["job"], kind="a")
+    await connection.api(f"STREAM.DELETE.{name}-dead")
+    # At once, and not when all jobs are done.
+    with pytest.raises(NotFoundError, match=f"expected stream {name}-dead on the server, found none"):
+        await check_drained(connection, queue, nothing_dead=True)
+    with pytest.raises(QueueDeclarationError, match="expected dead_letters, so that there is something to look at"):
+        await check_drained(connection, small_queue(name, dead_letters=None), nothing_dead=True)
+
+
+async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_from_it(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    hops, empty = 25, 0
+
+    async def watch() -> None:
+        nonlocal empty
+        while not working.done():
+            seen = await inspect_queue(connection, name)
+            empty += not seen.pending and not seen.in_flight
+            await asyncio.sleep(0.02)
+
+    async def relay() -> None:
+        # As bad a worker as there is: it acknowledges first, and publishes what follows later.
+        for _ in range(hops):
+            (job,) = await take(connection, queue, 1)
+            await job.ack_sync()
+            await asyncio.sleep(PAUSE * 0.4)
+            await put(connection, queue, ["next"])
+        (last,) = await take(connection, queue, 1)
+        await last.ack_sync()
+
+    await put(connection, queue, ["first"])
+    working, told = asyncio.create_task(relay()), set()
+    watching = asyncio.create_task(watch())
+    while not (report := await check_drained(connection, queue)).drained:
+        told.add(str(report))
+    assert working.done()
+    await watching
+    assert (await inspect_queue(connection, name)).last_sequence == hops + 1
+    # A single look would have been wrong, and two that don't compare what was stored meanwhile too.
+    assert empty > hops
+    assert f"{name} is not drained: jobs came and went between two looks" in told
+
+
+async def test_thousands_of_jobs_are_awaited_to_the_last(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={**LONG, "max_ack_pending": 200}, archive=False)
+    count, done = 4_000, 0
+    for number in range(count):
+        await connection.client.publish(f"{name}.jobs.{number}", b"job")
+
+    async def work() -> None:
+        nonlocal done
+        pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=name)
+        while done < count:
+            try:
+                jobs = await pull.fetch(50, timeout=0.3)
+            except TimeoutError:
+                continue
+            for job in jobs:
+                await job.ack_sync()
+                done += 1
+        await pull.unsubscribe()
+
+    working = [asyncio.create_task(work()) for _ in range(4)]
+    looks = 1
+    while not (report := await check_drained(connection, queue)).drained:
+        looks += 1
+        await asyncio.sleep(0.05)
+    assert (done, report.stored) == (count, 0)
+    assert looks > 3
+    await asyncio.gather(*working)
+
+
+async def test_a_look_costs_a_job_none_of_its_deliveries(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
+    await put(connection, queue, "a")
+    await take(connection, queue, 1)
+    await asyncio.sleep(0.5)
+    for _ in range(20):
+        assert not await drained(connection, queue)
+    (job,) = await take(connection, queue, 1)
+    assert job.metadata.num_delivered == 2
+    await job.ack_sync()
+    assert await drained(connection, queue)

@@ -1,0 +1,161 @@
+"""A queue's health as numbers: what counts as what, and what a look costs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import Connection
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.inspection import LeftOver, inspect_queue, tell_apart
+from airflow_provider_jetstream.jetstream.names import marker_subject
+from testbed.queues import CONSUMER, eventually, let_die, make_queue, put, take
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+    from typing import Any
+
+    from pytest_mock import MockerFixture
+
+
+async def publish(connection: Connection, subject: str, headers: dict[str, str] | None = None) -> None:
+    await connection.client.jetstream().publish(subject, b"job", headers=headers)
+
+
+async def test_jobs_are_pending_or_in_flight_until_they_end(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
+    empty = await inspect_queue(connection, name)
+    assert (empty.stored, empty.pending, empty.in_flight, empty.oldest) == (0, 0, 0, None)
+    before = datetime.now(UTC) - timedelta(seconds=1)
+    await put(connection, queue, "abc")
+    done, working, delayed = await take(connection, queue, 3)
+    await done.ack_sync()
+    await delayed.nak(delay=30)
+    await working.nak()
+    (again,) = await take(connection, queue, 1)
+    assert again.metadata.sequence.stream == working.metadata.sequence.stream
+    await put(connection, queue, "de")
+
+    async def counted() -> bool:
+        seen = await inspect_queue(connection, name)
+        return (seen.stored, seen.pending, seen.in_flight, seen.redelivered) == (4, 2, 2, 1)
+
+    await eventually(counted)
+    seen = await inspect_queue(connection, name)
+    assert (seen.last_sequence, seen.left_over) == (5, 0)
+    assert before < (seen.oldest or before) <= seen.seen_at
+    (consumer,) = seen.consumers.values()
+    assert (consumer.name, consumer.filters, consumer.paused) == (CONSUMER, (">",), False)
+    assert (consumer.deliveries, consumer.delivered, consumer.ack_floor) == (4, 3, 1)
+
+
+async def test_a_pause_and_the_requests_of_workers_are_told(connection: Connection, name: str) -> None:
+    await make_queue(connection, name)
+    inbox = connection.client.new_inbox()
+    pull = await connection.client.subscribe(inbox)
+    request = b'{"batch": 1, "expires": 5000000000}'
+    await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{CONSUMER}", request, reply=inbox)
+
+    async def asked() -> bool:
+        return (await inspect_queue(connection, name)).consumers[CONSUMER].pulls == 1
+
+    await eventually(asked)
+    until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
+    await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
+    consumer = (await inspect_queue(connection, name)).consumers[CONSUMER]
+    assert consumer.paused
+    assert str(consumer) == "worker: 0 pending, 0 in flight, paused"
+    await pull.unsubscribe()
+
+
+async def test_thousands_of_jobs_cost_two_requests(connection: Connection, name: str, mocker: MockerFixture) -> None:
+    consumers = [
+        {"name": kind, "filter_subject": f"{name}.jobs.{kind}.*", "max_deliver": 2, "ack_wait": "30s"} for kind in "ab"
+    ]
+    queue = await make_queue(connection, name, consumers=consumers, archive=False)
+    for number in range(5_000):
+        await connection.client.publish(f"{name}.jobs.{'ab'[number % 2]}.{number}", b"job")
+    await connection.client.flush()
+    taken = await take(connection, queue, 100, consumer="b")
+
+    async def stored() -> bool:
+        return (await inspect_queue(connection, name)).stored == 5_000
+
+    await eventually(stored)
+    asked = mocker.spy(Connection, "api")
+    seen = await inspect_queue(connection, name)
+    assert await tell_apart(connection, seen) == LeftOver({}, 0, 0)
+    assert [call.args[1] for call in asked.call_args_list] == [f"STREAM.INFO.{name}", f"CONSUMER.LIST.{name}"]
+    numbers = {each.name: (each.pending, each.in_flight) for each in seen.consumers.values()}
+    assert numbers == {"a": (2_500, 0), "b": (2_400, len(taken))}
+
+
+async def test_more_consumers_than_a_page_has_are_all_counted(connection: Connection, name: str) -> None:
+    consumers = [{"name": f"c{number}", "filter_subject": f"{name}.jobs.{number}"} for number in range(300)]
+    await make_queue(connection, name, consumers=[{**each, "max_deliver": 1} for each in consumers])
+    for number in range(300):
+        await connection.client.publish(f"{name}.jobs.{number}", b"job")
+    await connection.client.flush()
+
+    async def counted() -> bool:
+        seen = await inspect_queue(connection, name)
+        return [each.pending for each in seen.consumers.values()] == [1] * 300
+
+    await eventually(counted)
+
+
+async def test_what_is_left_over_is_told_apart(connection: Connection, name: str) -> None:
+    queue = await make_queue(
+        connection,
+        name,
+        subjects=[f"{name}.jobs.>", f"{name}.other.*"],
+        consumer={"filter_subject": f"{name}.jobs.>"},
+        schedules=True,
+        atomic_redrive=True,
+    )
+    await let_die(connection, queue, "abc")
+    for kind in ("x", "y", "y"):
+        await publish(connection, f"{name}.other.{kind}")
+    await publish(connection, marker_subject(name, 1))
+    schedule = {"Nats-Schedule": "@at 2099-01-01T00:00:00Z", "Nats-Schedule-Target": f"{name}.jobs.later"}
+    await publish(connection, f"scheduled.{name}.once.a.b", schedule)
+    await put(connection, queue, ["waiting"])
+    seen = await inspect_queue(connection, name)
+    assert (seen.stored, seen.pending, seen.left_over) == (9, 1, 8)
+    left = await tell_apart(connection, seen)
+    assert left == LeftOver({f"{name}.other.y": 2, f"{name}.other.x": 1}, schedules=1, dead=3)
+
+
+async def test_jobs_of_a_deleted_consumer_are_taken_by_none(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await put(connection, queue, "ab", kind="x")
+    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    seen = await inspect_queue(connection, name)
+    assert (dict(seen.consumers), seen.pending, seen.left_over) == ({}, 0, 2)
+    assert await tell_apart(connection, seen) == LeftOver({f"{name}.jobs.x": 2}, 0, 0)
+
+
+async def test_numbers_that_a_cluster_does_not_give_are_never_taken_for_zero(
+    connection: Connection, name: str, mocker: MockerFixture
+) -> None:
+    await make_queue(connection, name)
+    api = Connection.api
+
+    async def without_a_leader(self: Connection, subject: str, request: Mapping[str, Any] | None = None) -> Any:
+        # What a cluster answers while a consumer has no leader, which one server never does.
+        answer = await api(self, subject, request)
+        return json.loads(json.dumps(answer)) | (
+            {"consumers": [], "missing": [CONSUMER]} if "CONSUMER.LIST" in subject else {}
+        )
+
+    mocker.patch.object(Connection, "api", without_a_leader)
+    with pytest.raises(UnreachableError, match=rf"^expected the numbers of every consumer of {name}, found none of w"):
+        await inspect_queue(connection, name)
+
+
+async def test_a_queue_that_is_not_there_is_named(connection: Connection, name: str) -> None:
+    with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none"):
+        await inspect_queue(connection, name)
