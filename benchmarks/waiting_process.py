@@ -1,0 +1,143 @@
+"""The process that waits, as a triggerer does, and looks at itself.
+
+It prints one line once everybody waits, begins to measure when it is told to, and prints another at the end.
+"""
+
+import asyncio
+import gc
+import json
+import sys
+import time
+from collections import Counter
+from contextlib import suppress
+from pkgutil import resolve_name
+from typing import Any
+
+import psutil
+from airflow.triggers.base import BaseTrigger
+
+from airflow_provider_jetstream.jetstream.completions.follower import Follower
+from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+from benchmarks.waiting_ways import Peer
+
+TICK = 0.005
+LOOK = 0.05
+SETTLING = 1.0
+
+
+class Waiting:
+    """
+    Many triggers, each waiting for one job.
+
+    :param path: the class of the triggers, as Airflow stores it
+    :param arguments: those of the first, as Airflow stores them
+    :param count: how many; their jobs have the sequences from 1 on
+    """
+
+    def __init__(self, path: str, arguments: dict[str, Any], count: int) -> None:
+        self._path = path
+        self._arguments = arguments
+        self._count = count
+        self._tasks: list[asyncio.Task[None]] = []
+        self._follower: Follower | None = None
+        self.fired: list[tuple[int, float]] = []
+        self.errors: Counter[str] = Counter()
+
+    async def start(self, limit: float) -> dict[str, float]:
+        """
+        Start them, and return once all wait.
+
+        :param limit: seconds after which those that don't wait yet aren't waited for
+        """
+        gc.collect()
+        before, started = _memory(), time.perf_counter()
+        trigger: type[BaseTrigger] = resolve_name(self._path)
+        for sequence in range(1, self._count + 1):
+            spans = [[sequence, sequence]]
+            stored = json.dumps(
+                {**self._arguments, "sequences": spans, "summary": {**self._arguments["summary"], "sequences": spans}}
+            )
+            task = asyncio.create_task(self._watch(trigger(**json.loads(stored)), sequence))
+            task.add_done_callback(self._stopped)
+            self._tasks.append(task)
+            # As the triggerer does after each.
+            await asyncio.sleep(0)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit):
+                await self._all_joined()
+        seconds = time.perf_counter() - started
+        await asyncio.sleep(SETTLING)
+        gc.collect()
+        return {"bytes": _memory() - before, "start": seconds}
+
+    async def finish(self, limit: float) -> dict[str, float | list[float]]:
+        """
+        Measure until all have fired.
+
+        :param limit: seconds until no more is waited for
+        """
+        lags: list[float] = []
+        ticker = asyncio.create_task(_tick(lags))
+        cpu = time.process_time()
+        await asyncio.wait(self._tasks, timeout=limit)
+        cpu = time.process_time() - cpu
+        ticker.cancel()
+        return {"cpu": cpu, "lags": lags}
+
+    async def _all_joined(self) -> None:
+        while True:
+            if self._joined() >= self._count or all(task.done() for task in self._tasks):
+                return
+            await asyncio.sleep(LOOK)
+
+    def _joined(self) -> int:
+        if not issubclass(resolve_name(self._path), JobCompletionTrigger):
+            return Peer.joined
+        if self._follower is None:
+            self._follower = next((each for each in gc.get_objects() if type(each) is Follower), None)
+        return self._follower.users if self._follower else 0
+
+    async def _watch(self, trigger: BaseTrigger, sequence: int) -> None:
+        async for event in trigger.run():
+            at = time.perf_counter()
+            spans = event.payload["report"]["completed_sequences"]
+            if [tuple(span) for span in spans] == [(sequence, sequence)]:
+                self.fired.append((sequence, at))
+            else:
+                self.errors[event.payload["status"]] += 1
+
+    def _stopped(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self.errors[_cause(error)] += 1
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return f"{type(error).__name__}: {error}"
+
+
+def _memory() -> int:
+    return int(psutil.Process().memory_info().rss)
+
+
+async def _tick(lags: list[float]) -> None:
+    while True:
+        before = time.perf_counter()
+        await asyncio.sleep(TICK)
+        lags.append(time.perf_counter() - before - TICK)
+
+
+async def main() -> None:
+    """Wait as asked on the command line: a trigger's class, its arguments as JSON, how many, and a time limit."""
+    path, arguments, count, limit = sys.argv[1:]
+    waiting = Waiting(path, json.loads(arguments), int(count))
+    print(json.dumps(await waiting.start(float(limit))), flush=True)
+    if (await asyncio.to_thread(sys.stdin.readline)).strip() == "stop":
+        return
+    measured = await waiting.finish(float(limit))
+    print(json.dumps({**measured, "fired": waiting.fired, "errors": waiting.errors}), flush=True)
+
+
+if __name__ == "__main__":
+    asyncio.run(main())
