@@ -4,15 +4,17 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 RUN := $(UV) run --locked
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo test check format lint types imports unit test-mapped test-faults bench-imports bench-redrive clean
+.PHONY: demo test check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-redrive bench-waiting bench-spark clean
 
 demo: $(UV)
 	$(RUN) python -m demo
 
-# Airflow's tests share one Airflow, and have the machine to themselves; the others wait more than they work.
+# Airflow's tests share one Airflow, Spark's one JVM, and have the machine to themselves; the others wait more than they
+# work.
 test: $(UV)
 	$(RUN) pytest tests/airflow
-	$(RUN) pytest -n 4 --ignore=tests/airflow
+	$(RUN) pytest tests/spark
+	$(RUN) pytest -n 4 --ignore=tests/airflow --ignore=tests/spark
 
 check: format lint types test
 
@@ -36,6 +38,10 @@ unit: $(UV)
 test-mapped: $(UV)
 	MAPPED_RUNS=3 $(RUN) pytest tests/airflow/test_airflow_mapped.py
 
+# A thousand deferred tasks whose triggerers come and go; the test command has two dozen.
+test-waiting-scale: $(UV)
+	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_moving.py
+
 # More letters, more interleavings and workers that are away; the test command has the short form.
 test-faults: $(UV)
 	FAULTS=full $(RUN) pytest tests/faults
@@ -43,6 +49,14 @@ test-faults: $(UV)
 bench-redrive: $(UV)
 	$(RUN) python -m benchmarks.redrive
 	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --ways copy
+
+# In an environment of its own: the peer brings packages that the other programs would import where they find them.
+bench-waiting: $(UV)
+	$(RUN) --isolated --group bench python -m benchmarks.waiting
+
+# Prints what JVM and server leave of two cores: compare within a run only.
+bench-spark: $(UV)
+	$(RUN) python -m benchmarks.spark_read
 
 bench-imports: $(UV)
 	$(RUN) python -m benchmarks.imports

@@ -1,0 +1,95 @@
+"""The columns of a message, and Arrow batches of those that are asked for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+
+from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.headers import HEADERS
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from pyspark.sql.types import StructType
+
+_HEADERS_TYPE = "array<struct<key:string,value:string>>"
+_TYPES = {
+    "value": ("binary", pa.binary()),
+    "subject": ("string", pa.string()),
+    "stream": ("string", pa.string()),
+    "seq": ("bigint", pa.int64()),
+    "timestamp": ("timestamp", pa.timestamp("us", "UTC")),
+    "headers": (_HEADERS_TYPE, HEADERS),
+}
+
+
+def read_schema(*, with_headers: bool) -> str:
+    """Write the schema of what is read.
+
+    :param with_headers: whether there is a column for headers
+    :return: in Spark's language
+    """
+    return ", ".join(f"{name} {kind}" for name, (kind, _) in _TYPES.items() if with_headers or name != "headers")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns that are asked for, in order.
+
+    :param names: their names
+    :param nullable: whether Spark lets each be null
+    """
+
+    names: tuple[str, ...]
+    nullable: tuple[bool, ...]
+
+    @classmethod
+    def of(cls, schema: StructType, *, with_headers: bool) -> Columns:
+        """Take the columns of a schema, which may be fewer than there are and in another order.
+
+        :param schema: Spark's
+        :param with_headers: whether headers are read
+        :return: the columns
+        :raises SparkOptionError: one of them isn't there
+        """
+        for field in schema.fields:
+            kind = _TYPES.get(field.name, ("", None))[0]
+            if field.dataType.simpleString() != kind:
+                raise SparkOptionError(
+                    f"expected columns of {read_schema(with_headers=True)}, found"
+                    f" {field.name} {field.dataType.simpleString()}: choose among them, and decode bodies with"
+                    ' from_json(col("value").cast("string"), …)'
+                )
+            if field.name == "headers" and not with_headers:
+                raise SparkOptionError("expected includeHeaders true for the column headers, found it false: set it")
+        return cls(tuple(schema.fieldNames()), tuple(field.nullable for field in schema.fields))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self.names
+
+    def batch(self, count: int, makers: Mapping[str, Callable[[], Any]]) -> pa.RecordBatch:
+        """Make a batch.
+
+        :param count: of its rows
+        :param makers: called for those columns that are asked for
+        :return: the batch
+        """
+        fields = [
+            pa.field(name, _TYPES[name][1], nullable) for name, nullable in zip(self.names, self.nullable, strict=True)
+        ]
+        if not fields:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
+        return pa.RecordBatch.from_arrays([makers[name]() for name in self.names], schema=pa.schema(fields))
+
+
+def constant(text: str, count: int) -> pa.StringArray:
+    """Make a column of one value.
+
+    :param text: the value
+    :param count: how often
+    :return: the column
+    """
+    return pa.repeat(pa.scalar(text, pa.string()), count)

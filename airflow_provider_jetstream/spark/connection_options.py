@@ -1,0 +1,161 @@
+"""Where a task finds its server and its secrets: in options, or in what an option names.
+
+Spark shows options in plans, its pages, its REST API and its event log. Secrets therefore come from the environment,
+from files, or from a provider; the options that take one directly have names that Spark redacts.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pydantic import SecretStr
+
+from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
+from airflow_provider_jetstream.spark.errors import SparkOptionError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# Each setting's option and the variable that it is read from after NATS_ or NATS_<NAME>_.
+VARIABLES = {
+    "servers": "URL",
+    "user": "USER",
+    "password": "PASSWORD",
+    "passwordFile": "PASSWORD_FILE",
+    "token": "TOKEN",
+    "tokenFile": "TOKEN_FILE",
+    "nkeySeedSecret": "NKEY_SEED_SECRET",
+    "nkeySeedFile": "NKEY_SEED_FILE",
+    "credentialsSecret": "CREDENTIALS_SECRET",
+    "credentialsFile": "CREDENTIALS_FILE",
+    "tlsCaFile": "CA",
+    "tlsCertFile": "CERT",
+    "tlsKeyFile": "KEY",
+    "timeout": "TIMEOUT",
+}
+CHOICES = ("connection", "connectionProvider")
+
+_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
+_SECRETS = ("password", "token", "nkeySeedSecret", "credentialsSecret")
+_FILES = {
+    "passwordFile": "password",
+    "tokenFile": "token",
+    "nkeySeedFile": "nkeySeedSecret",
+    "credentialsFile": "credentialsSecret",
+}
+_FIELDS = {"user": "user", "password": "password", "token": "token", "tlsCaFile": "tls_ca_file", "timeout": "timeout"}
+
+
+@dataclass(frozen=True)
+class WireSettings:
+    """What a task needs to connect.
+
+    :param connection: what every part of this package needs
+    :param nkey_seed: the seed of a user's key
+    :param credentials: the content of a credentials file
+    :param tls_cert_file: path of the certificate that the server asks clients for
+    :param tls_key_file: path of its key
+    """
+
+    connection: ConnectionSettings
+    nkey_seed: SecretStr | None = None
+    credentials: SecretStr | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+
+
+def wire_settings(options: Mapping[str, str]) -> WireSettings:
+    """Find out where to connect and as whom; called wherever a connection is made, so that no plan holds a secret.
+
+    :param options: the data source's options, of which others are ignored
+    :return: the settings
+    :raises SparkOptionError: the options name two places
+    :raises ConnectionSettingsError: what is found there can't be used
+    """
+    # Spark hands names on in lower case.
+    lowered = {name.lower(): value for name, value in options.items()}
+    given = {name: lowered[name.lower()] for name in VARIABLES if name.lower() in lowered}
+    connection, provider = lowered.get("connection"), lowered.get("connectionprovider")
+    if connection is not None and given:
+        raise SparkOptionError(f"expected either connection or {', '.join(sorted(given))}, found both: keep one")
+    if connection is not None:
+        given = _named(connection, provider)
+    elif provider is not None:
+        raise SparkOptionError("expected connection (the name that connectionProvider is asked for), found none")
+    elif not given:
+        given = _from_environment("NATS_")
+    return _settings(given)
+
+
+def _named(name: str, provider: str | None) -> dict[str, str]:
+    if not _NAME.fullmatch(name):
+        raise SparkOptionError(f"expected a connection's name of letters, digits, - and _, found {name!r}")
+    if provider is None:
+        prefix = f"NATS_{name.upper().replace('-', '_')}_"
+        if found := _from_environment(prefix):
+            return found
+        raise ConnectionSettingsError(
+            f"expected {prefix}URL and its like in the environment of drivers and executors, found none of them: set"
+            " them there, or spark.executorEnv.*"
+        )
+    module, _, function = provider.partition(":")
+    try:
+        find = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError, ValueError):
+        raise SparkOptionError(
+            f"expected connectionProvider as package.module:function, importable wherever tasks run, found {provider!r}"
+        ) from None
+    values = dict(find(name))
+    if unknown := sorted(set(values) - set(VARIABLES)):
+        raise ConnectionSettingsError(
+            f"{provider} gave {', '.join(map(repr, unknown))}: expected only {', '.join(VARIABLES)}"
+        )
+    return values
+
+
+def _from_environment(prefix: str) -> dict[str, str]:
+    return {name: os.environ[prefix + end] for name, end in VARIABLES.items() if os.environ.get(prefix + end)}
+
+
+def _settings(given: Mapping[str, str]) -> WireSettings:
+    values = dict(given)
+    if "servers" not in values:
+        raise ConnectionSettingsError(
+            "expected servers, or connection, or NATS_URL in the environment of drivers and executors, found none"
+        )
+    for option, secret in _FILES.items():
+        if option in values:
+            if secret in values:
+                raise ConnectionSettingsError(f"expected either {option} or {secret}, found both: keep one")
+            values[secret] = _content(option, values.pop(option))
+    ways = [name for name in _SECRETS if name in values]
+    if len(ways) > 1:
+        raise ConnectionSettingsError(f"expected one way to authenticate, found {' and '.join(ways)}: keep one")
+    if ("tlsCertFile" in values) != ("tlsKeyFile" in values):
+        raise ConnectionSettingsError("expected tlsCertFile and tlsKeyFile together, found only one of them")
+    fields: dict[str, Any] = {field: values[option] for option, field in _FIELDS.items() if option in values}
+    servers = tuple(server for server in values["servers"].split(",") if server.strip())
+    connection = ConnectionSettings(servers=servers, name="airflow-provider-jetstream-spark", **fields)
+    return WireSettings(
+        connection,
+        SecretStr(values["nkeySeedSecret"]) if "nkeySeedSecret" in values else None,
+        SecretStr(values["credentialsSecret"]) if "credentialsSecret" in values else None,
+        values.get("tlsCertFile"),
+        values.get("tlsKeyFile"),
+    )
+
+
+def _content(option: str, path: str) -> str:
+    try:
+        content = Path(path).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        problem = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
+    else:
+        return content if option == "credentialsFile" else content.strip()
+    raise ConnectionSettingsError(f"{option}: expected a readable file at {path} wherever tasks run, found: {problem}")

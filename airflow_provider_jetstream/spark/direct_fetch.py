@@ -1,0 +1,182 @@
+"""Reading without a consumer, so that a work queue's workers notice nothing: direct gets of many messages each.
+
+A replica may answer that is behind; what it says to be the end counts only if the stream's leader says so too. The
+batches are small because the server locks the stream against publishers for the whole of each.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
+from airflow_provider_jetstream.spark.bulk_parser import parse
+from airflow_provider_jetstream.spark.columns import constant
+from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.spark.gathering import gathered
+from airflow_provider_jetstream.spark.headers import got, pairs
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_jetstream.spark.bulk_parser import Rows
+    from airflow_provider_jetstream.spark.columns import Columns
+    from airflow_provider_jetstream.spark.headers import Got
+    from airflow_provider_jetstream.spark.options import ReadOptions
+    from airflow_provider_jetstream.spark.streams import Stream
+
+DEFAULT_BATCH = 256
+_BURST = 4 << 20
+_TAIL = 400
+_ENOUGH = 1 << 20
+_STATUS = b"NATS/1.0 "
+_END = re.compile(rb"^NATS/1\.0 204 (?:[^\r]*\r\n)+?Nats-Last-Sequence: (\d+)\r\n")
+_LAST_WORDS = re.compile(
+    rb"\r\nNATS/1\.0 204 EOB\r\n(?:[^\r]*\r\n)*?Nats-Last-Sequence: (\d+)\r\n(?:[^\r]+\r\n)*\r\n\r\n\Z"
+)
+_REPLICA_PAUSE = 0.05
+_SPACE = ord(" ")
+_AFTER_VERSION = len(b"NATS/1.0")
+_SEQUENCE = b"\r\nNats-Sequence: "
+
+
+class DirectFetch:
+    """Direct gets of a span.
+
+    :param stream: the stream
+    :param subject: a filter
+    :param columns: what is asked for
+    :param options: of the read
+    :param bold: whether to ask on before an answer is parsed
+    """
+
+    def __init__(
+        self, stream: Stream, subject: str, columns: Columns, options: ReadOptions, *, bold: bool = True
+    ) -> None:
+        self._stream = stream
+        self._subject = subject
+        self._columns = columns
+        self._wire = stream.wire
+        self._batch = options.batch or DEFAULT_BATCH
+        self._max_bytes = options.max_bytes
+        self._bold = bold
+
+    def fetch(self, first: int, last: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+        """Read a span.
+
+        :param first: its first sequence
+        :param last: its last sequence
+        :return: batches, each with the sequence to go on with after it
+        """
+        next_one = asked = first
+        waiting, patience = False, time.monotonic() + self._wire.timeout
+        taken: list[bytes] = []
+        while next_one <= last:
+            if not waiting:
+                self._ask(asked, last)
+                waiting = True
+            self._wire.receive(_complete)
+            if self._bold and (end := self._end_in_sight()):
+                # The next answer can come while this one waits to be parsed with others: one alone is too small.
+                taken.append(end[1])
+                waiting, asked = False, int(end[1]) + 1
+                if self._wire.filled < _ENOUGH and asked <= last:
+                    continue
+            batch, next_one, ends = self._parsed(next_one, last)
+            if [found[1] for end in ends[: len(taken)] if (found := _END.search(end))] != taken:
+                raise WireError(f"a message of {self._stream.name} ends like an answer of the server")
+            if batch:
+                patience = time.monotonic() + self._wire.timeout
+                yield batch, next_one
+            for end_of_answer in ends[len(taken) :]:
+                waiting = False
+                if not self._goes_on(end_of_answer, next_one, last, patience):
+                    return
+            taken, asked = [], next_one
+
+    def _goes_on(self, end: bytes, next_one: int, last: int, patience: float) -> bool:
+        """Tell whether there is more after an answer's last words."""
+        if end.startswith(b"NATS/1.0 404"):
+            found = self._stream.next(next_one, self._subject)
+            if found is None or found.sequence > last:
+                return False
+            if time.monotonic() > patience:
+                raise DeadlineError(f"no replica gives message {found.sequence} of {self._stream.name}")
+            time.sleep(_REPLICA_PAUSE)
+        elif not end.startswith(b"NATS/1.0 204"):
+            words = end.split(b"\r\n", 1)[0].decode(errors="replace")
+            raise UnreachableError(f"no direct get from {self._stream.name}: {words}")
+        return True
+
+    def _end_in_sight(self) -> re.Match[bytes] | None:
+        """Look for an answer's last words at the end of what came; a message may end like them, so this is checked."""
+        filled = self._wire.filled
+        return _LAST_WORDS.search(bytes(self._wire.buffer[max(0, filled - _TAIL) : filled]))
+
+    def _ask(self, first: int, last: int) -> None:
+        request = {
+            "seq": first,
+            "next_by_subj": self._subject,
+            "batch": min(self._batch, last - first + 1),
+            "max_bytes": self._max_bytes,
+        }
+        body = json.dumps(request).encode()
+        subject = f"{self._stream.prefix}.DIRECT.GET.{self._stream.name}"
+        self._wire.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self._wire.reply().encode(), len(body), body))
+
+    def _parsed(self, next_one: int, last: int) -> tuple[pa.RecordBatch | None, int, list[bytes]]:
+        """Take what came apart: the messages, where to go on, and the last words of each answer that ended."""
+        wire = self._wire
+        parsed = parse(wire.buffer, wire.filled, wire.sid)
+        for frame in parsed.others:
+            wire.answer(frame)
+        rows, ends = self._messages(parsed.rows)
+        batch = None
+        if len(rows.end):
+            told = got(gathered(wire.buffer, rows.header, rows.body))
+            if told.sequences[0] < next_one or (np.diff(told.sequences) <= 0).any():
+                raise WireError(f"expected messages of {self._stream.name} in order, found them out of order")
+            wanted = slice(int(np.searchsorted(told.sequences, last, "right")))
+            batch = self._batch_of(rows.where(wanted), told, wanted)
+            next_one = int(told.sequences[-1]) + 1
+        wire.consume(parsed.end)
+        return batch, next_one, ends
+
+    def _batch_of(self, rows: Rows, told: Got, wanted: slice) -> pa.RecordBatch:
+        buffer, count = self._wire.buffer, len(rows.end)
+        return self._columns.batch(
+            count,
+            {
+                "value": lambda: gathered(buffer, rows.body, rows.end),
+                "subject": lambda: told.subjects[wanted],
+                "stream": lambda: constant(self._stream.name, count),
+                "seq": lambda: pa.array(told.sequences[wanted]),
+                "timestamp": lambda: told.times[wanted],
+                "headers": lambda: pairs(buffer, rows.header, rows.header + told.own_end[wanted]),
+            },
+        )
+
+    def _messages(self, rows: Rows) -> tuple[Rows, list[bytes]]:
+        """Set the words apart that answers end with; what is left are messages."""
+        buffer = self._wire.buffer
+        data = np.frombuffer(buffer, np.uint8, self._wire.filled)
+        # A message may itself have been stored with a status in its first line: the sequence tells.
+        suspects = np.flatnonzero((rows.body == rows.header) | (data[rows.header + _AFTER_VERSION] == _SPACE))
+        ended = np.zeros(len(rows.end), np.bool_)
+        ends: list[bytes] = []
+        for at in suspects.tolist():
+            header = bytes(buffer[int(rows.header[at]) : int(rows.body[at])])
+            if _SEQUENCE not in header:
+                ended[at] = True
+                ends += [header] if header else []
+        return (rows.where(~ended) if ended.any() else rows), ends
+
+
+def _complete(buffer: bytearray, filled: int) -> bool:
+    """Guess whether the answer has ended; a wrong guess costs time and nothing else."""
+    return filled >= _BURST or buffer.rfind(b"\r\n" + _STATUS, max(0, filled - _TAIL), filled) >= 0

@@ -1,0 +1,40 @@
+"""What can go wrong between Spark and JetStream.
+
+::
+
+    JetStreamProviderError
+    ├── TerminalError
+    │   ├── SparkOptionError      also ValueError
+    │   └── DataLossError         also LookupError
+    ├── TransientError
+    │   └── WireError             also ConnectionError
+    └── RowsNotStoredError        some rows aren't known to be stored; says which
+"""
+
+from __future__ import annotations
+
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TerminalError, TransientError
+
+
+class SparkOptionError(TerminalError, ValueError):
+    """An option, a schema or a mode that the data source doesn't take."""
+
+    code = "JS501"
+
+
+class DataLossError(TerminalError, LookupError):
+    """Messages that should have been read are no longer in the stream."""
+
+    code = "JS502"
+
+
+class WireError(TransientError, ConnectionError):
+    """The connection carried something that isn't the NATS protocol, or skipped a message."""
+
+    code = "JS503"
+
+
+class RowsNotStoredError(JetStreamProviderError):
+    """Rows of a partition weren't acknowledged by the stream; those before and after them may be stored."""
+
+    code = "JS510"

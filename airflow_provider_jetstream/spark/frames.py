@@ -1,0 +1,86 @@
+"""The NATS protocol, one frame at a time: slow, and the truth that the bulk parser is held against.
+
+Protocol: "NATS Client Protocol" in the NATS documentation.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from airflow_provider_jetstream.spark.errors import WireError
+
+_CRLF = b"\r\n"
+# Lines without a payload may be as long as the server's INFO; anything beyond isn't NATS.
+_LONGEST_LINE = 1 << 20
+_WITH_HEADER = 2
+_WITHOUT_REPLY = 2
+_WITH_REPLY = 3
+_OPS = (b"PING", b"PONG", b"+OK", b"-ERR", b"INFO")
+
+
+class Frame(NamedTuple):
+    """Where a frame and its parts lie in a buffer.
+
+    :param op: ``MSG``, ``HMSG`` or the name of a control line
+    :param start: its first byte
+    :param end: the first byte after it
+    :param line: its first line, without the line's end
+    :param sid: the subscription that a message belongs to
+    :param parts: of a message, where these lie: subject (start, end), reply (start, end), header start, body start,
+        body end
+    """
+
+    op: bytes
+    start: int
+    end: int
+    line: bytes
+    sid: bytes = b""
+    parts: tuple[int, int, int, int, int, int, int] = (0, 0, 0, 0, 0, 0, 0)
+
+
+def next_frame(buffer: bytearray | bytes, start: int, filled: int) -> Frame | None:
+    """Read the frame that begins at a place.
+
+    :param buffer: what came from the server
+    :param start: where a frame begins
+    :param filled: how much of the buffer is in use
+    :return: the frame, or ``None`` if it isn't there as a whole
+    :raises WireError: what is there isn't a frame
+    """
+    line_end = buffer.find(_CRLF, start, filled)
+    if line_end < 0:
+        if filled - start > _LONGEST_LINE:
+            raise WireError(f"expected a line of the NATS protocol, found {bytes(buffer[start : start + 40])!r}…")
+        return None
+    line = bytes(buffer[start:line_end])
+    op, _, rest = line.partition(b" ")
+    if op not in (b"MSG", b"HMSG"):
+        if op.upper() not in _OPS:
+            raise WireError(f"expected a line of the NATS protocol, found {line[:40]!r}")
+        return Frame(op.upper(), start, line_end + 2, line)
+    return _message(buffer, filled, start, op, line, rest.split(b" "))
+
+
+def _message(
+    buffer: bytearray | bytes, filled: int, start: int, op: bytes, line: bytes, words: list[bytes]
+) -> Frame | None:
+    numbers = _WITH_HEADER if op == b"HMSG" else 1
+    names, sizes = words[:-numbers], words[-numbers:]
+    if len(names) not in (_WITHOUT_REPLY, _WITH_REPLY) or not all(size.isdigit() for size in sizes):
+        raise WireError(f"expected the first line of a message, found {line[:80]!r}")
+    reply = names[2] if len(names) == _WITH_REPLY else b""
+    total = int(sizes[-1])
+    header_size = int(sizes[0]) if numbers == _WITH_HEADER else 0
+    header = start + len(line) + 2
+    end = header + total
+    if not 0 <= header_size <= total:
+        raise WireError(f"expected a header within its message, found {line[:80]!r}")
+    if end + 2 > filled:
+        return None
+    if buffer[end : end + 2] != _CRLF:
+        raise WireError(f"expected a message of {total} bytes, found another end after {line[:80]!r}")
+    subject = start + len(op) + 1
+    subject_end = subject + len(words[0])
+    reply_start = subject_end + 1 + len(words[1]) + (1 if reply else 0)
+    parts = (subject, subject_end, reply_start, reply_start + len(reply), header, header + header_size, end)
+    return Frame(op, start, end + 2, line, words[1], parts)

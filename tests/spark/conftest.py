@@ -1,0 +1,68 @@
+"""One Spark for all tests, with workers that find the package, these modules and the shared server."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from pyspark.sql import SparkSession
+from spark_streams import opened
+
+from airflow_provider_jetstream.spark import register
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_jetstream.spark.streams import Stream
+    from testbed.nats_server import NatsServer
+
+_FOLDER = Path(__file__).parent
+
+
+@pytest.fixture(scope="session")
+def spark(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """A session whose tasks are tried up to four times, and which writes an event log."""
+    scratch = tmp_path_factory.mktemp("spark")
+    events = scratch / "events"
+    events.mkdir()
+    # The workers inherit these from the JVM, which is started by the first session.
+    os.environ["PYTHONPATH"] = os.pathsep.join([str(_FOLDER.parents[1]), str(_FOLDER)])
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["NATS_SHARED_URL"] = nats.url
+    settings = {
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.driver.host": "127.0.0.1",
+        "spark.ui.port": "0",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.eventLog.enabled": "true",
+        "spark.eventLog.dir": events.as_uri(),
+        "spark.eventLog.compress": "false",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.shuffle.partitions": "2",
+        "spark.sql.session.timeZone": "UTC",
+        "spark.sql.python.filterPushdown.enabled": "true",
+        "spark.local.dir": str(scratch / "local"),
+    }
+    builder = SparkSession.builder.master("local[2,4]").appName("tests")
+    for key, value in settings.items():
+        builder = builder.config(key, value)
+    session = builder.getOrCreate()
+    register(session)
+    yield session
+    session.stop()
+
+
+@pytest.fixture
+def given(nats: NatsServer, name: str) -> dict[str, str]:
+    """Options for a stream of the test's own on the shared server."""
+    return {"servers": nats.url, "stream": name}
+
+
+@pytest.fixture
+def stream(given: dict[str, str]) -> Iterator[Stream]:
+    """That stream, which the test has to make."""
+    with opened(given) as found:
+        yield found

@@ -1,0 +1,89 @@
+"""Streams on a real server for the tests of the data source, set up over its own connection."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.spark.columns import Columns
+from airflow_provider_jetstream.spark.connection_options import wire_settings
+from airflow_provider_jetstream.spark.options import read_options
+from airflow_provider_jetstream.spark.planning import fetch_method, ranges
+from airflow_provider_jetstream.spark.reading import read_range
+from airflow_provider_jetstream.spark.streams import Stream
+from airflow_provider_jetstream.spark.wire import Wire
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+ALL = ("value", "subject", "stream", "seq", "timestamp", "headers")
+METHODS = ("consumer", "direct", "api")
+
+
+@contextmanager
+def opened(given: Mapping[str, str]) -> Iterator[Stream]:
+    """Open a stream that the options name, whether it exists or not."""
+    wire = Wire(wire_settings(given))
+    try:
+        yield Stream(wire, given["stream"])
+    finally:
+        wire.close()
+
+
+def make_stream(stream: Stream, **config: Any) -> None:
+    """Make a stream on subjects that begin with its name."""
+    wanted = {"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True, **config}
+    stream.api(f"STREAM.CREATE.{stream.name}", wanted)
+
+
+def publish(stream: Stream, messages: Iterable[tuple[str, Mapping[str, str] | None, bytes]]) -> None:
+    """Publish messages with headers or without, and wait until they are stored."""
+    frames = []
+    for subject, headers, body in messages:
+        if headers is None:
+            frames.append(b"PUB %b %d\r\n%b\r\n" % (subject.encode(), len(body), body))
+            continue
+        lines = "".join(f"{key}: {value}\r\n" for key, value in headers.items())
+        block = f"NATS/1.0\r\n{lines}\r\n".encode()
+        frames.append(
+            b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode(), len(block), len(block) + len(body), block, body)
+        )
+    last = stream.facts().last
+    for start in range(0, len(frames), 1000):
+        stream.wire.send(b"".join(frames[start : start + 1000]))
+    while stream.facts().last < last + len(frames):
+        pass
+
+
+def count_up(stream: Stream, count: int, start: int = 0) -> None:
+    """Publish numbers on seven subjects."""
+    publish(stream, ((f"{stream.name}.{at % 7}", None, str(at).encode()) for at in range(start, start + count)))
+
+
+def delete(stream: Stream, sequences: Iterable[int]) -> None:
+    """Delete messages."""
+    for sequence in sequences:
+        stream.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence, "no_erase": True})
+
+
+def purge(stream: Stream, below: int) -> None:
+    """Delete everything below a sequence."""
+    stream.api(f"STREAM.PURGE.{stream.name}", {"seq": below})
+
+
+def read_all(
+    given: Mapping[str, str], *, names: Sequence[str] = ALL, first: int | None = None, last: int | None = None
+) -> list[dict[str, Any]]:
+    """Read a stream as tasks do, without Spark."""
+    options = read_options({**given, "includeHeaders": "true"}, "read")
+    with opened(given) as stream:
+        facts = stream.facts()
+        method = fetch_method(options, facts, stream.wire.version)
+    columns = Columns(tuple(names), (True,) * len(names))
+    rows: list[dict[str, Any]] = []
+    low, high = first or facts.first, facts.last if last is None else last
+    for part in ranges(low, high, options, facts, method, options.filters):
+        for batch in read_range(given, options, columns, part):
+            batch.validate(full=True)
+            rows += batch.to_pylist()
+    return rows

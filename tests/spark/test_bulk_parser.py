@@ -1,0 +1,231 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any, NamedTuple
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from nats.protocol.parser import Parser
+
+from airflow_provider_jetstream.spark import bulk_parser
+from airflow_provider_jetstream.spark.bulk_parser import new_sid, parse
+from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.spark.frames import next_frame
+
+_SID = b"\x7fAbcdefg"
+
+
+class _Sent(NamedTuple):
+    subject: bytes
+    reply: bytes
+    header: bytes | None
+    body: bytes
+    sid: bytes = _SID
+
+    def wire(self, sid: bytes = b"") -> bytes:
+        reply = self.reply + b" " if self.reply else b""
+        start = b"%b %b %b" % (self.subject, sid or self.sid, reply)
+        if self.header is None:
+            return b"MSG %b%d\r\n%b\r\n" % (start, len(self.body), self.body)
+        sizes = b"%d %d" % (len(self.header), len(self.header) + len(self.body))
+        return b"HMSG %b%b\r\n%b%b\r\n" % (start, sizes, self.header, self.body)
+
+
+# What would mislead a parser that looks for marks and line ends: both are in bodies, headers and subjects.
+_NASTY = st.sampled_from(
+    [
+        b"\r\n",
+        b"\n",
+        b"\r",
+        _SID,
+        b" " + _SID + b" 5\r\n",
+        b"MSG a.b " + _SID + b" 3\r\nabc\r\n",
+        b"\r\nHMSG a.b " + _SID + b" r 12 14\r\nNATS/1.0\r\n\r\nab\r\n",
+        b"PING\r\n",
+        b"\x7f",
+        b" ",
+    ]
+)
+_BODY = st.lists(st.one_of(st.binary(max_size=12), _NASTY), max_size=5).map(b"".join)
+_TOKEN = st.one_of(
+    st.text("abcXYZ019-_$", min_size=1, max_size=8).map(str.encode), st.just(_SID), st.just("é".encode())
+)
+_SUBJECT = st.lists(_TOKEN, min_size=1, max_size=4).map(b".".join)
+_V1 = b"$JS.ACK.orders.c1.1.%d.%d.1795273816157554782.%d"
+_V2 = b"$JS.ACK.hub.ACCHASH.orders.c1.1.%d.%d.1795273816157554782.%d.Ra9dOm"
+_NUMBERS = st.tuples(*[st.integers(0, 10**12)] * 3)
+_REPLY = st.one_of(
+    st.just(b""),
+    _SUBJECT,
+    _NUMBERS.map(lambda numbers: _V1 % numbers),
+    _NUMBERS.map(lambda numbers: _V2 % numbers),
+)
+_HEADER = st.one_of(
+    st.none(),
+    st.just(b"NATS/1.0\r\n\r\n"),
+    st.just(b"NATS/1.0 404 No Messages\r\n\r\n"),
+    _BODY.map(lambda value: b"NATS/1.0\r\nKey: " + value + b"\r\n\r\n"),
+)
+_MESSAGE = st.builds(_Sent, _SUBJECT, _REPLY, _HEADER, _BODY, st.just(_SID))
+_CONTROL = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow Consumer'\r\n"])
+_FRAMES = st.lists(st.one_of(_MESSAGE, _MESSAGE, _MESSAGE, _CONTROL), max_size=25)
+_FUZZ = settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
+
+
+@pytest.fixture(params=[0, 64], ids=["always in bulk", "in bulk from 64 bytes"])
+def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
+    # Below the real one everything would be walked.
+    monkeypatch.setattr(bulk_parser, "_WORTHWHILE", max(request.param, 16))
+    return int(request.param)
+
+
+def _walked(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
+    rows: list[tuple[int, ...]] = []
+    others: list[bytes] = []
+    at = 0
+    while frame := next_frame(data, at, len(data)):
+        at = frame.end
+        if frame.sid == _SID:
+            rows.append(frame.parts)
+        else:
+            others.append(frame.line)
+    return rows, others, at
+
+
+def _in_bulk(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
+    parsed = parse(data, len(data), _SID)
+    rows = list(zip(*(part.tolist() for part in parsed.rows), strict=True))
+    return rows, [frame.line for frame in parsed.others], parsed.end
+
+
+def _told(data: bytes, parts: tuple[int, ...]) -> tuple[bytes, bytes, bytes, bytes]:
+    subject, subject_end, reply, reply_end, header, body, end = parts
+    return data[subject:subject_end], data[reply:reply_end], data[header:body], data[body:end]
+
+
+@_FUZZ
+@given(frames=_FRAMES, cut=st.integers(0, 40))
+@pytest.mark.usefixtures("threshold")
+def test_the_bulk_parser_finds_what_the_walk_finds_wherever_the_buffer_ends(
+    frames: list[_Sent | bytes], cut: int
+) -> None:
+    data = b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
+    data = data[: max(0, len(data) - cut)]
+    assert _in_bulk(data) == _walked(data)
+
+
+@_FUZZ
+@given(frames=_FRAMES, sizes=st.lists(st.integers(1, 90), min_size=1, max_size=12))
+@pytest.mark.usefixtures("threshold")
+def test_every_message_comes_out_once_whatever_the_chunks_are(frames: list[_Sent | bytes], sizes: list[int]) -> None:
+    data = b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
+    found: list[tuple[bytes, ...]] = []
+    others: list[bytes] = []
+    held, at, turn = b"", 0, 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)]
+        held, at, turn = held + data[at : at + size], at + size, turn + 1
+        parsed = parse(held, len(held), _SID)
+        rows = zip(*(part.tolist() for part in parsed.rows), strict=True)
+        found += [_told(held, parts) for parts in rows]
+        others += [frame.line for frame in parsed.others]
+        held = held[parsed.end :]
+    assert held == b""
+    sent = [frame for frame in frames if isinstance(frame, _Sent)]
+    assert found == [(each.subject, each.reply, each.header or b"", each.body) for each in sent]
+    assert others == [frame.removesuffix(b"\r\n") for frame in frames if isinstance(frame, bytes)]
+
+
+@pytest.mark.usefixtures("threshold")
+def test_a_mark_in_the_place_of_a_reply_is_not_taken_for_an_id() -> None:
+    frames = [_Sent(b"a.b", _SID, None, b"abc", b"9"), _Sent(b"a.b", b"", None, b"abc")] * 5
+    data = b"".join(frame.wire() for frame in frames)
+    assert _in_bulk(data) == _walked(data)
+    assert len(_in_bulk(data)[0]) == 5
+
+
+class _Listener:
+    """What nats-py's own parser calls."""
+
+    def __init__(self) -> None:
+        self.messages: list[tuple[bytes, bytes, bytes, bytes]] = []
+        self.pings = 0
+
+    async def _process_msg(self, _sid: int, subject: bytes, reply: bytes, data: bytes, header: bytes | None) -> None:
+        self.messages.append((bytes(subject), bytes(reply), bytes(header or b""), bytes(data)))
+
+    async def _process_ping(self) -> None:
+        self.pings += 1
+
+    async def _process_pong(self) -> None:
+        pass
+
+    async def _process_err(self, _message: str) -> None:
+        pass
+
+
+@settings(deadline=None, max_examples=200)
+@given(frames=st.lists(st.one_of(_MESSAGE, st.just(b"PING\r\n")), max_size=25))
+def test_the_walk_finds_what_the_client_library_finds(frames: list[_Sent | bytes]) -> None:
+    # The library wants numbers for ids.
+    for_library = b"".join(frame if isinstance(frame, bytes) else frame.wire(b"7") for frame in frames)
+    data = b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
+    listener: Any = _Listener()
+    asyncio.run(Parser(listener).parse(for_library))
+    rows, others, end = _walked(data)
+    assert end == len(data)
+    assert [_told(data, parts) for parts in rows] == listener.messages
+    assert len(others) == listener.pings
+
+
+@pytest.mark.parametrize("size", [0, 1, 9, 10, 999, 1 << 20, (1 << 20) + 1, 8 << 20])
+@pytest.mark.usefixtures("threshold")
+def test_messages_of_every_size_come_out_whole(size: int) -> None:
+    messages = [_Sent(b"a.b", b"", None, b"x" * size), _Sent(b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"y" * size)] * 3
+    data = b"".join(message.wire() for message in messages)
+    assert _in_bulk(data) == _walked(data)
+    assert _in_bulk(data)[2] == len(data)
+
+
+def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    walked = 0
+
+    def counting(*arguments: Any) -> Any:
+        nonlocal walked
+        walked += 1
+        return next_frame(*arguments)
+
+    monkeypatch.setattr(bulk_parser, "next_frame", counting)
+    messages = [_Sent(b"a.b", b"$JS.ACK.o.c.1.%d.%d.1.1" % (at, at), None, b"x" * 100) for at in range(2000)]
+    data = b"".join(message.wire() for message in messages)
+    middle = len(data) // 2 // len(messages[0].wire()) * len(messages[0].wire())
+    middle = data.index(b"MSG a.b", middle)
+    noisy = data[:middle] + b"PING\r\n" + data[middle:] + data[:50]
+    rows, others, end = _in_bulk(noisy)
+    assert (len(rows), others, end) == (2000, [b"PING"], len(noisy) - 50)
+    assert walked < 60
+
+
+@pytest.mark.parametrize(
+    "garbage",
+    [
+        b"HELLO\r\n",
+        b"MSG a\r\n",
+        b"MSG a b c d 5\r\nhello\r\n",
+        b"MSG a b x\r\n",
+        b"HMSG a b 9 5\r\nhello\r\n",
+        b"MSG a b 5\r\nhello__",
+        b"x" * (2 << 20),
+    ],
+)
+def test_what_is_not_nats_is_told(garbage: bytes) -> None:
+    with pytest.raises(WireError, match="expected"):
+        parse(garbage, len(garbage), _SID)
+
+
+def test_every_subscription_has_an_id_of_its_own() -> None:
+    sids = {new_sid() for _ in range(1000)}
+    assert len(sids) == 1000
+    assert {len(sid) for sid in sids} == {8}
+    assert not any(byte in sid for sid in sids for byte in b" \r\n")

@@ -1,0 +1,148 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from pyspark.sql.datasource import (
+    EqualTo,
+    GreaterThan,
+    GreaterThanOrEqual,
+    In,
+    IsNotNull,
+    LessThan,
+    LessThanOrEqual,
+    StringStartsWith,
+)
+
+from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.narrowing import Narrowed, narrowed
+from airflow_provider_jetstream.spark.options import Bound, read_options, write_options
+from airflow_provider_jetstream.spark.planning import ranges
+from airflow_provider_jetstream.spark.streams import StreamFacts
+
+if TYPE_CHECKING:
+    from pyspark.sql.datasource import Filter
+
+    from airflow_provider_jetstream.spark.options import Purpose
+
+_STREAM = {"stream": "orders"}
+_FACTS = StreamFacts("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
+
+
+@pytest.mark.parametrize(
+    ("purpose", "given", "told"),
+    [
+        ("read", {"startingOffset": "1"}, "found 'startingOffset': did you mean startingOffsets?"),
+        ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers': read takes apiPrefix"),
+        ("read", {"maxOffsetsPerTrigger": "1"}, "the option maxOffsetsPerTrigger is for readStream, not for read"),
+        ("readStream", {"endingOffsets": "1"}, "the option endingOffsets is for read, not for readStream"),
+        ("write", {"minPartitions": "1"}, "the option minPartitions is for read and readStream, not for write"),
+        ("read", {"path": "orders"}, "name the stream with the option stream"),
+        (
+            "read",
+            {"startingOffsets": "0"},
+            "startingOffsets: expected earliest, latest or a sequence from 1, found '0'",
+        ),
+        (
+            "read",
+            {"startingOffsets": "1", "startingTimestamp": "1"},
+            "startingOffsets or startingTimestamp, found both",
+        ),
+        ("read", {"startingTimestamp": "2026-11-21"}, "startingTimestamp: expected milliseconds since 1970, or a time"),
+        ("read", {"minPartitions": "-1"}, "minPartitions: expected a whole number from 1"),
+        ("read", {"failOnDataLoss": "maybe"}, "failOnDataLoss: expected true or false, found 'maybe'"),
+        ("read", {"fetchMethod": "push"}, "fetchMethod: expected one of auto, consumer, direct, api, found 'push'"),
+        ("read", {"fetchBatch": "10001"}, "fetchBatch: expected a whole number from 1 to 10000"),
+        ("read", {"fetchMaxBytes": "much"}, "fetchMaxBytes: expected a size"),
+        ("read", {"filterSubjects": "a..b"}, "filterSubjects: expected subjects with commas between them (it has an"),
+        ("read", {"filterSubjects": "a.>,a.b"}, "found that a.> and a.b do: keep a.>"),
+        ("read", {"filterSubjects": "a.*,*.b"}, "do: filter after reading"),
+        ("read", {"stream": "a.b"}, "stream: expected a stream's name"),
+        ("read", {"jsDomain": "a", "apiPrefix": "b"}, "expected jsDomain or apiPrefix, found both"),
+        ("write", {"subject": "a.*"}, "subject: expected a subject without wildcards"),
+        ("write", {"maxInFlight": "0"}, "maxInFlight: expected a whole number from 1 to 10000"),
+        ("write", {"ackTimeout": "soon"}, "ackTimeout: expected a"),
+        ("write", {"msgIdPrefix": "a\nb"}, "msgIdPrefix: expected printable text"),
+    ],
+)
+def test_an_option_that_is_not_understood_is_told(purpose: Purpose, given: dict[str, str], told: str) -> None:
+    read = write_options if purpose.startswith("write") else read_options
+    with pytest.raises(SparkOptionError) as caught:
+        read({**_STREAM, **given}, purpose)
+    assert told in str(caught.value)
+
+
+def test_the_stream_must_be_named() -> None:
+    with pytest.raises(SparkOptionError, match="expected the option stream, found none"):
+        read_options({}, "read")
+
+
+def test_names_of_options_may_have_any_case() -> None:
+    options = read_options({"STREAM": "orders", "startingoffsets": "7", "ENDINGOFFSETS": "latest"}, "read")
+    assert (options.stream, options.start, options.end) == ("orders", Bound(sequence=7), Bound(extreme="latest"))
+
+
+def test_defaults_are_those_of_sparks_own_source() -> None:
+    assert read_options(_STREAM, "read").start == Bound(extreme="earliest")
+    assert read_options(_STREAM, "readStream").start == Bound(extreme="latest")
+    assert read_options(_STREAM, "read").fail_on_data_loss
+    assert not read_options(_STREAM, "read").include_headers
+
+
+@pytest.mark.parametrize("text", ["1795273811609", "2026-11-21T15:10:11.609Z", "2026-11-21T16:10:11.609+01:00"])
+def test_times_are_milliseconds_or_have_a_zone(text: str) -> None:
+    assert read_options({**_STREAM, "startingTimestamp": text}, "read").start == Bound(time=1795273811609000000)
+
+
+def test_a_domain_changes_the_api() -> None:
+    assert read_options(_STREAM, "read").api_prefix == "$JS.API"
+    assert read_options({**_STREAM, "jsDomain": "hub"}, "read").api_prefix == "$JS.hub.API"
+    assert read_options({**_STREAM, "apiPrefix": "hub.api."}, "read").api_prefix == "hub.api"
+
+
+@pytest.mark.parametrize(
+    ("given", "count"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "30"}, 4)]
+)
+def test_ranges_follow_each_other(given: dict[str, str], count: int) -> None:
+    parts = ranges(1, 100, read_options({**_STREAM, **given}, "read"), _FACTS, "api", ())
+    assert len(parts) == count
+    assert [at for part in parts for at in range(part.first, part.last + 1)] == list(range(1, 101))
+
+
+def test_there_are_no_more_ranges_than_sequences() -> None:
+    options = read_options({**_STREAM, "minPartitions": "50"}, "read")
+    assert len(ranges(1, 3, options, _FACTS, "api", ())) == 3
+    assert ranges(4, 3, options, _FACTS, "api", ()) == []
+
+
+_NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
+_NOON_NS = 1795262400 * 10**9
+
+
+@pytest.mark.parametrize(
+    ("filters", "subjects", "expected"),
+    [
+        ([GreaterThan(("seq",), 5), LessThan(("seq",), 9)], (), Narrowed(6, 8)),
+        ([GreaterThanOrEqual(("seq",), 5), LessThanOrEqual(("seq",), 9)], (), Narrowed(5, 9)),
+        ([EqualTo(("seq",), 5)], (), Narrowed(5, 5)),
+        ([In(("seq",), (9, 5, 7))], (), Narrowed(5, 9)),
+        ([GreaterThan(("seq",), -5)], (), Narrowed()),
+        ([IsNotNull(("seq",))], (), Narrowed()),
+        ([GreaterThanOrEqual(("timestamp",), _NOON)], (), Narrowed(since=_NOON_NS)),
+        ([LessThan(("timestamp",), _NOON)], (), Narrowed(until=_NOON_NS + 999)),
+        ([EqualTo(("subject",), "a.b")], (), Narrowed(subjects=("a.b",))),
+        ([EqualTo(("subject",), "a.*")], (), Narrowed(subjects=())),
+        ([EqualTo(("subject",), "a.b")], ("a.>",), Narrowed(subjects=("a.b",))),
+        ([EqualTo(("subject",), "b.b")], ("a.>",), Narrowed(subjects=())),
+        ([In(("subject",), ("a.b", "a.c", "b"))], ("a.*",), Narrowed(subjects=("a.b", "a.c"))),
+        ([In(("subject",), tuple(f"a.{at}" for at in range(99)))], ("a.*",), Narrowed(subjects=("a.*",))),
+        ([StringStartsWith(("subject",), "a.b.")], (), Narrowed(subjects=("a.b.>",))),
+        ([StringStartsWith(("subject",), "a.bc")], (), Narrowed(subjects=("a.>",))),
+        ([StringStartsWith(("subject",), "abc")], (), Narrowed()),
+        ([StringStartsWith(("subject",), "a.")], ("*.new", "b.>"), Narrowed(subjects=("*.new",))),
+        ([EqualTo(("stream",), "x"), EqualTo(("headers", "key"), "x")], (), Narrowed()),
+    ],
+)
+def test_filters_narrow_a_read(filters: list[Filter], subjects: tuple[str, ...], expected: Any) -> None:
+    assert narrowed(filters, subjects) == expected

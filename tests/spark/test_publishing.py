@@ -1,0 +1,196 @@
+from __future__ import annotations
+
+import re
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from spark_streams import make_stream, opened, read_all
+
+from airflow_provider_jetstream.spark.errors import RowsNotStoredError
+from airflow_provider_jetstream.spark.options import write_options
+from airflow_provider_jetstream.spark.publisher import Publisher
+from airflow_provider_jetstream.spark.rows import Encoder
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_jetstream.spark.streams import Stream
+
+_HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
+_SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers", _HEADERS), ("msg_id", pa.string())])
+
+
+def _write(given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0") -> Publisher:
+    options = write_options(given, "write")
+    encoder = Encoder(options.stream, options.subject, identity)
+    publisher = Publisher(given, options, "partition 0")
+    try:
+        for start in range(0, len(rows), 500):
+            for message in encoder.messages(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)):
+                publisher.send(message)
+        publisher.settle()
+    finally:
+        publisher.close()
+    return publisher
+
+
+def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    headers: list[dict[str, str | None]] = [
+        {"key": "One", "value": "1"},
+        {"key": "One", "value": "zwölf"},
+        {"key": "Empty", "value": None},
+    ]
+    rows: list[dict[str, Any]] = [
+        {"value": b"\r\n\x00", "subject": f"{stream.name}.a", "headers": headers, "msg_id": "mine"},
+        {"value": None, "subject": f"{stream.name}.b"},
+        {"value": b"x", "subject": f"{stream.name}.c", "headers": []},
+    ]
+    publisher = _write(given, rows)
+    assert (publisher.stored, publisher.duplicates) == (3, 0)
+    read = read_all(given)
+    assert [(row["subject"], row["value"]) for row in read] == [
+        (f"{stream.name}.a", b"\r\n\x00"),
+        (f"{stream.name}.b", b""),
+        (f"{stream.name}.c", b"x"),
+    ]
+    assert [(pair["key"], pair["value"]) for pair in read[0]["headers"]] == [
+        ("Nats-Msg-Id", "mine"),
+        ("Nats-Expected-Stream", stream.name),
+        ("One", "1"),
+        ("One", "zwölf"),
+        ("Empty", ""),
+    ]
+
+
+def test_writing_again_stores_nothing_twice(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    rows = [{"value": b"same", "subject": f"{stream.name}.a"} for _ in range(5000)]
+    first, again = _write(given, rows), _write(given, rows)
+    assert (first.stored, first.duplicates) == (5000, 0)
+    assert (again.stored, again.duplicates) == (5000, 5000)
+    assert stream.facts().last == 5000
+
+
+def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(10)]
+    _write(given, rows)
+    assert _write(given, rows[::-1]).duplicates == 0
+    assert _write(given, [{**row, "subject": f"{stream.name}.b"} for row in rows]).duplicates == 0
+    assert _write(given, rows, identity="write:1").duplicates == 0
+
+
+def test_every_row_that_fails_is_named(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, max_msg_size=200)
+    good, other = f"{stream.name}.a", "elsewhere.a"
+    rows: list[dict[str, Any]] = [{"value": b"x", "subject": good, "msg_id": f"id-{at}"} for at in range(20)]
+    rows[3]["subject"] = "a b"
+    rows[4]["subject"] = "a.*"
+    rows[5]["subject"] = None
+    rows[6]["headers"] = [{"key": "Bad", "value": "a\r\nNats-TTL: 1"}]
+    rows[7]["headers"] = [{"key": "Nats-Msg-Id", "value": "x"}]
+    rows[8]["value"] = rows[9]["value"] = b"x" * 300
+    rows[10]["value"] = b"x" * (2 << 20)
+    rows[11]["msg_id"] = "a\nb"
+    rows[12]["subject"] = rows[14]["subject"] = other
+    with pytest.raises(RowsNotStoredError) as caught:
+        _write({**given, "ackTimeout": "0.5"}, rows)
+    told = str(caught.value)
+    assert told.startswith("11 rows of partition 0, counted from 0, aren't known to be stored; 9 others are.")
+    for expected in (
+        "rows 3: its subject 'a b' can't be used",
+        "rows 4: its subject 'a.*' can't be used",
+        "rows 5: it has no subject, and there is no option subject",
+        "rows 6: its header 'Bad' can't be used",
+        "rows 7: its header Nats-Msg-Id is the writer's own",
+        "rows 8-9: message size exceeds maximum allowed (error 10054)",
+        "rows 10: body and headers have more than the 1048576 bytes that the server takes",
+        "rows 11: its msg_id is empty or has more than one line",
+        f"rows 12, 14: no stream stores {other}",
+        f"such as {good} id-8, {good} id-9",
+    ):
+        assert expected in told
+    stored = {pair["value"] for row in read_all(given) for pair in row["headers"] if pair["key"] == "Nats-Msg-Id"}
+    assert stored == {f"id-{at}" for at in (0, 1, 2, 13, 15, 16, 17, 18, 19)}
+
+
+def test_a_full_stream_names_the_rest(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, max_msgs=50, discard="new")
+    rows = [{"value": b"x", "subject": f"{stream.name}.a"} for _ in range(9000)]
+    with pytest.raises(RowsNotStoredError) as caught:
+        _write({**given, "maxInFlight": "100"}, rows)
+    assert re.search(r"rows 50-(\d+): maximum messages exceeded \(error 10077\)", str(caught.value))
+    assert re.search(r"rows from (\d+) on: not tried after so many failures", str(caught.value))
+
+
+def test_another_stream_with_the_subject_stores_nothing(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    with opened({**given, "stream": f"{stream.name}x"}) as other:
+        make_stream(other)
+        with pytest.raises(RowsNotStoredError, match=r"rows 0: expected stream does not match \(error 10060\)"):
+            _write(given, [{"value": b"x", "subject": f"{other.name}.a"}])
+        assert other.facts().last == 0
+
+
+@pytest.mark.parametrize("window", ["1", "7", "10000"])
+def test_every_window_stores_every_row(given: dict[str, str], stream: Stream, window: str) -> None:
+    make_stream(stream)
+    rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(500)]
+    assert _write({**given, "maxInFlight": window}, rows).stored == 500
+    assert [row["value"] for row in read_all(given)] == [row["value"] for row in rows]
+
+
+def test_writing_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
+    given = {"servers": own_nats.url, "stream": name, "timeout": "3"}
+    with opened(given) as stream:
+        make_stream(stream)
+    rows = [{"value": str(at).encode() + b"x" * 2000, "subject": f"{name}.a"} for at in range(30_000)]
+    killed = threading.Thread(target=_kill_at, args=(own_nats, given))
+    killed.start()
+    publisher = _write(given, rows)
+    killed.join()
+    assert publisher.stored == 30_000
+    assert [row["value"] for row in read_all(given)] == [row["value"] for row in rows]
+
+
+def _kill_at(server: NatsServer, given: Mapping[str, str]) -> None:
+    with opened(given) as stream:
+        while stream.facts().last < 3000:
+            time.sleep(0.01)
+    server.kill()
+    server.start()
+
+
+def test_rows_are_named_when_the_server_stays_away(
+    own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.spark.publisher._PAUSE", 0.01)
+    given = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
+    with opened(given) as stream:
+        make_stream(stream)
+    options = write_options(given, "write")
+    publisher = Publisher(given, options, "partition 3")
+    rows = [{"value": b"x", "subject": f"{name}.a"} for _ in range(10)]
+    own_nats.kill()
+    for message in Encoder(name, None, "w:3").messages(pa.RecordBatch.from_pylist(rows, _SCHEMA)):
+        publisher.send(message)
+    with pytest.raises(RowsNotStoredError, match=r"(?s)10 rows of partition 3.*rows 0-9: no acknowledgement") as caught:
+        publisher.settle()
+    assert "no NATS server reached" in str(caught.value)
+
+
+def test_a_subject_that_may_not_be_published_to_is_named(name: str) -> None:
+    user = f'{{user: u, password: p, permissions: {{publish: ["$JS.API.>", "{name}.a"], subscribe: "_INBOX.>"}}}}'
+    with NatsServer(config=f"authorization {{ users: [{user}] }}") as server:
+        given = {"servers": server.url, "stream": name, "user": "u", "password": "p"}
+        with opened(given) as stream:
+            make_stream(stream)
+        rows = [{"value": b"x", "subject": f"{name}.{'ab'[at % 2]}"} for at in range(4)]
+        with pytest.raises(RowsNotStoredError, match=rf"rows 1, 3: the server doesn't allow publishing to {name}\.b"):
+            _write(given, rows)
+        assert len(read_all(given)) == 2

@@ -1,0 +1,295 @@
+from __future__ import annotations
+
+import threading
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark_streams import METHODS, count_up, delete, make_stream, opened, publish, purge, read_all
+
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.spark.columns import Columns
+from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionError
+from airflow_provider_jetstream.spark.options import read_options
+from airflow_provider_jetstream.spark.planning import ranges
+from airflow_provider_jetstream.spark.reading import read_range
+from airflow_provider_jetstream.spark.streams import nanoseconds
+from airflow_provider_jetstream.spark.wire import Wire
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.streams import Stream
+
+_SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
+
+
+def _numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return [int(row["value"]) for row in rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], stream: Stream, method: str) -> None:
+    make_stream(stream)
+    sent: list[tuple[str, dict[str, str] | None, bytes]] = [
+        (f"{stream.name}.plain", None, b"body"),
+        (f"{stream.name}.empty", None, b""),
+        (f"{stream.name}.header", {"Key": "value", "Other": "a: b"}, b"body"),
+        (f"{stream.name}.header.empty", {"Key": ""}, b""),
+        (f"{stream.name}.nasty", {"Spaces": "  around  ", "Umlaut": "grün"}, b"\r\n\r\nMSG a b 5\r\nPING\r\n"),
+        (f"{stream.name}.grün", {"Nats-Subject": "spoofed", "Nats-Sequence": "77"}, b"\x00\xff" * 50),
+        (f"{stream.name}.big", None, b"x" * (1 << 20)),
+        (f"{stream.name}.status", {"Status": "404"}, _SPOOF),
+    ]
+    publish(stream, sent * 3)
+    rows = read_all({**given, "fetchMethod": method})
+    expected = [
+        (subject, [{"key": key, "value": value.strip()} for key, value in (headers or {}).items()], body)
+        for subject, headers, body in sent * 3
+    ]
+    assert [(row["subject"], row["headers"], row["value"]) for row in rows] == expected
+    assert [row["seq"] for row in rows] == list(range(1, len(rows) + 1))
+    assert {row["stream"] for row in rows} == {stream.name}
+    for row in rows:
+        stored = stream.next(row["seq"])
+        assert stored is not None
+        assert int(row["timestamp"].timestamp() * 1_000_000) == stored.time // 1000
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gaps_are_leapt_over(given: dict[str, str], stream: Stream, method: str) -> None:
+    make_stream(stream)
+    count_up(stream, 400)
+    gone = {1, 2, 50, *range(100, 290), 399, 400}
+    delete(stream, [*sorted(gone - {1}), 1])
+    given = {**given, "fetchMethod": method, "failOnDataLoss": "false"}
+    rows = read_all(given, first=1, last=400)
+    assert [row["seq"] for row in rows] == [sequence for sequence in range(1, 401) if sequence not in gone]
+    assert read_all(given, first=120, last=200) == []
+
+
+def test_a_wide_gap_costs_few_requests(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, allow_direct=False)
+    publish(stream, [(f"{stream.name}.a", None, b"first")])
+    stream.api(f"STREAM.PURGE.{stream.name}", {})
+    # A purge to a sequence beyond the end makes a gap as wide as wanted.
+    stream.api(f"STREAM.PURGE.{stream.name}", {"seq": 1_000_000})
+    before = stream.api("INFO")["api"]["total"]
+    count_up(stream, 3)
+    rows = read_all({**given, "fetchMethod": "api", "failOnDataLoss": "false"}, first=1)
+    assert _numbers(rows) == [0, 1, 2]
+    assert stream.api("INFO")["api"]["total"] - before < 150
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 7), (10, 10), (1, 6)])
+def test_a_range_is_read_to_the_message(
+    given: dict[str, str], stream: Stream, method: str, first: int, last: int
+) -> None:
+    make_stream(stream)
+    count_up(stream, 10)
+    rows = read_all({**given, "fetchMethod": method, "fetchBatch": "4"}, first=first, last=last)
+    assert [row["seq"] for row in rows] == list(range(first, last + 1))
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_subjects_are_filtered_by_the_server(given: dict[str, str], stream: Stream, method: str) -> None:
+    make_stream(stream)
+    count_up(stream, 70)
+    filters = f"{stream.name}.1,{stream.name}.5"
+    rows = read_all({**given, "fetchMethod": method, "filterSubjects": filters})
+    assert sorted(_numbers(rows)) == [at for at in range(70) if at % 7 in (1, 5)]
+
+
+def test_small_fetches_and_tight_bytes_lose_nothing(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, bytes([at % 251]) * 9000) for at in range(1200)))
+    for method in METHODS:
+        rows = read_all({**given, "fetchMethod": method, "fetchMaxBytes": "1", "fetchBatch": "50"})
+        assert [row["seq"] for row in rows] == list(range(1, 1201))
+        assert [row["value"][:1] for row in rows] == [bytes([at % 251]) for at in range(1200)]
+
+
+@pytest.mark.parametrize("names", [("seq",), ("subject", "timestamp"), ("headers", "value"), ()])
+def test_columns_that_nobody_asks_for_are_left_out(
+    given: dict[str, str], stream: Stream, names: tuple[str, ...]
+) -> None:
+    make_stream(stream)
+    count_up(stream, 20)
+    for method in METHODS:
+        rows = read_all({**given, "fetchMethod": method}, names=names)
+        assert [tuple(row) for row in rows] == [names] * 20
+
+
+def test_bodies_do_not_travel_where_nobody_asks_for_them(
+    given: dict[str, str], stream: Stream, nats: NatsServer
+) -> None:
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, b"x" * 100_000) for _ in range(100)))
+    before = nats.monitor("varz")["out_bytes"]
+    assert len(read_all(given, names=["seq", "subject"])) == 100
+    assert nats.monitor("varz")["out_bytes"] - before < 100_000
+
+
+def test_acknowledgements_of_the_second_version_are_understood(name: str) -> None:
+    with NatsServer(config="feature_flags { js_ack_fc_v2: true }") as server:
+        given = {"servers": server.url, "stream": name}
+        with opened(given) as stream:
+            make_stream(stream)
+            count_up(stream, 100)
+            stream.api(f"CONSUMER.CREATE.{name}.w", {"stream_name": name, "config": {"name": "w", "durable_name": "w"}})
+            reply = stream.wire.reply()
+            stream.wire.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{name}.w {reply} 0\r\n\r\n".encode())
+            stream.wire.receive(lambda buffer, filled: b"$JS.ACK." in buffer[:filled])
+            first_line = bytes(stream.wire.buffer[: stream.wire.filled]).split(b"\r\n")[0]
+        assert first_line.count(b".") > 9, f"expected a reply subject of the second version in {first_line!r}"
+        assert _numbers(read_all(given)) == list(range(100))
+
+
+def test_a_read_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
+    given = {"servers": own_nats.url, "stream": name, "fetchBatch": "50", "timeout": "3"}
+    with opened(given) as stream:
+        make_stream(stream)
+        publish(stream, ((f"{name}.a", None, b"x" * 20_000) for _ in range(3000)))
+    for method in METHODS:
+        restarted = threading.Thread(target=_restart_soon, args=(own_nats,))
+        restarted.start()
+        rows = read_all({**given, "fetchMethod": method}, names=["seq", "value"])
+        restarted.join()
+        assert [row["seq"] for row in rows] == list(range(1, 3001)), method
+
+
+def _restart_soon(server: NatsServer) -> None:
+    time.sleep(0.05)
+    server.kill()
+    server.start()
+
+
+def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.spark.reading._PAUSE", 0.01)
+    given = {"servers": own_nats.url, "stream": name, "timeout": "1"}
+    with opened(given) as stream:
+        make_stream(stream)
+        count_up(stream, 10)
+        monkeypatch.setattr("spark_streams.read_range", _killing(own_nats))
+        with pytest.raises(UnreachableError, match="no NATS server reached"):
+            read_all(given)
+
+
+def _killing(server: NatsServer) -> Any:
+    def read(*arguments: Any) -> Any:
+        server.kill()
+        return read_range(*arguments)
+
+    return read
+
+
+def test_a_stream_that_was_made_anew_while_it_was_read_is_told(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    count_up(stream, 10)
+    old = stream.facts()
+    stream.api(f"STREAM.DELETE.{stream.name}")
+    make_stream(stream)
+    count_up(stream, 10)
+    assert stream.facts().created != old.created
+    options = read_options(given, "read")
+    (part,) = ranges(1, 10, options, old, "consumer", ())
+    with pytest.raises(DataLossError, match="deleted and made anew"):
+        list(read_range(given, options, Columns(("seq",), (True,)), part))
+
+
+def test_what_was_purged_after_planning_is_told(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    count_up(stream, 10)
+    purge(stream, 5)
+    with pytest.raises(DataLossError, match="begins at 5 now, and 1 was to be read"):
+        read_all(given, first=1)
+    assert _numbers(read_all({**given, "failOnDataLoss": "false"}, first=1)) == [4, 5, 6, 7, 8, 9]
+
+
+def test_a_work_queue_is_read_without_its_workers_noticing(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, retention="workqueue")
+    config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 30_000_000_000, "max_deliver": 3}
+    stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
+    count_up(stream, 1000)
+    reply = stream.wire.reply()
+    stream.wire.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream.name}.w {reply} 3\r\n100\r\n".encode())
+    stream.wire.receive(lambda buffer, filled: buffer[:filled].count(b"$JS.ACK.") == 100)
+    acks = [word for word in bytes(stream.wire.buffer[: stream.wire.filled]).split() if word.startswith(b"$JS.ACK.")]
+    stream.wire.send(b"".join(b"PUB %b 4\r\n+ACK\r\n" % ack for ack in acks[10:60]))
+    stream.wire.consume(stream.wire.filled)
+    before = _settled(stream)
+    for method in ("direct", "api"):
+        rows = read_all({**given, "fetchMethod": method})
+        assert _numbers(rows) == [*range(10), *range(60, 1000)]
+    assert read_all(given) == rows
+    after = _settled(stream)
+    assert after == before
+    assert before["num_ack_pending"] == 50
+    assert stream.api(f"CONSUMER.NAMES.{stream.name}")["consumers"] == ["w"]
+    with pytest.raises(SparkOptionError, match="takes messages from its workers"):
+        read_all({**given, "fetchMethod": "consumer"})
+
+
+def _settled(stream: Stream) -> dict[str, Any]:
+    info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
+    while info["num_ack_pending"] != 50:
+        info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
+    del info["ts"]
+    return info
+
+
+def test_no_consumer_is_left_behind(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    count_up(stream, 1000)
+    assert len(read_all({**given, "minPartitions": "4"})) == 1000
+    assert stream.api(f"CONSUMER.NAMES.{stream.name}")["total"] == 0
+
+
+def test_direct_gets_need_the_streams_permission(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, retention="workqueue", allow_direct=False)
+    count_up(stream, 500)
+    assert _numbers(read_all(given)) == list(range(500))
+    with pytest.raises(SparkOptionError, match="allow_direct"):
+        read_all({**given, "fetchMethod": "direct"})
+
+
+def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
+    given: dict[str, str], stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_stream(stream)
+    publish(stream, [(f"{stream.name}.a", None, _SPOOF)] * 2000)
+    deceived: list[bytes] = []
+    plain = Wire.receive
+
+    def receive(wire: Wire, enough: Any, timeout: float | None = None) -> None:
+        if wire.__dict__.get("rest"):
+            # What was held back comes with the next bytes.
+            rest = wire.__dict__.pop("rest")
+            wire.buffer[wire.filled : wire.filled + len(rest)] = rest
+            wire.filled += len(rest)
+            return
+        plain(wire, enough, timeout)
+        end = wire.buffer.find(_SPOOF + b"\r\n", 0, wire.filled)
+        if end >= 0 and not deceived:
+            # What came ends with the first body.
+            end += len(_SPOOF) + 2
+            deceived.append(bytes(wire.buffer[end : wire.filled]))
+            wire.__dict__["rest"] = deceived[0]
+            wire.filled = end
+
+    monkeypatch.setattr("airflow_provider_jetstream.spark.wire.Wire.receive", receive)
+    rows = read_all({**given, "fetchMethod": "direct"}, names=["seq"])
+    assert [row["seq"] for row in rows] == list(range(1, 2001))
+    assert len(deceived) == 1
+    assert len(deceived[0]) > 0
+
+
+def test_a_stream_that_does_not_exist_is_told(given: dict[str, str]) -> None:
+    with pytest.raises(NotFoundError, match=f"expected the stream {given['stream']!r}, found none"):
+        read_all(given)
+
+
+def test_times_of_the_server_are_exact() -> None:
+    assert nanoseconds("2026-11-21T15:10:11.609070807Z") == 1795273811609070807
+    assert nanoseconds("2026-11-21T15:10:11.6Z") == 1795273811600000000
+    assert nanoseconds("2026-11-21T15:10:11Z") == 1795273811000000000

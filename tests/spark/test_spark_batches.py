@@ -1,0 +1,268 @@
+from __future__ import annotations
+
+import threading
+import time
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from failing_source import FailingDataSource
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from spark_streams import count_up, delete, make_stream, opened, publish, purge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_jetstream.spark.streams import Stream
+    from testbed.nats_server import NatsServer
+
+_COUNT = 100_000
+
+
+def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
+    return spark.read.format("jetstream").options(**{**given, **{k: str(v) for k, v in options.items()}}).load()
+
+
+def _save(frame: DataFrame, given: Mapping[str, str], **options: object) -> None:
+    given = {**given, **{key: str(value) for key, value in options.items()}}
+    frame.write.format("jetstream").options(**given).mode("append").save()
+
+
+def _error(action: Any) -> str:
+    with pytest.raises(PySparkException) as caught:
+        action()
+    return str(caught.value)
+
+
+def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    rows = spark.range(0, _COUNT, 1, 2).select(
+        f.col("id").cast("string").alias("value"),
+        f.concat(f.lit(f"{stream.name}."), f.col("id") % 7).alias("subject"),
+        f.array(f.struct(f.lit("Id").alias("key"), f.col("id").cast("string").alias("value"))).alias("headers"),
+        f.concat(f.lit("id-"), f.col("id")).alias("msg_id"),
+    )
+    _save(rows, given)
+    _save(rows, given)
+    assert stream.facts().last == _COUNT
+    read = _load(spark, given, includeHeaders="true", minPartitions=3)
+    assert read.schema.simpleString() == (
+        "struct<value:binary,subject:string,stream:string,seq:bigint,timestamp:timestamp,"
+        "headers:array<struct<key:string,value:string>>>"
+    )
+    found = read.select(
+        f.col("value").cast("string").cast("bigint").alias("id"),
+        "seq",
+        "stream",
+        f.col("subject") == f.concat(f.lit(f"{stream.name}."), f.col("value").cast("string").cast("bigint") % 7),
+        f.element_at("headers", -1)["value"] == f.col("value").cast("string"),
+        f.spark_partition_id(),
+    ).toDF("id", "seq", "stream", "subject", "header", "task")
+    (summary,) = found.agg(
+        f.count("*"),
+        f.count_distinct("id"),
+        f.count_distinct("seq"),
+        f.max("seq"),
+        f.min("stream"),
+        f.bool_and("subject"),
+        f.bool_and("header"),
+        f.count_distinct("task"),
+    ).collect()
+    assert tuple(summary) == (_COUNT, _COUNT, _COUNT, _COUNT, stream.name, True, True, 3)
+
+
+def test_a_load_is_about_the_messages_of_its_time(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    count_up(stream, 100)
+    loaded = _load(spark, given)
+    count_up(stream, 50, 100)
+    assert loaded.count() == 100
+    assert _load(spark, given).select("seq").agg(f.max("seq")).first() == (150,)
+    assert loaded.agg(f.max("seq")).first() == (100,)
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({"startingOffsets": "11", "endingOffsets": "21"}, range(11, 21)),
+        ({"startingOffsets": "latest"}, ()),
+        ({"endingOffsets": "5", "schema": "seq bigint, subject string"}, range(1, 5)),
+    ],
+)
+def test_bounds(
+    spark: SparkSession, given: dict[str, str], stream: Stream, options: dict[str, str], expected: Any
+) -> None:
+    make_stream(stream)
+    count_up(stream, 30)
+    schema = options.pop("schema", None)
+    reader = spark.read.format("jetstream").options(**given, **options)
+    rows = (reader.schema(schema) if schema else reader).load().collect()
+    assert [row.seq for row in rows] == list(expected)
+    assert not schema or [row.subject for row in rows] == [f"{stream.name}.{at % 7}" for at in range(4)]
+
+
+def test_times_bound_a_read(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    bounds = []
+    for start in range(0, 30, 10):
+        count_up(stream, 10, start)
+        time.sleep(0.02)
+        bounds.append(datetime.now(UTC))
+        time.sleep(0.02)
+    delete(stream, [10, 11, 12])
+    since, until = (int(bound.timestamp() * 1000) for bound in bounds[:2])
+    rows = _load(spark, given, startingTimestamp=since, endingTimestamp=until).collect()
+    assert [row.seq for row in rows] == list(range(13, 21))
+    assert all(bounds[0] <= row.timestamp.replace(tzinfo=UTC) < bounds[1] for row in rows)
+    rest = _load(spark, given, startingTimestamp=bounds[1].isoformat()).collect()
+    assert [row.seq for row in rest] == list(range(21, 31))
+
+
+def test_filters_are_pushed_to_the_server(
+    spark: SparkSession, given: dict[str, str], stream: Stream, nats: NatsServer
+) -> None:
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.{at % 7}", None, b"x" * 500) for at in range(7000)))
+    moment = stream.next(4000)
+    assert moment is not None
+    since = datetime.fromtimestamp(moment.time / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    for condition, most in (
+        ("seq between 3000 and 3099 and seq % 2 = 0", 100),
+        (f"subject = '{stream.name}.3'", 1000),
+        (f"timestamp >= '{since}' and subject in ('{stream.name}.1', '{stream.name}.2', 'a b')", 900),
+    ):
+        unpushed = sorted(row.seq for row in _load(spark, given).where(condition).select("seq").collect())
+        before = nats.monitor("varz")["out_msgs"]
+        pushed = _load(spark, given, pushFilters="true").where(condition)
+        assert sorted(row.seq for row in pushed.select("seq").collect()) == unpushed
+        # Besides messages: answers to what planning and tasks ask.
+        assert nats.monitor("varz")["out_msgs"] - before <= most + 80, condition
+        assert unpushed
+
+
+def test_a_work_queue_with_workers_at_work_is_read(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, retention="workqueue")
+    config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 60_000_000_000}
+    stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
+    count_up(stream, 20_000)
+    delete(stream, range(500, 600))
+    before = stream.api(f"CONSUMER.INFO.{stream.name}.w")
+    loaded = _load(spark, given, minPartitions=2)
+    done = threading.Event()
+    worked: list[int] = []
+    worker = threading.Thread(target=_work, args=(given, done, worked))
+    assert loaded.select(f.count_distinct("seq")).first() == (19_900,)
+    after = stream.api(f"CONSUMER.INFO.{stream.name}.w")
+    assert {**after, "ts": ""} == {**before, "ts": ""}
+    worker.start()
+    seen = [row.seq for row in loaded.select("seq").collect()]
+    done.set()
+    worker.join()
+    left = stream.api(f"CONSUMER.INFO.{stream.name}.w")
+    assert left["delivered"]["consumer_seq"] == len(worked)
+    assert left["num_redelivered"] == 0
+    # Whatever wasn't done meanwhile was seen, and nothing that never was.
+    assert set(range(max(worked) + 1, 20_001)) - set(range(500, 600)) <= set(seen)
+    assert len(seen) == len(set(seen))
+
+
+def _work(given: Mapping[str, str], done: threading.Event, worked: list[int]) -> None:
+    with opened(given) as stream:
+        topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.w"
+        while not worked or not done.is_set():
+            reply = stream.wire.reply()
+            stream.wire.send(f"PUB {topic} {reply} 1\r\n1\r\n".encode())
+            stream.wire.receive(lambda buffer, filled: buffer[:filled].endswith(b"\r\n") and filled > 40)
+            received = bytes(stream.wire.buffer[: stream.wire.filled])
+            stream.wire.consume(stream.wire.filled)
+            ack = next(word for word in received.split() if word.startswith(b"$JS.ACK."))
+            stream.wire.send(b"PUB %b 4\r\n+ACK\r\n" % ack)
+            worked.append(int(ack.split(b".")[5]))
+
+
+def test_messages_that_are_gone_fail_a_read_unless_told_otherwise(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream)
+    count_up(stream, 100)
+    loaded = _load(spark, given)
+    tolerant = _load(spark, given, failOnDataLoss="false")
+    purge(stream, 51)
+    told = _error(loaded.collect)
+    assert "begins at 51 now, and 1 was to be read" in told
+    assert "set failOnDataLoss to false" in told
+    assert tolerant.count() == 50
+    assert "begins at 51, startingOffsets is 1" in _error(_load(spark, given, startingOffsets=1).collect)
+
+
+def test_a_task_goes_on_after_a_restart_of_the_server(spark: SparkSession, own_nats: NatsServer, name: str) -> None:
+    given = {"servers": own_nats.url, "stream": name, "timeout": "3"}
+    with opened(given) as stream:
+        make_stream(stream)
+        publish(stream, ((f"{name}.a", None, b"x" * 5000) for _ in range(20_000)))
+    loaded = _load(spark, given, minPartitions=2, fetchBatch=100)
+    stop = threading.Event()
+    restarting = threading.Thread(target=_restart, args=(own_nats, stop))
+    restarting.start()
+    try:
+        (summary,) = loaded.agg(f.count("*"), f.count_distinct("seq"), f.sum(f.length("value"))).collect()
+    finally:
+        stop.set()
+        restarting.join()
+    assert tuple(summary) == (20_000, 20_000, 100_000_000)
+
+
+def _restart(server: NatsServer, stop: threading.Event) -> None:
+    before = server.monitor("varz")["total_connections"]
+    while server.monitor("varz")["total_connections"] < before + 2 and not stop.is_set():
+        time.sleep(0.02)
+    server.kill()
+    server.start()
+
+
+def test_a_task_that_is_tried_again_stores_nothing_twice(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream)
+    spark.dataSource.register(FailingDataSource)
+    rows = spark.range(0, 20_000, 1, 2).select(f.lit("same").alias("value"))
+    rows.write.format("failing").options(**given, subject=f"{stream.name}.a").mode("append").save()
+    assert stream.facts().last == 20_000
+
+
+def test_rows_that_fail_are_named_to_the_user(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    rows = spark.range(0, 10, 1, 1).select(
+        f.lit("x").alias("value"),
+        f.when(f.col("id") == 7, "a b").otherwise(f"{stream.name}.a").alias("subject"),
+    )
+    told = _error(lambda: _save(rows, given))
+    assert "1 rows of partition 0, counted from 0, aren't known to be stored; 9 others are." in told
+    assert "rows 7: its subject 'a b' can't be used" in told
+
+
+def test_what_cannot_be_written_is_told_before_anything_is(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream, duplicate_window=1_000_000_000)
+    rows = spark.range(1).select(f.lit("x").alias("value"), f.lit(f"{stream.name}.a").alias("subject"))
+    assert "expected a duplicate_window of at least 120 s" in _error(lambda: _save(rows, given))
+    overwriting = rows.write.format("jetstream").options(**given).mode("overwrite")
+    assert 'expected mode("append"), found overwrite' in _error(overwriting.save)
+    assert "found seq bigint" in _error(lambda: _save(rows.withColumn("seq", f.lit(1).cast("bigint")), given))
+    assert "expected a column subject or the option subject" in _error(lambda: _save(rows.select("value"), given))
+    assert "did you mean maxInFlight?" in _error(lambda: _save(rows, given, maxInFlite=1))
+    assert stream.facts().last == 0
+    _save(rows, given, minDuplicateWindow=1)
+    assert stream.facts().last == 1
+
+
+def test_what_cannot_be_read_is_told_at_loading(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+    assert f"expected the stream {stream.name!r}, found none" in _error(lambda: _load(spark, given))
+    make_stream(stream)
+    assert "did you mean startingOffsets?" in _error(lambda: _load(spark, given, startingOffset=1))
+    wrong = spark.read.format("jetstream").options(**given).schema("value string").load()
+    assert "from_json" in _error(wrong.collect)

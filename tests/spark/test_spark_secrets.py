@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import json
+import urllib.request
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+import pytest
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from spark_streams import count_up, make_stream, opened
+
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_SECRET = "pl4nted-s3cret-of-spark"
+_direct = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+
+
+def _rest(spark: SparkSession) -> str:
+    address = str(spark.sparkContext.uiWebUrl)
+    base = f"http://127.0.0.1:{urlsplit(address).port}/api/v1/applications/{spark.sparkContext.applicationId}"
+    pages = ["/sql?details=true&planDescription=true&length=10000", "/environment", "/jobs", "/stages"]
+    return "".join(_direct.open(base + page, timeout=30).read().decode() for page in pages)
+
+
+def _event_log(spark: SparkSession) -> str:
+    folder = Path(unquote(urlsplit(spark.conf.get("spark.eventLog.dir") or "").path))
+    return "".join(file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())
+
+
+def test_no_secret_is_shown(spark: SparkSession, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "password"
+    file.write_text(_SECRET)
+    with NatsServer(user="u", password=_SECRET) as server:
+        for number, way in enumerate(({"password": _SECRET}, {"passwordFile": str(file)})):
+            given = {"servers": server.url, "stream": name, "user": "u", **way}
+            with opened(given) as stream:
+                if number == 0:
+                    make_stream(stream)
+                    count_up(stream, 10)
+            loaded = spark.read.format("jetstream").options(**given).load()
+            loaded.explain(extended=True)
+            rows = loaded.select("value", f.lit(f"{name}.x").alias("subject"))
+            rows.write.format("jetstream").options(**given).mode("append").save()
+            running = spark.readStream.format("jetstream").options(**given, startingOffsets="earliest").load()
+            query = running.writeStream.format("memory").queryName(f"m{name}{number}")
+            started = query.trigger(availableNow=True).start()
+            started.awaitTermination(60)
+            started.explain(extended=True)
+            shown = json.dumps([dict(progress) for progress in started.recentProgress], default=str)
+            assert _SECRET not in shown
+        wrong = {**given, "password": _SECRET + "x"}
+        del wrong["passwordFile"]
+        with pytest.raises(PySparkException) as caught:
+            spark.read.format("jetstream").options(**wrong).load()
+        assert "check the credentials" in str(caught.value)
+        assert _SECRET not in str(caught.value)
+    printed = capsys.readouterr()
+    assert "jetstream" in printed.out.lower()
+    log, rest = _event_log(spark), _rest(spark)
+    # What is looked through does show this write.
+    assert name in log
+    assert name in rest
+    for place in (printed.out, printed.err, log, rest):
+        assert _SECRET not in place
+
+
+def test_an_address_with_a_secret_is_refused_without_repeating_it(spark: SparkSession, name: str) -> None:
+    options = {"servers": f"nats://u:{_SECRET}@127.0.0.1:1", "stream": name}
+    with pytest.raises(PySparkException) as caught:
+        spark.read.format("jetstream").options(**options).load()
+    assert "expected an address without credentials" in str(caught.value)
+    assert _SECRET not in str(caught.value)
+
+
+def test_a_connection_is_named_rather_than_shown(spark: SparkSession, nats: NatsServer, name: str) -> None:
+    with opened({"servers": nats.url, "stream": name}) as stream:
+        make_stream(stream)
+        count_up(stream, 10)
+    # conftest.py set NATS_SHARED_URL before Spark began.
+    options: dict[str, Any] = {"connection": "shared", "stream": name}
+    assert spark.read.format("jetstream").options(**options).load().count() == 10
