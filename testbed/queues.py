@@ -178,15 +178,26 @@ async def use_up(connection: Connection, queue: WorkQueue, count: int) -> None:
     :param queue: a queue with just these jobs waiting
     :param count: how many
     """
-    letters = require_dead_letters(queue).name
-    before = await stored_count(connection, letters)
+    before = await stored_count(connection, require_dead_letters(queue).name)
     for _ in range(queue.consumer(CONSUMER).max_deliver or 1):
         for message in await take(connection, queue, count):
             await message.nak()
+    await tell_deaths(connection, queue, before + count)
+
+
+async def tell_deaths(connection: Connection, queue: WorkQueue, count: int) -> None:
+    """
+    Have the server tell of deaths until the dead letter queue holds so many entries.
+
+    :param connection: the server
+    :param queue: the queue
+    :param count: how many
+    """
+    letters = require_dead_letters(queue).name
 
     async def known() -> bool:
         await pump(connection, queue)
-        return await stored_count(connection, letters) == before + count
+        return await stored_count(connection, letters) == count
 
     await eventually(known)
 

@@ -25,6 +25,9 @@ _PROGRESS_SECONDS = 10.0
 # Jobs may have ended in time while no triggerer ran, so even a trigger that starts too late reads what is stored.
 _LAST_LOOK = 5.0
 
+# Airflow cancels a trigger that was killed again each second until it has ended, and so cuts its on_kill off.
+_cancelling: set[asyncio.Task[None]] = set()
+
 
 class JobCompletionTrigger(BaseTrigger):
     """Fires when jobs have ended, however they ended.
@@ -107,6 +110,12 @@ class JobCompletionTrigger(BaseTrigger):
         """Cancel the jobs that haven't ended, if that was asked for and a person did end the task."""
         if not self.cancel_on_kill or not self._report.awaited:
             return
+        cancelling = asyncio.create_task(self._cancel())
+        _cancelling.add(cancelling)
+        cancelling.add_done_callback(_cancelling.discard)
+        await asyncio.shield(cancelling)
+
+    async def _cancel(self) -> None:
         if not await was_ended(self.task_instance):
             self.log.info("The task goes on, so its jobs do too")
             return

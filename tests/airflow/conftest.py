@@ -71,8 +71,15 @@ def bare_nats() -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="session")
+def fleet_nats() -> Iterator[NatsServer]:
+    """A server of which the monitor's tests know every stream, and which they may stop."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
 def connections(
-    nats: NatsServer, token_nats: NatsServer, bare_nats: NatsServer, secrets: Secrets
+    nats: NatsServer, token_nats: NatsServer, bare_nats: NatsServer, fleet_nats: NatsServer, secrets: Secrets
 ) -> dict[str, dict[str, object]]:
     """Every connection of the tests by its id, as Airflow takes them in JSON form."""
     good = {"conn_type": "nats", "host": LOOPBACK, "port": nats.port, "login": "airflow", "password": secrets.password}
@@ -84,6 +91,7 @@ def connections(
         "nats_wrong_token": token | {"extra": {"token": secrets.wrong_token}},
         "nats_unreachable": good | {"port": free_port()},
         "nats_without_jetstream": good | {"port": bare_nats.port},
+        "nats_fleet": {"conn_type": "nats", "host": LOOPBACK, "port": fleet_nats.port},
         "nats_without_tls": good | {"host": f"tls://{LOOPBACK}"},
         "nats_secret_in_host": good | {"host": f"nats://airflow:{secrets.in_host}@{LOOPBACK}"},
         "nats_unknown_extra": good | {"extra": {"tokn": secrets.in_extra}},
@@ -105,6 +113,9 @@ def airflow(connections: dict[str, dict[str, object]], tmp_path_factory: pytest.
         parallelism=16,
         # A dead triggerer is found out soon.
         env={
+            "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": "nats_default,nats_fleet,nats_unreachable,nats_wrong_password",
+            "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
+            "AIRFLOW__JETSTREAM__MONITOR_PAYLOADS": "acting",
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
         },

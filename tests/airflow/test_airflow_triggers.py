@@ -5,26 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk.module_loading import import_string
 from airflow_steps import do_jobs, provisioned, wait_for
 from dags.waiting import queue as one_chance
+from trigger_steps import LONG_AGO, fired, recreated, waiting
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for_jobs
+from airflow_provider_jetstream.jetstream.completions import wait_for_jobs
 from airflow_provider_jetstream.jetstream.connection import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 from testbed.queues import take
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from airflow.triggers.base import BaseTrigger
     from conftest import Secrets
     from pytest_mock import MockerFixture
 
@@ -34,43 +31,10 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
-LONG_AGO = 3600.0
-
 
 @pytest.fixture
 async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
     return await provisioned(settings, one_chance(name))
-
-
-async def waiting(connection: Connection, queue: WorkQueue, count: int, **kwargs: Any) -> JobCompletionTrigger:
-    """Publish jobs and give the trigger that waits for them."""
-    mark = await take_mark(connection, queue)
-    sequences = [(await connection.client.jetstream().publish(queue.name, b"job")).seq for _ in range(count)]
-    arguments = {
-        "nats_conn_id": "nats_default",
-        "mark": asdict(mark),
-        "sequences": [[sequences[0], sequences[-1]]],
-        "max_dead": 0,
-        "deadline": time.time() + 60,
-        "deferred_at": time.time() - LONG_AGO,
-        "summary": {"published": count},
-    }
-    return JobCompletionTrigger(**{**arguments, **kwargs})
-
-
-async def fired(trigger: BaseTrigger) -> dict[str, Any]:
-    """Give a trigger's only event, as it is after a journey through JSON."""
-    async with asyncio.timeout(30):
-        (event,) = [event async for event in trigger.run()]
-    payload: dict[str, Any] = json.loads(json.dumps(event.payload, allow_nan=False))
-    return payload
-
-
-def recreated(trigger: BaseTrigger) -> BaseTrigger:
-    """Give the trigger that another triggerer makes of what is stored."""
-    path, kwargs = trigger.serialize()
-    copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
-    return copy
 
 
 async def test_what_is_stored_is_small_and_makes_the_same_trigger(
@@ -196,8 +160,8 @@ async def test_all_triggers_of_a_process_share_one_connection(
     def subscriptions() -> list[int]:
         return [client["subscriptions"] for client in nats.monitor("connz?subs=1")["connections"]]
 
-    # Each follows two streams with a subscription of its own.
-    await asyncio.to_thread(wait_for, lambda: max(subscriptions()) >= 2 * len(triggers), "their subscriptions")
+    # One for answers, and one for each of the two streams that all of them follow together.
+    await asyncio.to_thread(wait_for, lambda: max(subscriptions()) == 3, "their subscriptions")
     assert len(subscriptions()) == before + 1
     await do_jobs(settings, queue, 20)
     assert {event["status"] for event in await asyncio.gather(*running)} == {"ended"}

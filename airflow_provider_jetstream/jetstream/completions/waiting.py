@@ -73,4 +73,6 @@ async def _read_results(connection: Connection, events: str, report: WaitReport)
             if left < 0:
                 report.results_left_out = len(found) - len(report.results)
                 return
-            report.results[event.job_id or str(event.stream_seq)] = event.result
+            job_id = event.job_id or str(event.stream_seq)
+            # A user's id may come twice in a batch.
+            report.results[f"{job_id}#{event.stream_seq}" if job_id in report.results else job_id] = event.result

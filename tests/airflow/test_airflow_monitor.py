@@ -1,0 +1,299 @@
+"""The monitor in a real Airflow: who gets in, what they see, and what comes of acting."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx
+import pytest
+from airflow_steps import provisioned, succeeded, wait_for, wait_for_states
+from dags.waiting import queue as waiting_queue
+
+from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connect, connection_settings
+from airflow_provider_jetstream.plugins.monitor.app import make_app
+from testbed.airflow_client import AirflowClient
+from testbed.letters import let_terminate
+from testbed.nats_server import NatsServer
+from testbed.queues import make_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from testbed.airflow import Airflow
+
+SCRIPT = "<script>alert(1)</script>"
+QUEUE = "fleet"
+LETTERS = 12
+# What a route may say to somebody who got in.
+INSIDE = {200, 404, 409, 415, 422, 503}
+
+
+@pytest.fixture(scope="module")
+def fleet(fleet_nats: NatsServer) -> ConnectionSettings:
+    """A queue with dead letters, and one made by hand."""
+    settings = connection_settings({"servers": (fleet_nats.url,), "timeout": 5})
+
+    async def fill() -> None:
+        async with connect(settings) as connection:
+            queue = await make_queue(connection, QUEUE)
+            bodies = [json.dumps({"number": number, "text": SCRIPT}) for number in range(LETTERS - 1)]
+            await let_terminate(connection, queue, [*bodies, SCRIPT], reason="no such customer")
+            by_hand = {"name": "by_hand", "subjects": ["by_hand"], "retention": "workqueue", "max_msgs": 10}
+            await connection.api("STREAM.CREATE.by_hand", by_hand)
+            for _ in range(9):
+                await connection.client.jetstream().publish("by_hand", b"job")
+
+    asyncio.run(fill())
+    return settings
+
+
+@pytest.fixture(scope="module")
+def viewer(airflow: Airflow) -> Iterator[AirflowClient]:
+    client = AirflowClient(airflow.url, "viewer", "viewer")
+    yield client
+    client.close()
+
+
+def get(client: AirflowClient, path: str) -> Any:
+    """Ask the monitor, which has to answer."""
+    answer = client.request("GET", f"/jetstream/{path}")
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def queue_of(client: AirflowClient, connection: str, queue: str) -> dict[str, Any] | None:
+    """Find a queue in the snapshot."""
+    (state,) = get(client, f"api/snapshot?connection={connection}")["connections"]
+    return next((each for each in state["queues"] if each["queue"] == queue), None)
+
+
+def scanned(client: AirflowClient, queue: str, connection: str = "nats_fleet", query: str = "") -> dict[str, Any]:
+    """Wait for the groups of a scan that ended."""
+
+    def ready() -> dict[str, Any] | None:
+        found: dict[str, Any] = get(client, f"api/queues/{connection}/{queue}/groups?{query}")
+        return found if found["scan"]["state"] == "ready" else None
+
+    return wait_for(ready, f"a scan of {queue}", 30)
+
+
+def every_route() -> list[tuple[str, str]]:
+    """Name the methods and paths of all routes."""
+    filled = {"connection": "nats_fleet", "queue": QUEUE, "sequence": "1", "path:path": "index.html"}
+    found = []
+    for route in make_app().routes:
+        path = str(getattr(route, "path", ""))
+        for name, value in filled.items():
+            path = path.replace(f"{{{name}}}", value)
+        found += [(method, path) for method in getattr(route, "methods", None) or {"GET"}]
+    return sorted(found)
+
+
+def test_nobody_gets_in_without_a_session(airflow: Airflow) -> None:
+    routes = every_route()
+    assert len(routes) >= 10
+    for method, path in routes:
+        answer = airflow.request(method, f"/jetstream{path}", anonymous=True)
+        assert answer.status_code == 401, (method, path, answer.text)
+        malformed = httpx.post(f"{airflow.url}/jetstream{path}", content=b"{", trust_env=False)
+        assert malformed.status_code in (401, 405), (path, malformed.text)
+    for path in ("docs", "redoc", "openapi.json"):
+        assert airflow.request("GET", f"/jetstream/{path}").status_code == 404
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_viewer_sees_and_may_not_act(airflow: Airflow, viewer: AirflowClient) -> None:
+    for method, path in every_route():
+        if method == "GET":
+            query = "?dag_id=deaths&run_id=none" if path.endswith("/jobs") else ""
+            assert viewer.request(method, f"/jetstream{path}{query}").status_code in INSIDE, path
+        else:
+            assert viewer.request(method, f"/jetstream{path}", {}).status_code == 403, path
+    assert get(viewer, "api/me") | {"version": ""} == {
+        "may_act": False,
+        "payloads": False,
+        "dag_id": "jetstream_redrive",
+        "refresh_seconds": 1.0,
+        "connections": ["nats_default", "nats_fleet", "nats_unreachable", "nats_wrong_password"],
+        "version": "",
+    }
+    assert get(airflow, "api/me")["may_act"] is True
+    airflow.wait_for_dags("jetstream_redrive")
+    refused = viewer.request("POST", "/api/v2/dags/jetstream_redrive/dagRuns", {"logical_date": None, "conf": {}})
+    assert refused.status_code == 403
+
+
+def test_the_cookie_of_the_browser_gets_in(airflow: Airflow) -> None:
+    with httpx.Client(trust_env=False, cookies={"_token": airflow.token}) as browser:
+        answer = browser.get(f"{airflow.url}/jetstream/api/me")
+        assert answer.status_code == 200, answer.text
+        # The page triggers the DAG with it too.
+        assert browser.get(f"{airflow.url}/api/v2/dags/jetstream_redrive").status_code == 200
+
+
+@pytest.mark.usefixtures("fleet")
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"Origin": "https://elsewhere.example"}, 403),
+        ({"Origin": "null"}, 403),
+        ({"Sec-Fetch-Site": "cross-site"}, 403),
+        ({"Content-Type": "text/plain"}, 415),
+        ({"Origin": "{own}"}, 200),
+        ({}, 200),
+    ],
+)
+def test_a_foreign_page_counts_nothing(airflow: Airflow, headers: dict[str, str], status: int) -> None:
+    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.token}"} | {
+        name: value.format(own=airflow.url) for name, value in headers.items()
+    }
+    url = f"{airflow.url}/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run"
+    answer = httpx.post(url, content=b"{}", headers=sent, trust_env=False, timeout=30)
+    assert answer.status_code == status, answer.text
+
+
+def test_answers_say_what_a_browser_may_do_with_them(airflow: Airflow) -> None:
+    page = airflow.request("GET", "/jetstream/")
+    assert page.headers["content-type"] == "text/html; charset=utf-8"
+    data = airflow.request("GET", "/jetstream/api/me")
+    assert data.headers["content-type"] == "application/json"
+    assert data.headers["cache-control"] == "no-store"
+    for answer in (page, data):
+        policy = answer.headers["content-security-policy"]
+        assert "default-src 'none'; script-src 'self';" in policy
+        assert "unsafe" not in policy
+        assert answer.headers["x-content-type-options"] == "nosniff"
+    for path in ("../app.py", "..%2fapp.py", "%2e%2e/app.py", "/etc/passwd", "vendor", "missing.js"):
+        assert airflow.request("GET", f"/jetstream/static/{path}").status_code == 404, path
+
+
+def test_the_plugin_is_there_without_an_error(airflow: Airflow) -> None:
+    assert airflow.api("GET", "plugins/importErrors")["import_errors"] == []
+    plugins = {plugin["name"]: plugin for plugin in airflow.api("GET", "plugins")["plugins"]}
+    plugin = plugins["jetstream_monitor"]
+    assert [app["url_prefix"] for app in plugin["fastapi_apps"]] == ["/jetstream"]
+    views = {view["destination"]: view for view in plugin["external_views"]}
+    assert views.keys() == {"nav", "dag_run", "task_instance"}
+    assert not any(view["href"].startswith("/") for view in views.values())
+
+
+@pytest.mark.usefixtures("fleet")
+def test_queues_are_found_and_told_as_numbers(airflow: Airflow) -> None:
+    by_hand = wait_for(lambda: queue_of(airflow, "nats_fleet", "by_hand"), "the queue made by hand")
+    assert by_hand["declared"] is False
+    assert by_hand["undeliverable"] == 9
+    assert by_hand["limits"] == [{"name": "max_msgs", "used": 9.0, "limit": 10.0, "share": 0.9}]
+    wait_for(lambda: (queue_of(airflow, "nats_fleet", QUEUE) or {}).get("letters"), "a scan that nobody asked for")
+    found = queue_of(airflow, "nats_fleet", QUEUE) or {}
+    assert (found["letters"]["certain"], found["letters"]["uncertain"]) == (LETTERS, 0)
+    detail = get(airflow, f"api/queues/nats_fleet/{QUEUE}")
+    assert [consumer["name"] for consumer in detail["consumers"]] == ["worker"]
+    assert (detail["dead_letter_queue"], detail["audit"]) == (f"{QUEUE}-dead", f"{QUEUE}-audit")
+    assert detail["history"]
+    answer = airflow.request("GET", "/jetstream/api/queues/nats_fleet/by_hand/groups")
+    assert (answer.status_code, answer.json()["detail"]["code"][:2]) == (409, "JS")
+
+
+def test_a_server_that_is_away_is_told_of_beside_the_others(airflow: Airflow) -> None:
+    def told() -> dict[str, Any] | None:
+        states = {each["connection"]: each for each in get(airflow, "api/snapshot")["connections"]}
+        away = {states[name]["state"] for name in ("nats_unreachable", "nats_wrong_password")}
+        return states if away == {"away"} and states["nats_default"]["state"] == "up" else None
+
+    states = wait_for(told, "the states of all connections", 30)
+    assert "check host, port and firewall" in states["nats_unreachable"]["problem"]["message"]
+    assert "refused the credentials" in states["nats_wrong_password"]["problem"]["message"]
+    answer = airflow.request("GET", "/jetstream/api/queues/nats_unreachable/any")
+    assert (answer.status_code, answer.headers["retry-after"]) == (503, "3")
+    assert airflow.request("GET", "/jetstream/api/queues/other/any").status_code == 404
+
+
+@pytest.mark.usefixtures("fleet")
+def test_a_letter_is_shown_as_data_to_whom_may_see_it(airflow: Airflow, viewer: AirflowClient) -> None:
+    groups = scanned(airflow, QUEUE)
+    assert [group["count"] for group in groups["groups"]] == [LETTERS]
+    page = get(airflow, f"api/queues/nats_fleet/{QUEUE}/letters?limit=5")
+    assert (page["matching"], len(page["letters"]), page["next_after"]) == (LETTERS, 5, 5)
+    last = airflow.request("GET", f"/jetstream/api/queues/nats_fleet/{QUEUE}/letters/{LETTERS}")
+    assert last.headers["content-type"] == "application/json"
+    letter = last.json()
+    assert (letter["payload"]["kind"], letter["payload"]["text"]) == ("text", SCRIPT)
+    assert letter["letter"]["error_message"] == "no such customer"
+    hidden = get(viewer, f"api/queues/nats_fleet/{QUEUE}/letters/{LETTERS}")
+    assert hidden["hidden"] is True
+    assert SCRIPT not in json.dumps(hidden)
+    assert "no such customer" not in json.dumps(hidden)
+    gone = airflow.request("GET", f"/jetstream/api/queues/nats_fleet/{QUEUE}/letters/999")
+    assert gone.status_code == 404
+    for query in ("reasons=nonsense", "limit=0", "limit=1000", "after=-1", "subject=a..b"):
+        assert airflow.request("GET", f"/jetstream/api/queues/nats_fleet/{QUEUE}/letters?{query}").status_code == 422
+
+
+@pytest.mark.usefixtures("fleet")
+def test_letters_are_counted_brought_back_and_gone_from_the_page(airflow: Airflow) -> None:
+    airflow.wait_for_dags("jetstream_redrive")
+    before = scanned(airflow, QUEUE)["total"]
+    select = {"sequences": [1, 2]}
+    asked = {"select": select, "action": "redrive"}
+    counted = airflow.request("POST", f"/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run", asked).json()
+    assert (counted["redriven"], counted["parked"], counted["failed"]) == (2, 0, 0)
+    assert counted["conf"] == {"nats_conn_id": "nats_fleet", "queue": QUEUE, **asked}
+    assert scanned(airflow, QUEUE)["total"] == before
+    only_counted = airflow.trigger("jetstream_redrive", counted["conf"] | {"dry_run": True})
+    redrive = airflow.trigger("jetstream_redrive", counted["conf"] | {"why": "the customer is back"})
+    succeeded(airflow, "jetstream_redrive", only_counted)
+    succeeded(airflow, "jetstream_redrive", redrive)
+    assert airflow.xcom("jetstream_redrive", redrive, "redrive")["redriven"] == 2
+    wait_for(lambda: scanned(airflow, QUEUE)["total"] == before - 2, "the letters to be gone from the page", 30)
+    assert airflow.request("GET", f"/jetstream/api/queues/nats_fleet/{QUEUE}/letters/1").status_code == 404
+
+
+@pytest.mark.usefixtures("fleet")
+def test_letters_are_parked_and_the_page_tells_who_did_it(airflow: Airflow) -> None:
+    select = {"sequences": [3]}
+    conf = {"nats_conn_id": "nats_fleet", "queue": QUEUE, "select": select, "action": "park", "why": "no order"}
+    succeeded(airflow, "jetstream_redrive", airflow.trigger("jetstream_redrive", conf))
+    wait_for(lambda: scanned(airflow, QUEUE, query="parked=true")["total"] == 1, "the letter to be parked", 30)
+    letter = get(airflow, f"api/queues/nats_fleet/{QUEUE}/letters/3")
+    assert letter["letter"]["parked"] == "no order"
+    assert [(line["action"], line["who"]["dag_id"]) for line in letter["audit"]] == [("parked", "jetstream_redrive")]
+
+
+@pytest.mark.parametrize(
+    "conf", [{"queue": "nonexistent"}, {"queue": QUEUE, "action": "delete"}, {"queue": QUEUE, "select": {"sort": "x"}}]
+)
+def test_what_cannot_be_done_fails_at_once(airflow: Airflow, conf: dict[str, Any]) -> None:
+    body = {"logical_date": None, "conf": {"nats_conn_id": "nats_fleet", **conf}}
+    answer = airflow.request("POST", "/api/v2/dags/jetstream_redrive/dagRuns", body)
+    if answer.status_code == 200:
+        run_id = answer.json()["dag_run_id"]
+        assert airflow.wait_for_run("jetstream_redrive", run_id)["state"] == "failed"
+        (task,) = airflow.task_instances("jetstream_redrive", run_id)
+        assert task["try_number"] == 1
+    else:
+        assert answer.status_code in (400, 422)
+
+
+def test_the_jobs_of_a_task_are_found_while_it_waits(
+    airflow: Airflow, viewer: AirflowClient, settings: ConnectionSettings
+) -> None:
+    airflow.wait_for_dags("survives")
+    asyncio.run(provisioned(settings, waiting_queue("survives")))
+    run_id = airflow.trigger("survives", run_id="manual__2026-01-01T00:00:00+00:00")
+    wait_for_states(airflow, "survives", run_id, {"survives": "deferred"})
+    query = httpx.QueryParams({"dag_id": "survives", "run_id": run_id})
+    (line,) = get(viewer, f"api/jobs?{query}")["queues"]
+    assert (line["connection"], line["queue"], line["task_id"]) == ("nats_default", "survives", "survives")
+    assert (line["published"], line["ended"], line["stored"], line["letters"]) == (10, 0, 10, 0)
+    of_task = get(viewer, f"api/jobs?{query}&task_id=survives&map_index=-1")["queues"]
+    assert of_task == [line]
+    path = f"dags/survives/dagRuns/{httpx.URL(path='/' + run_id).raw_path.decode()[1:]}/taskInstances/survives/links"
+    links = airflow.api("GET", path)["extra_links"]
+    assert links.keys() == {"JetStream queue", "JetStream jobs", "JetStream dead letters"}
+    told = urlsplit(links["JetStream jobs"])
+    assert told.path == "/plugin/jetstream"
+    assert parse_qs(told.query)["run_id"] == [run_id]
+    assert parse_qs(told.query)["queue"] == ["survives"]

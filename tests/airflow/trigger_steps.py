@@ -1,0 +1,53 @@
+"""What the tests of the triggers do again and again: publish and wait, run a trigger, make it anew."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.module_loading import import_string
+
+from airflow_provider_jetstream.jetstream.completions import take_mark
+from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+
+if TYPE_CHECKING:
+    from airflow.triggers.base import BaseTrigger
+
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+LONG_AGO = 3600.0
+
+
+async def waiting(connection: Connection, queue: WorkQueue, count: int, **kwargs: Any) -> JobCompletionTrigger:
+    """Publish jobs and give the trigger that waits for them."""
+    mark = await take_mark(connection, queue)
+    sequences = [(await connection.client.jetstream().publish(queue.name, b"job")).seq for _ in range(count)]
+    arguments = {
+        "nats_conn_id": "nats_default",
+        "mark": asdict(mark),
+        "sequences": [[sequences[0], sequences[-1]]],
+        "tolerance": {},
+        "deadline": time.time() + 60,
+        "deferred_at": time.time() - LONG_AGO,
+        "summary": {"published": count},
+    }
+    return JobCompletionTrigger(**{**arguments, **kwargs})
+
+
+async def fired(trigger: BaseTrigger) -> dict[str, Any]:
+    """Give a trigger's only event, as it is after a journey through JSON."""
+    async with asyncio.timeout(30):
+        (event,) = [event async for event in trigger.run()]
+    payload: dict[str, Any] = json.loads(json.dumps(event.payload, allow_nan=False))
+    return payload
+
+
+def recreated(trigger: BaseTrigger) -> BaseTrigger:
+    """Give the trigger that another triggerer makes of what is stored."""
+    path, kwargs = trigger.serialize()
+    copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
+    return copy

@@ -1,0 +1,175 @@
+"""Workers in any language that only acknowledge: the server's own metrics tell of their jobs."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from nats import errors
+
+from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.worker import Worker
+from testbed.queues import CONSUMER, complete, eventually, make_queue, put, running, stored_count, take
+from testbed.waiting import reports, waiting
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+JOBS = 600
+FIRST = 50
+
+
+async def measured(connection: Connection, name: str, **consumer: Any) -> WorkQueue:
+    """Give a queue whose server reports every acknowledgement."""
+    return await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "5s", **consumer})
+
+
+async def test_jobs_that_are_only_acknowledged_are_completed(connection: Connection, name: str) -> None:
+    queue = await measured(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(50)))
+    early, rest = waiting(connection, mark, jobs[:25]), waiting(connection, mark, jobs[25:])
+    messages = await take(connection, queue, 50)
+    for message in messages[:25]:
+        await message.ack()
+    (report,) = await reports([early])
+    assert (report.completed, report.vanished, report.results) == (set(jobs[:25]), set(), {})
+    assert not rest.task.done()
+    for message in messages[25:]:
+        await message.ack()
+    (report,) = await reports([rest])
+    assert report.completed == set(jobs[25:])
+    (late,) = await reports([waiting(connection, mark, jobs)])
+    assert late.completed == set(jobs)
+
+
+async def test_a_completion_and_a_metric_of_one_job_count_once_and_the_result_is_kept(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await measured(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(50)))
+    last = await put(connection, queue, ["last"], kind="by-hand")
+    during = waiting(connection, mark, [*jobs, *last], Tolerance(min_completed=51))
+    async with running(Worker(queue, "worker", lambda job: job.sequence, settings)):
+
+        async def told_twice() -> bool:
+            return await stored_count(connection, f"{name}-events") == 102
+
+        await eventually(told_twice)
+    (report,) = await reports([during])
+    assert during.ends == list(range(51))[::-1]
+    assert sorted(report.results.values()) == [*jobs, *last]
+    # The metrics were read by now, and hide no result from who joins late.
+    keeping = waiting(connection, await take_mark(connection, queue), [999])
+    for _ in range(2):
+        (late,) = await reports([waiting(connection, mark, jobs)])
+        assert sorted(late.results.values()) == jobs
+    keeping.task.cancel()
+
+
+async def test_a_metric_of_a_job_that_is_terminated_or_handed_back_there_is_none(
+    connection: Connection, name: str
+) -> None:
+    queue = await measured(connection, name, max_deliver=2)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, "abc")
+    waiter = waiting(connection, mark, jobs, Tolerance(max_dead=None))
+    first, second, third = await take(connection, queue, 3)
+    await first.term()
+    await second.nak()
+    await third.in_progress()
+    (again,) = await take(connection, queue, 1)
+    assert waiter.ends in ([], [2])
+    await again.ack()
+    await third.ack()
+    (report,) = await reports([waiter])
+    assert (report.completed, set(report.dead)) == (set(jobs[1:]), {jobs[0]})
+
+
+@pytest.mark.parametrize("after", [0, 0.001, 0.003])
+async def test_a_server_killed_in_a_burst_of_acknowledgements_leaves_nobody_waiting(
+    own_nats: NatsServer, name: str, after: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.5)
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection, connect(settings) as worker:
+        queue = await measured(connection, name, ack_wait="2s", max_deliver=20, max_ack_pending=JOBS)
+        mark = await take_mark(connection, queue)
+        jobs = await put(connection, queue, map(str, range(JOBS)))
+        waiters = [waiting(connection, mark, [job], Tolerance(max_vanished=None)) for job in jobs]
+        messages = await take(worker, queue, JOBS)
+
+        for message in messages[:FIRST]:
+            await message.ack()
+        await eventually(lambda: sum(waiter.task.done() for waiter in waiters) == FIRST)
+        for message in messages[FIRST:]:
+            await message.ack()
+        # The client sends what it holds as soon as it is let, and the server dies in the midst of it.
+        await asyncio.sleep(after)
+        assert own_nats.pid
+        os.kill(own_nats.pid, signal.SIGKILL)
+        await asyncio.to_thread(own_nats.restart)
+        await eventually(lambda: connection.client.is_connected and worker.client.is_connected)
+        # What the crash made undone is delivered again, and done.
+        working = asyncio.create_task(acknowledge_all(worker, queue))
+        found = await reports(waiters, within=30)
+        again = await working
+        vanished = set().union(*(report.vanished for report in found))
+        completed = set().union(*(report.completed for report in found))
+        # As the kill falls: seen were 0 to 550 whose metrics were lost, and 0 to 360 to be done again.
+        print(f"of {JOBS} jobs {len(vanished)} lost their metric with the server, {again} were done again")
+        assert completed | vanished == set(jobs)
+        assert all(not report.awaited and not report.dead for report in found)
+        assert len(completed) >= FIRST
+        assert await stored_count(connection, name) == 0
+
+
+async def acknowledge_all(connection: Connection, queue: WorkQueue) -> int:
+    """Do what the queue still hands out, and count it."""
+    done = 0
+    pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
+    while True:
+        with suppress(TimeoutError, errors.Error):
+            for message in await pull.fetch(100, timeout=0.5):
+                await message.ack_sync()
+                done += 1
+        info = await consumer_info(connection, queue.name, CONSUMER)
+        if not info["num_pending"] and not info["num_ack_pending"]:
+            return done
+
+
+async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.2)
+    queue = await measured(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(400)))
+    waiter = waiting(connection, mark, jobs, Tolerance(max_vanished=None))
+    messages = await take(connection, queue, 400)
+    for message in messages[:100]:
+        await message.ack_sync()
+    await eventually(lambda: len(waiter.ends) == 100)
+    # As with a server that is killed between an acknowledgement and its metric: nobody stores it.
+    config = (await connection.api(f"STREAM.INFO.{name}-events"))["config"]
+    only_completions = {"subjects": [subject for subject in config["subjects"] if not subject.startswith("$JS")]}
+    await connection.api(f"STREAM.UPDATE.{name}-events", config | only_completions)
+    for message in messages[100:200]:
+        await message.ack_sync()
+    await connection.api(f"STREAM.UPDATE.{name}-events", config)
+    for message in messages[200:300]:
+        await message.ack_sync()
+    for job in jobs[300:]:
+        await complete(connection, queue, job)
+    (report,) = await reports([waiter])
+    assert report.vanished == {message.metadata.sequence.stream for message in messages[100:200]}
+    assert report.completed == set(jobs) - report.vanished

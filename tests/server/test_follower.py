@@ -1,0 +1,205 @@
+"""All who wait for jobs of a queue over one connection share one reader, and each learns of its own jobs once."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from itertools import count
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark
+from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect, connection_settings
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
+from testbed.queues import complete, drain, eventually, let_die, make_queue, put, stored_count, take, use_up
+from testbed.waiting import Readers, complete_all, failures, reports, waiting
+
+if TYPE_CHECKING:
+    from testbed.nats_server import NatsServer
+
+IN_PLACE = RedriveOrder(protocol=Protocol.IN_PLACE)
+KEPT = "airflow_provider_jetstream.jetstream.completions.source._KEPT"
+
+
+async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nats: NatsServer, name: str) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection, connect(settings) as other:
+        queue = await make_queue(other, name)
+        early = await take_mark(other, queue)
+        jobs = await put(other, queue, map(str, range(2_500)))
+        await complete_all(other, queue, jobs[:2_000])
+        late = await take_mark(other, queue)
+        readers = Readers(own_nats, other, (f"{name}-events", f"{name}-dead"))
+        watch = asyncio.create_task(readers.watch())
+        waiters = [waiting(connection, late, [job]) for job in jobs[2_000:]]
+        await eventually(lambda: readers.are((2, 2)))
+        # Those who come later were told where to read from before.
+        waiters += [waiting(connection, early, [done, job]) for done, job in zip(jobs, jobs[2_000:], strict=False)]
+        await eventually(lambda: sum(len(waiter.ends) for waiter in waiters) == 500)
+        await eventually(lambda: readers.are((2, 2)))
+        assert own_nats.monitor("connz")["num_connections"] == 2
+        await complete_all(other, queue, jobs[2_000:])
+        found = await reports(waiters)
+        await eventually(lambda: readers.are((0, 0)))
+        watch.cancel()
+        await asyncio.wait([watch])
+    assert [len(report.completed) for report in found] == [1] * 500 + [2] * 500
+    assert 2 <= readers.most_subscriptions <= 4
+    assert 2 <= readers.most_consumers <= 4
+
+
+@pytest.mark.parametrize("kept", [50_000, 40])
+async def test_who_joins_with_an_older_mark_while_ends_stream_in_misses_none_and_counts_none_twice(
+    connection: Connection, settings: ConnectionSettings, name: str, kept: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(KEPT, kept)
+    queue = await make_queue(connection, name)
+    jobs = await put(connection, queue, map(str, range(1_500)))
+    marks = {0: await take_mark(connection, queue)}
+
+    async def work() -> None:
+        async with connect(settings) as worker:
+            for start in range(0, len(jobs), 20):
+                await complete_all(worker, queue, jobs[start : start + 20])
+                if start % 100 == 80:
+                    marks[start + 20] = await take_mark(worker, queue)
+                # A few hundred a second.
+                await asyncio.sleep(0.04)
+
+    working, waiters, wanted = asyncio.create_task(work()), [], []
+    for number in count():
+        if working.done():
+            break
+        # Any mark with any jobs after it: some have ended long ago, some will.
+        start = list(marks)[number * 7 % len(marks)]
+        if mine := set(jobs[start + number % 50 :: 11 + number % 40]):
+            wanted.append(mine)
+            waiters.append(waiting(connection, marks[start], mine))
+        await asyncio.sleep(0.01)
+    await working
+    found = await reports(waiters)
+    assert len(waiters) > 50
+    assert [report.completed for report in found] == wanted
+    # Each end was news, and there was one for each job.
+    assert [waiter.ends for waiter in waiters] == [list(range(len(each)))[::-1] for each in wanted]
+
+
+async def test_a_death_from_before_the_mark_of_who_waits_for_the_redriven_job_does_not_count(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    jobs = await let_die(connection, queue, "ab")
+    before = await take_mark(connection, queue)
+    # Keeps the follower that has read the first deaths.
+    others = waiting(connection, before.from_the_beginning(), [*jobs, 99])
+    await eventually(others.task.done)
+    assert (await redrive(connection, queue, IN_PLACE)).failures == 0
+    mark = await take_mark(connection, queue)
+    keeping = waiting(connection, before.from_the_beginning(), [99])
+    again = [waiting(connection, mark, [job]) for job in jobs]
+    for message in await take(connection, queue, 2):
+        if message.metadata.sequence.stream == jobs[0]:
+            await message.ack_sync()
+            await complete(connection, queue, jobs[0])
+        else:
+            await message.nak()
+    with suppress(TimeoutError):
+        await take(connection, queue, 1, within=0.6)
+    completed, died = await reports(again)
+    keeping.task.cancel()
+    assert (completed.completed, completed.dead) == ({jobs[0]}, {})
+    assert (died.completed, died.dead.keys()) == (set(), {jobs[1]})
+
+
+async def test_reading_an_older_death_later_does_not_hide_the_newer_one(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    jobs = await let_die(connection, queue, "ab")
+    # As a person does who has no redrive at hand: the entries of the first deaths stay.
+    await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": jobs[0]})
+    mark = await take_mark(connection, queue)
+    for message in await take(connection, queue, 2):
+        await (message.nak() if message.metadata.sequence.stream == jobs[0] else message.ack_sync())
+    with suppress(TimeoutError):
+        await take(connection, queue, 1, within=0.6)
+    keeping = waiting(connection, mark, [98])
+    assert [*(await reports([waiting(connection, mark, jobs[:1])]))[0].dead] == jobs[:1]
+    # Has everything read that was stored before, the only word of the second job among it.
+    older = waiting(connection, mark.from_the_beginning(), [*jobs, 99], Tolerance(max_dead=None))
+    await eventually(lambda: len(older.ends) == 2)
+    assert [*(await reports([waiting(connection, mark, jobs[:1])], within=3))[0].dead] == jobs[:1]
+    for waiter in (keeping, older):
+        waiter.task.cancel()
+
+
+async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_who_joins_early_and_late(
+    connection: Connection, name: str
+) -> None:
+    handler = {"name": "somebody", "max_deliver": 2, "backoff": ["5s"]}
+    letters = {"name": f"{name}-dead", "retention": "workqueue", "consumers": [handler]}
+    queue = await make_queue(connection, name, dead_letters=letters)
+    before = await take_mark(connection, queue)
+    jobs = await let_die(connection, queue, "ab")
+    mark = await take_mark(connection, queue)
+    jobs += await put(connection, queue, "cd")
+    early = waiting(connection, mark, jobs[2:], Tolerance(max_dead=None))
+    await use_up(connection, queue, 1)
+    late = waiting(connection, before, jobs, Tolerance(max_dead=None))
+    await eventually(lambda: len(late.ends) == 3)
+    await use_up(connection, queue, 1)
+    first, second = await reports([early, late])
+    assert (sorted(first.dead), sorted(second.dead)) == (jobs[2:], jobs)
+    # Nothing was taken from whose they are.
+    assert await stored_count(connection, f"{name}-dead") == 4
+
+
+@pytest.mark.parametrize("gone", ["events", "dead"])
+async def test_a_stream_that_is_deleted_under_those_who_wait_ends_every_wait(
+    connection: Connection, name: str, gone: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(101)))
+    waiters = [waiting(connection, mark, [job, jobs[0]]) for job in jobs[1:]]
+    await complete(connection, queue, jobs[0])
+    await eventually(lambda: all(waiter.ends for waiter in waiters))
+    await connection.api(f"STREAM.DELETE.{name}-{gone}")
+    found = await failures(waiters)
+    assert {type(error) for error in found} == {NotFoundError}
+    assert {str(error).split(":")[0] for error in found} == {f"expected stream {name}-{gone} on the server, found none"}
+
+
+async def test_a_connection_that_is_closed_ends_every_wait_and_a_new_one_takes_it_up(
+    connection: Connection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(100)))
+    async with connect(settings) as closing:
+        waiters = [waiting(closing, mark, [job, jobs[0]]) for job in jobs]
+        await complete(connection, queue, jobs[0])
+        await eventually(lambda: all(waiter.ends for waiter in waiters))
+    found = await failures(waiters[1:])
+    assert {type(error) for error in found} == {UnreachableError}
+    assert all("the connection is closed while following" in str(error) for error in found)
+    again = [waiting(connection, mark, [job, jobs[0]]) for job in jobs]
+    await complete_all(connection, queue, jobs[1:])
+    assert all(len(report.awaited) == 0 for report in await reports(again))
+
+
+async def test_a_follower_that_failed_is_not_joined_any_more(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, "ab")
+    first = waiting(connection, mark, jobs[:1])
+    await complete(connection, queue, 0)
+    await connection.api(f"STREAM.DELETE.{name}-events")
+    await failures([first])
+    await make_queue(connection, name)
+    # The new stream counts from one again.
+    mark = await take_mark(connection, queue)
+    second = waiting(connection, mark, jobs)
+    await complete_all(connection, queue, jobs)
+    assert (await reports([second]))[0].completed == set(jobs)
+    assert (await drain(connection, queue)).total() == 2

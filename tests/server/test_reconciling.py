@@ -1,0 +1,200 @@
+"""Nobody waits for ever for a job whose end no event tells of."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.stored import consumer_info
+from testbed.queues import CONSUMER, complete, eventually, make_queue, put, stored_count, take, tell_deaths
+from testbed.waiting import complete_all, reports, waiting
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from testbed.nats_server import NatsServer
+
+pytestmark = pytest.mark.usefixtures("often")
+
+UNTOLD = "used up its deliveries, and no advisory tells of it"
+ANY = Tolerance(max_dead=None, max_vanished=None)
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.3)
+
+
+async def test_a_job_that_is_acknowledged_without_a_word_vanishes_and_ends_the_wait(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, "abc")
+    waiter = waiting(connection, mark, jobs)
+    (message,) = await take(connection, queue, 1)
+    await message.ack_sync()
+    (report,) = await reports([waiter])
+    assert (report.vanished, report.awaited, report.dead) == ({jobs[0]}, set(jobs[1:]), {})
+    assert report.as_json()["vanished_sequences"] == [(1, 1)]
+
+
+@pytest.mark.parametrize("how", ["purged", "purged in part", "deleted", "expired"])
+@pytest.mark.parametrize("delivered", [False, True])
+async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
+    connection: Connection, name: str, how: str, *, delivered: bool
+) -> None:
+    expiring = {"max_age": "1s", "duplicate_window": "1s"} if how == "expired" else {}
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, **expiring)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(5)))
+    waiter = waiting(connection, mark, jobs, ANY)
+    if delivered:
+        await take(connection, queue, 5)
+    if how == "purged":
+        await connection.api(f"STREAM.PURGE.{name}")
+    elif how == "purged in part":
+        await connection.api(f"STREAM.PURGE.{name}", {"filter": f"{name}.jobs.plain"})
+    elif how == "deleted":
+        for job in jobs:
+            await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
+    (report,) = await reports([waiter])
+    assert (report.vanished, report.dead) == (set(jobs), {})
+
+
+async def test_one_that_is_gone_is_found_among_many_that_nobody_takes(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(500)))
+    waiter = waiting(connection, mark, jobs)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": jobs[400]})
+    (report,) = await reports([waiter])
+    assert (report.vanished, len(report.awaited)) == ({jobs[400]}, 499)
+
+
+async def test_one_that_is_gone_is_found_although_another_consumer_has_many_to_deliver(
+    connection: Connection, name: str
+) -> None:
+    consumers = [
+        {"name": each, "filter_subject": f"{name}.jobs.{each}", "max_deliver": 1, "ack_wait": "30s"}
+        for each in ("busy", "quiet")
+    ]
+    queue = await make_queue(connection, name, consumers=consumers)
+    mark = await take_mark(connection, queue)
+    waiting_for = await put(connection, queue, map(str, range(200)), kind="busy")
+    jobs = await put(connection, queue, "ab", kind="quiet")
+    waiter = waiting(connection, mark, [*waiting_for, jobs[0]])
+    for message in await take(connection, queue, 2, consumer="quiet"):
+        await message.ack_sync()
+    (report,) = await reports([waiter])
+    assert (report.vanished, len(report.awaited)) == ({jobs[0]}, 200)
+
+
+async def test_a_death_of_which_no_entry_tells_is_found(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, "abc")
+    for message in await take(connection, queue, 2):
+        await message.nak()
+    await tell_deaths(connection, queue, 2)
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    waiter = waiting(connection, mark, jobs, Tolerance(max_dead=1))
+    (report,) = await reports([waiter])
+    assert (report.dead, report.vanished) == ({1: UNTOLD, 2: UNTOLD}, set())
+
+
+async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_pumped(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, "ab")
+    waiter = waiting(connection, mark, jobs, ANY)
+    # The worker dies with them, and no other one comes.
+    await take(connection, queue, 2)
+    assert await stored_count(connection, f"{name}-dead") == 0
+    (report,) = await reports([waiter])
+    assert report.dead.keys() == set(jobs)
+    assert set(report.dead.values()) <= {"1 deliveries to worker", UNTOLD}
+
+
+async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nats: NatsServer, name: str) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name)
+        mark = await take_mark(connection, queue)
+        jobs = await put(connection, queue, map(str, range(50)))
+        waiter = waiting(connection, mark, jobs, ANY)
+        # The dead letter queue is away at the moment of their deaths.
+        stream = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
+        await connection.api(f"STREAM.UPDATE.{name}-dead", stream | {"subjects": [f"{name}.nothing"]})
+        for message in await take(connection, queue, 50):
+            await message.nak()
+        own_nats.kill()
+        await asyncio.to_thread(own_nats.restart)
+        await eventually(lambda: connection.client.is_connected)
+        # What the crash made undone comes again.
+        while undone := (await consumer_info(connection, name, CONSUMER))["num_pending"]:
+            for message in await take(connection, queue, undone):
+                await message.nak()
+        (report,) = await reports([waiter], within=20)
+        assert report.dead == dict.fromkeys(jobs, UNTOLD)
+        assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_jobs_in_flight_and_jobs_for_which_their_turn_has_not_come_stay_awaited(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(6)))
+    waiter = waiting(connection, mark, jobs, ANY)
+    messages = await take(connection, queue, 4)
+    await messages[0].nak()
+    await messages[1].nak(delay=20)
+    await messages[2].in_progress()
+    await asyncio.sleep(2)
+    assert waiter.ends == []
+    info = await consumer_info(connection, name, CONSUMER)
+    assert (info["num_ack_pending"], info["num_pending"]) == (4, 2)
+    await complete_all(connection, queue, jobs)
+    assert (await reports([waiter]))[0].completed == set(jobs)
+
+
+async def test_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.01)
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(20)))
+    for message in await take(connection, queue, 20):
+        await message.ack_sync()
+    # Long before the completions that matter there are many others to be read.
+    await complete_all(connection, queue, list(range(1_000, 9_000)))
+    await complete_all(connection, queue, jobs)
+    now = await take_mark(connection, queue)
+    keeping = waiting(connection, now, [99])
+    found = await reports([waiting(connection, mark, [job]) for job in jobs])
+    assert [report.vanished for report in found] == [set()] * len(jobs)
+    assert [report.completed for report in found] == [{job} for job in jobs]
+    keeping.task.cancel()
+
+
+async def test_a_completion_that_comes_after_all_takes_back_that_a_job_has_vanished(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, "ab")
+    waiter = waiting(connection, mark, jobs, ANY)
+    (message,) = await take(connection, queue, 1)
+    await message.ack_sync()
+    await eventually(lambda: waiter.ends == [1])
+    await complete(connection, queue, jobs[0])
+    await eventually(lambda: waiter.ends == [1, 1])
+    await complete(connection, queue, jobs[1])
+    (report,) = await reports([waiter])
+    assert (report.completed, report.vanished) == (set(jobs), set())

@@ -1,0 +1,81 @@
+"""Nothing of a stream is skipped, whatever becomes of the messages on their way."""
+
+from __future__ import annotations
+
+import asyncio
+from functools import partial
+from typing import TYPE_CHECKING
+
+from nats.errors import SlowConsumerError
+
+from airflow_provider_jetstream.jetstream.completions import take_mark
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.stored import consumer_names
+from testbed.queues import eventually, make_queue, put
+from testbed.waiting import complete_all, reports, waiting
+
+if TYPE_CHECKING:
+    import pytest
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+
+TAIL = "airflow_provider_jetstream.jetstream.completions.tail"
+
+
+async def test_what_the_client_drops_as_a_slow_consumer_is_read_again_the_last_of_a_burst_too(
+    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"{TAIL}._PULL", b'{"batch": 500, "expires": 30000000000, "idle_heartbeat": 100000000}')
+    monkeypatch.setattr(f"{TAIL}._RETRY_PAUSE", 0.01)
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(200)))
+    async with connect(settings) as slow:
+        subscribe = partial(slow.client.subscribe, pending_msgs_limit=20)
+        monkeypatch.setattr(slow.client, "subscribe", subscribe)
+        waiter = waiting(slow, mark, jobs)
+        await eventually(lambda: consumer_names(connection, f"{name}-events"))
+        await complete_all(connection, queue, jobs)
+        (report,) = await reports([waiter], within=14)
+        assert isinstance(slow.last_error, SlowConsumerError)
+    assert report.completed == set(jobs)
+    assert waiter.ends == list(range(200))[::-1]
+
+
+async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = await put(connection, queue, map(str, range(300)))
+    waiter = waiting(connection, mark, jobs)
+    events = f"{name}-events"
+
+    async def delete() -> None:
+        seen: set[str] = set()
+        while len(seen) < 3:
+            for consumer in await consumer_names(connection, events):
+                if consumer not in seen:
+                    seen.add(consumer)
+                    await connection.api(f"CONSUMER.DELETE.{events}.{consumer}")
+            await asyncio.sleep(0.02)
+
+    deleting = asyncio.create_task(delete())
+    for start in range(0, 300, 10):
+        await complete_all(connection, queue, jobs[start : start + 10])
+        await asyncio.sleep(0.05)
+    await deleting
+    (report,) = await reports([waiter])
+    assert report.completed == set(jobs)
+    assert waiter.ends == list(range(300))[::-1]
+
+
+async def test_more_ends_than_one_request_asks_for_are_read(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    mark = await take_mark(connection, queue)
+    jobs = list(range(1, 2_002))
+    await complete_all(connection, queue, jobs[:1_000])
+    waiter = waiting(connection, mark, jobs)
+    await eventually(lambda: len(waiter.ends) == 1_000)
+    await complete_all(connection, queue, jobs[1_000:])
+    assert (await reports([waiter]))[0].completed == set(jobs)
