@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import time
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseSensorOperator, PokeReturnValue, conf
+from airflow.providers.common.compat.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -16,6 +15,7 @@ from airflow_provider_jetstream.jetstream.dead_letters import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration
+from airflow_provider_jetstream.sensors.looking import LookingSensor
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 if TYPE_CHECKING:
@@ -24,10 +24,9 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
     from airflow_provider_jetstream.jetstream.dead_letters import GroupField
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
 
 
-class JetStreamDeadLetterSensor(BaseSensorOperator):
+class JetStreamDeadLetterSensor(LookingSensor):
     """Succeed when a work queue has dead letters.
 
     Dead letters that the server told nobody about are found too, and only those beyond doubt are counted: not what is
@@ -54,25 +53,19 @@ class JetStreamDeadLetterSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
         select: Selection | Mapping[str, Any] | str | None = None,
         min_count: int = 1,
         older_than: timedelta | str | None = None,
         group_by: Iterable[GroupField] = (),
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         if min_count < 1:
             raise ValueError(f"expected min_count of at least 1, found {min_count}")
-        self.work_queue = work_queue
         self.select = selection_as_json(select) if isinstance(select, Selection) else select
         self.min_count = min_count
         self.older_than = older_than
         self.group_by = group_fields(group_by)
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
         self._age = timedelta(microseconds=parse_duration(older_than or "0") / 1_000)
         self._selective = select is not None
         if not templated(select):
@@ -94,52 +87,28 @@ class JetStreamDeadLetterSensor(BaseSensorOperator):
             self.log.warning("%s", risk)
         return PokeReturnValue(is_done=summary.reached(self.min_count, self._age), xcom_value=plain(summary.as_json()))
 
-    def execute(self, context: Context) -> Any:
-        """Wait for dead letters.
+    def trigger(self, looking: Mapping[str, Any]) -> DeadLetterTrigger:
+        """Give the trigger that goes on looking.
 
-        :param context: the task's context
-        :return: what was found
+        :param looking: the arguments that all such triggers have
+        :return: the trigger
         """
-        if not self.deferrable:
-            return super().execute(context)
-        first = self.poke(context)
-        if not first.is_done:
-            self._defer()
-        return first.xcom_value
+        return DeadLetterTrigger(
+            select=selection_as_json(self._selection()),
+            min_count=self.min_count,
+            older_than=self._age.total_seconds(),
+            group_by=list(self.group_by),
+            **looking,
+        )
+
+    def tell(self, found: Mapping[str, Any]) -> None:
+        """Log what a trigger found.
+
+        :param found: what it found
+        """
+        self.log.info("%d dead letters", found["dead"])
 
     def _selection(self) -> Selection:
         if self._selective:
             require_rendered("select", self.select)
         return selection_of(self.select)
-
-    def _defer(self) -> NoReturn:
-        with terminal_errors_fail():
-            queue, selection = WorkQueue.load(self.work_queue), self._selection()
-        self.defer(
-            trigger=DeadLetterTrigger(
-                nats_conn_id=self.nats_conn_id,
-                work_queue=queue.model_dump(mode="json", exclude_unset=True),
-                select=selection_as_json(selection),
-                min_count=self.min_count,
-                older_than=self._age.total_seconds(),
-                group_by=list(self.group_by),
-                poll_interval=self.poke_interval,
-                deferred_at=time.time(),
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
-        )
-
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
-        """Go on after the trigger.
-
-        :param context: the task's context
-        :param event: what the trigger found
-        :return: what was found
-        :raises AirflowFailException: looking was impossible
-        """
-        if event is None or event["status"] == "error":
-            raise AirflowFailException(event["message"] if event else "the trigger ended without an event")
-        self.log.info("%d dead letters", event["found"]["dead"])
-        found: dict[str, Any] = event["found"]
-        return found

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import time
-from datetime import timedelta
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseSensorOperator, PokeReturnValue, conf
+from airflow.providers.common.compat.sdk import PokeReturnValue
 
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -15,17 +13,16 @@ from airflow_provider_jetstream.hooks.results import plain
 from airflow_provider_jetstream.jetstream.draining import check_drained, chosen_consumers
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.sensors.looking import LookingSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
 
-
-class JetStreamQueueDrainedSensor(BaseSensorOperator):
+class JetStreamQueueDrainedSensor(LookingSensor):
     """Succeed when a work queue is drained: nothing pending, nothing in flight.
 
     Jobs count that wait, that workers have, that were handed back and wait for their delay, and that no consumer takes.
@@ -46,19 +43,13 @@ class JetStreamQueueDrainedSensor(BaseSensorOperator):
     def __init__(
         self,
         *,
-        work_queue: QueueSource,
         consumers: Sequence[str] | str | None = None,
         nothing_dead: bool = False,
-        deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
-        nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        self.work_queue = work_queue
         self.consumers = consumers
         self.nothing_dead = nothing_dead
-        self.deferrable = deferrable
-        self.nats_conn_id = nats_conn_id
         self._selective = consumers is not None
         if not templated(consumers):
             self._chosen()
@@ -84,51 +75,23 @@ class JetStreamQueueDrainedSensor(BaseSensorOperator):
             self.log.warning("%s", risk)
         return PokeReturnValue(is_done=report.drained, xcom_value=plain(report.as_json()))
 
-    def execute(self, context: Context) -> Any:
-        """Wait until the queue is drained.
+    def trigger(self, looking: Mapping[str, Any]) -> QueueDrainedTrigger:
+        """Give the trigger that goes on looking.
 
-        :param context: the task's context
-        :return: what was found
+        :param looking: the arguments that all such triggers have
+        :return: the trigger
         """
-        if not self.deferrable:
-            return super().execute(context)
-        first = self.poke(context)
-        if not first.is_done:
-            self._defer()
-        return first.xcom_value
+        return QueueDrainedTrigger(consumers=self._chosen(), nothing_dead=self.nothing_dead, **looking)
+
+    def tell(self, found: Mapping[str, Any]) -> None:
+        """Log what a trigger found.
+
+        :param found: what it found
+        """
+        self.log.info("%s is drained", found["queue"])
 
     def _chosen(self) -> tuple[str, ...] | None:
         if not self._selective:
             return None
         # What renders to nothing must not mean all.
         return chosen_consumers([] if absent(self.consumers) else self.consumers)
-
-    def _defer(self) -> NoReturn:
-        with terminal_errors_fail():
-            queue, consumers = WorkQueue.load(self.work_queue), self._chosen()
-        self.defer(
-            trigger=QueueDrainedTrigger(
-                nats_conn_id=self.nats_conn_id,
-                work_queue=queue.model_dump(mode="json", exclude_unset=True),
-                poll_interval=self.poke_interval,
-                deferred_at=time.time(),
-                consumers=consumers,
-                nothing_dead=self.nothing_dead,
-            ),
-            method_name="execute_complete",
-            timeout=timedelta(seconds=self.timeout),
-        )
-
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
-        """Go on after the trigger.
-
-        :param context: the task's context
-        :param event: what the trigger found
-        :return: what was found
-        :raises AirflowFailException: looking was impossible
-        """
-        if event is None or event["status"] == "error":
-            raise AirflowFailException(event["message"] if event else "the trigger ended without an event")
-        self.log.info("%s is drained", event["found"]["queue"])
-        found: dict[str, Any] = event["found"]
-        return found

@@ -134,7 +134,7 @@ class TestTrigger:
         await job.ack_sync()
         first, second = await asyncio.gather(*running)
         assert first == second
-        assert (first["status"], first["found"]["drained"], first["found"]["dead_letters"]) == ("drained", True, 0)
+        assert (first["status"], first["found"]["drained"], first["found"]["dead_letters"]) == ("found", True, 0)
 
     async def test_it_fires_an_error_when_looking_is_impossible(self, connection: Connection, name: str) -> None:
         event = await fired(looking(small_queue(name)))
@@ -168,5 +168,5 @@ class TestTrigger:
         done, _ = await asyncio.wait([running], timeout=1.5)
         assert not done
         own_nats.start()
-        assert (await running)["status"] == "drained"
+        assert (await running)["status"] == "found"
         assert (await asyncio.to_thread(sensor.poke, {})).is_done

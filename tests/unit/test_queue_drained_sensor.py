@@ -96,4 +96,4 @@ def test_a_trigger_that_ends_without_a_result_fails_the_task() -> None:
     with pytest.raises(AirflowFailException, match=r"^JS113 gone$"):
         sensor().execute_complete({}, {"status": "error", "message": "JS113 gone"})
     found = {"queue": "queue", "drained": True}
-    assert sensor().execute_complete({}, {"status": "drained", "found": found}, later="more") == found
+    assert sensor().execute_complete({}, {"status": "found", "found": found}, later="more") == found
