@@ -12,6 +12,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from demo.filler import SHOP, dags_folder, filled
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.processes import Process
@@ -56,7 +57,8 @@ def run_demo(nats: NatsServer, folder: Path, *, keep: bool = False, python: str 
     :param python: the interpreter that has Airflow
     """
     connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
-    airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections={"nats_default": json.dumps(connection)})
+    dags = dags_folder(folder) if keep else ROOT / "example_dags"
+    airflow = Airflow(folder / "airflow", dags, connections={"nats_default": json.dumps(connection)})
     ledger = folder / "orders.jsonl"
     workers: list[Process] = []
     say("starting Airflow: API server, scheduler, DAG processor, triggerer")
@@ -83,7 +85,8 @@ def run_demo(nats: NatsServer, folder: Path, *, keep: bool = False, python: str 
             raise DemoError(failure(airflow, run_id))
         say(summary(airflow, run_id, ledger))
         if keep:
-            stay(airflow)
+            with filled(nats, folder):
+                stay(airflow)
     finally:
         for worker in workers:
             worker.terminate(10)
@@ -179,7 +182,9 @@ def stay(airflow: Airflow) -> None:
 
     :param airflow: the Airflow to look at
     """
+    airflow.unpause(SHOP)
     say(f"The Airflow UI is at {airflow.url}, user {airflow.user}, password admin. Ctrl-C stops it all.")
+    say(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a caller keep one of them busy.")
     while True:
         time.sleep(3600)
 

@@ -43,6 +43,7 @@ class Airflow(AirflowClient):
     :param parallelism: how many tasks run at once
     :param python: the interpreter that has Airflow
     :param template_db: a folder that keeps a migrated database, which saves the next Airflow the migration
+    :param path: of its ``base_url``, such as ``/team``
     """
 
     def __init__(
@@ -55,13 +56,14 @@ class Airflow(AirflowClient):
         parallelism: int = 4,
         python: str = sys.executable,
         template_db: Path | None = None,
+        path: str = "",
     ) -> None:
         self.home = home
         self.dags_folder = dags_folder
         self.python = python
         self.template_db = template_db
         self.port = free_port()
-        super().__init__(f"http://{LOOPBACK}:{self.port}")
+        super().__init__(f"http://{LOOPBACK}:{self.port}{path}")
         self._env = airflow_env(
             home=home,
             dags_folder=dags_folder,
@@ -69,6 +71,7 @@ class Airflow(AirflowClient):
             connections=connections or {},
             extra=env or {},
             parallelism=parallelism,
+            path=path,
         )
         self._components: dict[str, Process] = {}
 

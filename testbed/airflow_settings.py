@@ -29,6 +29,7 @@ def airflow_env(
     connections: Mapping[str, str],
     extra: Mapping[str, str],
     parallelism: int,
+    path: str = "",
 ) -> dict[str, str]:
     """
     Return the whole environment of the processes of an Airflow.
@@ -39,13 +40,14 @@ def airflow_env(
     :param connections: connection ids and the connections in JSON form
     :param extra: variables that win over all others
     :param parallelism: how many tasks run at once
+    :param path: of its ``base_url``
     """
     env = {
         name: value
         for name, value in os.environ.items()
         if not name.startswith(("AIRFLOW_", "_AIRFLOW_")) and name.lower() not in _PROXIES
     }
-    url = f"http://{LOOPBACK}:{port}"
+    url = f"http://{LOOPBACK}:{port}{path}"
     env |= {
         "AIRFLOW_HOME": str(home),
         "NO_PROXY": "*",

@@ -11,6 +11,7 @@ ROOT = Path(__file__).resolve().parent.parent
 _PATIENCE = 600.0
 
 _NEEDED_BY_WORKERS = {"nats-py": "nats-py[nkeys]", "pydantic": "pydantic", "pyyaml": "PyYAML"}
+_NEEDED_BY_EXECUTORS = ("numpy", "pyarrow", "pydantic", "pyyaml")
 
 
 def find_uv() -> Path:
@@ -55,11 +56,28 @@ def create_bare_environment(folder: Path) -> Path:
     :param folder: where
     :return: the environment's interpreter
     """
-    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
-    versions = {package["name"]: package.get("version") for package in lock["package"]}
+    versions = _locked_versions()
     needed = [f"{requirement}=={versions[name]}" for name, requirement in _NEEDED_BY_WORKERS.items()]
     python = create_environment(folder, Path(sys.executable), needed)
     return create_environment(folder, python, [str(ROOT)], with_dependencies=False)
+
+
+def executor_environment(folder: Path) -> Path:
+    """
+    Create an environment as Spark executors have it whose applications bring this package along.
+
+    :param folder: where
+    :return: the environment's interpreter
+    """
+    versions = _locked_versions()
+    return create_environment(
+        folder, Path(sys.executable), [f"{name}=={versions[name]}" for name in _NEEDED_BY_EXECUTORS]
+    )
+
+
+def _locked_versions() -> dict[str, str | None]:
+    lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
+    return {package["name"]: package.get("version") for package in lock["package"]}
 
 
 def _runs(command: list[str]) -> bool:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.connection import Connection
 
+ANY_QUEUE = "*"
 _ANY = frozenset({"*", ">"})
 _QUEUE_TOKEN = MAX_DELIVERIES.count(".") + 1
 _CONSUMER_FIELDS = (
@@ -38,7 +39,7 @@ class FoundDeadLetterQueue:
     """A stream that holds dead letters, or is meant to.
 
     :param name: the stream
-    :param queues: the work queues whose deaths it captures; ``*`` for any
+    :param queues: the work queues whose deaths it captures; :data:`ANY_QUEUE` for any
     :param marked: whether its metadata says that it is a dead letter queue
     :param messages: how many messages it holds
     """
@@ -59,7 +60,7 @@ async def find_dead_letter_queues(connection: Connection) -> list[FoundDeadLette
     found: list[FoundDeadLetterQueue] = []
     for info in await list_streams(connection):
         marked = is_marked(info["config"])
-        queues = {_queue_of(subject) for subject in info["config"].get("subjects") or [] if _tells_deaths(subject)}
+        queues = queues_told_of(info["config"])
         if marked or queues:
             name, messages = info["config"]["name"], info["state"]["messages"]
             found.append(FoundDeadLetterQueue(name, tuple(sorted(queues)), marked, messages))
@@ -101,6 +102,15 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         | {own.flag: True for own in reserved}
         | parts
     )
+
+
+def queues_told_of(config: Mapping[str, Any]) -> set[str]:
+    """Name the work queues of whose deaths a stream captures what the server tells.
+
+    :param config: the stream's configuration
+    :return: their names; :data:`ANY_QUEUE` for any
+    """
+    return {_queue_of(subject) for subject in config.get("subjects") or [] if _tells_deaths(subject)}
 
 
 def capturing_deaths(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
@@ -217,5 +227,5 @@ def _tells_deaths(subject: str) -> bool:
 
 def _queue_of(subject: str) -> str:
     tokens = subject.split(".")
-    token = tokens[_QUEUE_TOKEN] if len(tokens) > _QUEUE_TOKEN else "*"
-    return "*" if token in _ANY else token
+    token = tokens[_QUEUE_TOKEN] if len(tokens) > _QUEUE_TOKEN else ANY_QUEUE
+    return ANY_QUEUE if token in _ANY else token

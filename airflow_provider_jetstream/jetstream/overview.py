@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.discovery import capturing_deaths, is_marked, list_streams
+from airflow_provider_jetstream.jetstream.discovery import (
+    ANY_QUEUE,
+    capturing_deaths,
+    is_marked,
+    list_streams,
+    queues_told_of,
+)
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection import LeftOver, QueueHealth, inspect_consumers, tell_apart
 from airflow_provider_jetstream.jetstream.reading import at_once
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.connection import Connection
 
@@ -44,13 +51,17 @@ class QueueLook:
         return str(self.config["name"])
 
     @property
-    def position(self) -> tuple[Any, ...]:
-        """The same as long as nothing has become of any job, and nothing was said about any."""
-        consumers = self.health.consumers.values() if self.health else ()
+    def told(self) -> tuple[int, int, str]:
+        """The same as long as nothing was said about any death, and none was done away with."""
         told = self.letters["state"] if self.letters else {}
+        return (told.get("last_seq", 0), told.get("messages", 0), self.health.created if self.health else "")
+
+    @property
+    def position(self) -> tuple[Any, ...]:
+        """The same as long as nothing has become of any job, and nothing was said about any death."""
+        consumers = self.health.consumers.values() if self.health else ()
         return (
-            *(self.state["last_seq"], self.state["messages"], self.state.get("num_subjects", 0)),
-            *(told.get("last_seq"), told.get("messages")),
+            *(self.state["last_seq"], self.state["messages"], self.state.get("num_subjects", 0), self.told),
             *((each.name, each.created, each.filters, each.deliveries, each.pending) for each in consumers),
             *((each.in_flight, each.ack_floor) for each in consumers),
         )
@@ -67,11 +78,11 @@ async def look_over(connection: Connection, before: Mapping[str, QueueLook] | No
     """
     streams = await list_streams(connection)
     by_name = {info["config"]["name"]: info for info in streams}
-    configs = [info["config"] for info in streams]
+    tellers = _tellers(info["config"] for info in streams)
 
     async def look(info: Mapping[str, Any]) -> QueueLook | None:
         config, state = info["config"], info["state"]
-        capturing = capturing_deaths(configs, config["name"])
+        capturing = capturing_deaths([*tellers[config["name"]], *tellers[ANY_QUEUE]], config["name"])
         letters = by_name[capturing["name"]] if capturing else None
         try:
             found = QueueLook(config, state, letters, await inspect_consumers(connection, info), None)
@@ -84,6 +95,15 @@ async def look_over(connection: Connection, before: Mapping[str, QueueLook] | No
     queues = [info for info in streams if info["config"]["retention"] == "workqueue" and not is_marked(info["config"])]
     looks = [look for look in await at_once(look, queues) if look is not None]
     return sorted(looks, key=lambda each: each.name)
+
+
+def _tellers(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:
+    """Put the streams that capture deaths with the queues whose deaths those are: there may be many of both."""
+    tellers: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for config in configs:
+        for queue in queues_told_of(config):
+            tellers[queue].append(config)
+    return tellers
 
 
 async def _told_apart(connection: Connection, look: QueueLook, before: QueueLook | None) -> QueueLook:

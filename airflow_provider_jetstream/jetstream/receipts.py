@@ -44,6 +44,7 @@ class Receipt(BaseModel):
     :param archive_from: the archive's first sequence that their copies may have
     :param mark: where the ends of its jobs are found, as a dict
     :param runs: its jobs as index, sequence and count of each run; ``None`` where that isn't known
+    :param published: how many they are, where that is known; kept when it is closed
     :param closed: whether the task has nothing more to do
     """
 
@@ -58,6 +59,7 @@ class Receipt(BaseModel):
     archive_from: int = 1
     mark: dict[str, Any] = Field(default_factory=dict)
     runs: list[tuple[int, int, int]] | None = None
+    published: int | None = None
     closed: bool = False
 
 
@@ -128,7 +130,8 @@ class Receipts:
         runs = index_runs(report.sequences)
         receipt = await self._current()
         if receipt:
-            await self._write(receipt.model_copy(update={"runs": runs if len(runs) <= _MOST_RUNS else None}))
+            known = {"runs": runs if len(runs) <= _MOST_RUNS else None, "published": sum(count for *_, count in runs)}
+            await self._write(receipt.model_copy(update=known))
 
     async def close(self) -> None:
         """Record that the task has nothing more to do."""

@@ -9,6 +9,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.links.monitor import QueueLink
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,7 @@ class JetStreamProvisionOperator(BaseOperator):
     :return: one line per stream and consumer, saying what was done
     """
 
+    operator_extra_links = (QueueLink(),)
     template_fields: Sequence[str] = ("work_queue", "nats_conn_id")
     ui_color = "#d9ecf5"
 

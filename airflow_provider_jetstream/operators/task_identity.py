@@ -41,10 +41,23 @@ def run_key(context: Context) -> str:
     :param context: its context
     :return: one token, since run ids may hold dots and white space
     """
-    return sha256(json.dumps(list(_instance(context).values())).encode()).hexdigest()[:_KEY_DIGITS]
+    return instance_key(origin_of(context))
+
+
+def instance_key(origin: Origin) -> str:
+    """Give the key of a task whose context isn't at hand.
+
+    :param origin: the task
+    :return: what :func:`run_key` gives in the task itself
+    """
+    return sha256(json.dumps(list(_identity(origin).values())).encode()).hexdigest()[:_KEY_DIGITS]
 
 
 def _instance(context: Context) -> dict[str, Any]:
-    identity = asdict(origin_of(context))
+    return _identity(origin_of(context))
+
+
+def _identity(origin: Origin) -> dict[str, Any]:
+    identity = asdict(origin)
     del identity["round"]
     return identity

@@ -17,6 +17,7 @@ from airflow_provider_jetstream.jetstream.cancelling import cancel_stored
 from airflow_provider_jetstream.jetstream.completions import Mark, Tolerance, WaitReport, wait_for_jobs
 from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.jetstream.publishing import ranges
+from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
 from airflow_provider_jetstream.triggers.task_state import was_ended
 
@@ -50,6 +51,7 @@ class JobWaitingOperator(BaseOperator):
     :param nats_conn_id: the Airflow connection
     """
 
+    operator_extra_links = (QueueLink(), RunJobsLink(), RunLettersLink())
     retry_goes_on_waiting = True
 
     def __init__(

@@ -78,8 +78,34 @@ def fleet_nats() -> Iterator[NatsServer]:
 
 
 @pytest.fixture(scope="session")
+def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where Spark writes its event logs."""
+    return tmp_path_factory.mktemp("spark_events")
+
+
+@pytest.fixture(scope="session")
+def spark_conf(spark_events: Path) -> dict[str, str]:
+    """Properties of every application: little to start, since they run little."""
+    return {
+        "spark.driver.bindAddress": LOOPBACK,
+        "spark.driver.host": LOOPBACK,
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+        "spark.eventLog.compress": "false",
+        "spark.eventLog.dir": spark_events.as_uri(),
+        "spark.eventLog.enabled": "true",
+        "spark.sql.shuffle.partitions": "2",
+        "spark.ui.enabled": "false",
+    }
+
+
+@pytest.fixture(scope="session")
 def connections(
-    nats: NatsServer, token_nats: NatsServer, bare_nats: NatsServer, fleet_nats: NatsServer, secrets: Secrets
+    nats: NatsServer,
+    token_nats: NatsServer,
+    bare_nats: NatsServer,
+    fleet_nats: NatsServer,
+    secrets: Secrets,
+    spark_conf: dict[str, str],
 ) -> dict[str, dict[str, object]]:
     """Every connection of the tests by its id, as Airflow takes them in JSON form."""
     good = {"conn_type": "nats", "host": LOOPBACK, "port": nats.port, "login": "airflow", "password": secrets.password}
@@ -96,6 +122,8 @@ def connections(
         "nats_secret_in_host": good | {"host": f"nats://airflow:{secrets.in_host}@{LOOPBACK}"},
         "nats_unknown_extra": good | {"extra": {"tokn": secrets.in_extra}},
         "nats_two_ways": good | {"extra": {"token": secrets.token}},
+        "spark_default": {"conn_type": "spark", "host": "local[2]", "extra": {"conf": spark_conf}},
+        "spark_unreachable": {"conn_type": "spark", "host": f"spark://{LOOPBACK}", "port": free_port()},
     }
 
 
@@ -113,6 +141,7 @@ def airflow(connections: dict[str, dict[str, object]], tmp_path_factory: pytest.
         parallelism=16,
         # A dead triggerer is found out soon.
         env={
+            "DEAD_LETTER_REPORTS": str(folder / "reports"),
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": "nats_default,nats_fleet,nats_unreachable,nats_wrong_password",
             "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
             "AIRFLOW__JETSTREAM__MONITOR_PAYLOADS": "acting",

@@ -5,24 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import parse_qs, quote, urlsplit
 
 import httpx
 import pytest
 from airflow_steps import provisioned, succeeded, wait_for, wait_for_states
-from dags.waiting import queue as waiting_queue
+from dags.monitored import MONITORED
 
 from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connect, connection_settings
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from testbed.airflow_client import AirflowClient
 from testbed.letters import let_terminate
-from testbed.nats_server import NatsServer
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from testbed.airflow import Airflow
+    from testbed.nats_server import NatsServer
 
 SCRIPT = "<script>alert(1)</script>"
 QUEUE = "fleet"
@@ -127,7 +127,7 @@ def test_a_viewer_sees_and_may_not_act(airflow: Airflow, viewer: AirflowClient) 
 
 
 def test_the_cookie_of_the_browser_gets_in(airflow: Airflow) -> None:
-    with httpx.Client(trust_env=False, cookies={"_token": airflow.token}) as browser:
+    with httpx.Client(trust_env=False, cookies={"_token": airflow.token()}) as browser:
         answer = browser.get(f"{airflow.url}/jetstream/api/me")
         assert answer.status_code == 200, answer.text
         # The page triggers the DAG with it too.
@@ -147,7 +147,7 @@ def test_the_cookie_of_the_browser_gets_in(airflow: Airflow) -> None:
     ],
 )
 def test_a_foreign_page_counts_nothing(airflow: Airflow, headers: dict[str, str], status: int) -> None:
-    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.token}"} | {
+    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.token()}"} | {
         name: value.format(own=airflow.url) for name, value in headers.items()
     }
     url = f"{airflow.url}/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run"
@@ -243,8 +243,9 @@ def test_letters_are_counted_brought_back_and_gone_from_the_page(airflow: Airflo
     assert counted["conf"] == {"nats_conn_id": "nats_fleet", "queue": QUEUE, **asked}
     assert scanned(airflow, QUEUE)["total"] == before
     only_counted = airflow.trigger("jetstream_redrive", counted["conf"] | {"dry_run": True})
-    redrive = airflow.trigger("jetstream_redrive", counted["conf"] | {"why": "the customer is back"})
     succeeded(airflow, "jetstream_redrive", only_counted)
+    assert airflow.xcom("jetstream_redrive", only_counted, "redrive")["dry_run"] is True
+    redrive = airflow.trigger("jetstream_redrive", counted["conf"] | {"why": "the customer is back"})
     succeeded(airflow, "jetstream_redrive", redrive)
     assert airflow.xcom("jetstream_redrive", redrive, "redrive")["redriven"] == 2
     wait_for(lambda: scanned(airflow, QUEUE)["total"] == before - 2, "the letters to be gone from the page", 30)
@@ -280,20 +281,20 @@ def test_what_cannot_be_done_fails_at_once(airflow: Airflow, conf: dict[str, Any
 def test_the_jobs_of_a_task_are_found_while_it_waits(
     airflow: Airflow, viewer: AirflowClient, settings: ConnectionSettings
 ) -> None:
-    airflow.wait_for_dags("survives")
-    asyncio.run(provisioned(settings, waiting_queue("survives")))
-    run_id = airflow.trigger("survives", run_id="manual__2026-01-01T00:00:00+00:00")
-    wait_for_states(airflow, "survives", run_id, {"survives": "deferred"})
-    query = httpx.QueryParams({"dag_id": "survives", "run_id": run_id})
+    airflow.wait_for_dags("monitored")
+    asyncio.run(provisioned(settings, MONITORED))
+    run_id = airflow.trigger("monitored", run_id="manual__2026-01-01T00:00:00+00:00")
+    wait_for_states(airflow, "monitored", run_id, {"publish": "deferred"})
+    query = httpx.QueryParams({"dag_id": "monitored", "run_id": run_id})
+    wait_for(lambda: queue_of(airflow, "nats_default", "monitored"), "the queue in the snapshot")
     (line,) = get(viewer, f"api/jobs?{query}")["queues"]
-    assert (line["connection"], line["queue"], line["task_id"]) == ("nats_default", "survives", "survives")
+    assert (line["connection"], line["queue"], line["task_id"]) == ("nats_default", "monitored", "publish")
     assert (line["published"], line["ended"], line["stored"], line["letters"]) == (10, 0, 10, 0)
-    of_task = get(viewer, f"api/jobs?{query}&task_id=survives&map_index=-1")["queues"]
+    of_task = get(viewer, f"api/jobs?{query}&task_id=publish&map_index=-1")["queues"]
     assert of_task == [line]
-    path = f"dags/survives/dagRuns/{httpx.URL(path='/' + run_id).raw_path.decode()[1:]}/taskInstances/survives/links"
-    links = airflow.api("GET", path)["extra_links"]
+    links = airflow.api("GET", f"dags/monitored/dagRuns/{quote(run_id)}/taskInstances/publish/links")["extra_links"]
     assert links.keys() == {"JetStream queue", "JetStream jobs", "JetStream dead letters"}
     told = urlsplit(links["JetStream jobs"])
     assert told.path == "/plugin/jetstream"
     assert parse_qs(told.query)["run_id"] == [run_id]
-    assert parse_qs(told.query)["queue"] == ["survives"]
+    assert parse_qs(told.query)["queue"] == ["monitored"]

@@ -54,9 +54,7 @@ async def ever_stored(connection: Connection, queue: WorkQueue) -> int:
     return int((await stream_info(connection, queue.name))["state"]["last_seq"])
 
 
-async def test_a_late_try_publishes_nothing_twice_although_the_jobs_are_done(
-    connection: Connection, name: str
-) -> None:
+async def test_a_late_try_publishes_nothing_twice_although_the_jobs_are_done(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
     first = await publish_as_a_task(connection, queue, "abc")
     for job in await take(connection, queue, 3):
@@ -80,7 +78,7 @@ async def test_a_late_try_publishes_what_is_missing(connection: Connection, name
 
 
 @pytest.mark.parametrize("archive", [True, False])
-async def test_what_a_try_stored_that_was_cut_off_is_found(connection: Connection, name: str, archive: bool) -> None:
+async def test_what_a_try_stored_that_was_cut_off_is_found(connection: Connection, name: str, *, archive: bool) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW, archive=archive, consumer={"ack_wait": "30s"})
     await connection.client.jetstream().publish(f"{name}.jobs.other", b"somebody else's")
     await publish_as_a_task(connection, queue, "abc", cut_off=True)

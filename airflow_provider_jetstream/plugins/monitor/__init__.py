@@ -1,11 +1,48 @@
-"""The plugin through which Airflow's UI gets what this package adds to it."""
+"""The plugin through which Airflow's UI gets the page that shows the queues."""
 
 from __future__ import annotations
 
+from typing import Any, ClassVar
+
 from airflow.providers.common.compat.sdk import AirflowPlugin
+
+_PAGE = "jetstream"
+# Relative, so that they hold under a base_url with a path too.
+_RUN = f"{_PAGE}/?dag_id={{DAG_ID}}&run_id={{RUN_ID}}"
+_TASK = f"{_RUN}&task_id={{TASK_ID}}&map_index={{MAP_INDEX}}"
+
+_ICONS = {"icon": f"{_PAGE}/static/icon.svg", "icon_dark_mode": f"{_PAGE}/static/icon_dark.svg"}
 
 
 class JetStreamMonitorPlugin(AirflowPlugin):
-    """Registers the package's additions to the UI; every Airflow process loads it, so it imports nothing heavy."""
+    """Registers the page, and its views on DAG runs and task instances.
+
+    Every Airflow process loads it, so what serves the page is imported by the one that asks for it.
+    """
 
     name = "jetstream_monitor"
+    external_views: ClassVar[list[Any]] = [  # type: ignore[misc]
+        {
+            "name": "JetStream",
+            "href": f"{_PAGE}/",
+            "url_route": _PAGE,
+            "destination": "nav",
+            "category": "browse",
+            **_ICONS,
+        },
+        {"name": "JetStream jobs", "href": _RUN, "url_route": f"{_PAGE}_run", "destination": "dag_run", **_ICONS},
+        {
+            "name": "JetStream jobs",
+            "href": _TASK,
+            "url_route": f"{_PAGE}_task",
+            "destination": "task_instance",
+            **_ICONS,
+        },
+    ]
+
+    @property
+    def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The page's application, made when the API server asks for it."""
+        from airflow_provider_jetstream.plugins.monitor.app import make_app
+
+        return [{"app": make_app(), "url_prefix": f"/{_PAGE}", "name": "JetStream"}]

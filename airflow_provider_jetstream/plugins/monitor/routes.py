@@ -1,0 +1,177 @@
+"""The routes that give data; ``docs/monitor-api.md`` describes them."""
+
+from functools import cache
+from typing import Annotated
+
+from airflow.models.taskinstance import TaskInstance
+from airflow.utils.session import create_session
+from fastapi import APIRouter, Depends, Query, Request, Response
+from pydantic import ValidationError
+from sqlalchemy import select as sql_select
+
+from airflow_provider_jetstream import __version__
+from airflow_provider_jetstream.jetstream.dead_letters import GroupField, Selection
+from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
+from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
+from airflow_provider_jetstream.plugins.monitor.access import (
+    may_act,
+    payloads_hidden,
+    refusal,
+    require_acting,
+    require_own_origin,
+    require_run_access,
+)
+from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
+from airflow_provider_jetstream.plugins.monitor.lookout import Lookout
+from airflow_provider_jetstream.plugins.monitor.models import DryRunRequest, Me
+from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuestion
+
+router = APIRouter(prefix="/api")
+
+_QUEUE = "/queues/{connection}/{queue}"
+_MOST_INSTANCES = 1_000
+_LARGEST_REQUEST = 1024 * 1024
+_UNPROCESSABLE = 422
+
+
+@cache
+def lookout() -> Lookout:
+    """Give the one lookout of this process."""
+    return Lookout(monitor_settings())
+
+
+def selected(
+    reasons: Annotated[list[str] | None, Query()] = None,
+    error_class: str | None = None,
+    fingerprint: str | None = None,
+    traceback_digest: str | None = None,
+    subject: str | None = None,
+    consumer: str | None = None,
+    dag_id: str | None = None,
+    run_id: str | None = None,
+    task_id: str | None = None,
+    *,
+    parked: bool = False,
+) -> Selection:
+    """Read a selection from a query."""
+    given = {
+        "reasons": reasons,
+        "error_class": error_class,
+        "fingerprint": fingerprint,
+        "traceback_digest": traceback_digest,
+        "subject": subject,
+        "consumer": consumer,
+        "dag_id": dag_id,
+        "run_id": run_id,
+        "task_id": task_id,
+    }
+    return Selection.of({name: value for name, value in given.items() if value} | {"parked": parked})
+
+
+def grouped(group_by: Annotated[list[str] | None, Query()] = None) -> tuple[GroupField, ...]:
+    """Read from a query what letters of a group share."""
+    return group_fields(group_by or BY_CAUSE)
+
+
+Selected = Annotated[Selection, Depends(selected)]
+Hidden = Annotated[bool, Depends(payloads_hidden)]
+
+
+@router.get("/me")
+def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden) -> Me:
+    """Tell what the one who asks may do."""
+    settings = monitor_settings()
+    return Me(
+        may_act=acting,
+        payloads=not hidden,
+        dag_id=settings.redrive_dag,
+        refresh_seconds=settings.refresh,
+        connections=list(settings.connections),
+        version=__version__,
+    )
+
+
+@router.get("/snapshot")
+async def snapshot(connection: str | None = None) -> Response:
+    """Tell of all queues."""
+    return _json(await lookout().snapshot(connection))
+
+
+@router.get(_QUEUE)
+async def queue_detail(connection: str, queue: str) -> Response:
+    """Tell of one queue."""
+    return _json(await lookout().queue(connection, queue))
+
+
+@router.get(f"{_QUEUE}/groups")
+async def groups(
+    connection: str, queue: str, selection: Selected, group_by: Annotated[tuple[GroupField, ...], Depends(grouped)]
+) -> Response:
+    """Tell of a queue's dead letters, put together."""
+    return _json(await lookout().groups(connection, queue, selection, group_by))
+
+
+@router.get(f"{_QUEUE}/letters")
+async def letters(
+    connection: str,
+    queue: str,
+    selection: Selected,
+    hidden: Hidden,
+    after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Response:
+    """Tell of some of a queue's dead letters."""
+    return _json(await lookout().letters(connection, queue, selection, after, limit, hidden=hidden))
+
+
+@router.get(f"{_QUEUE}/letters/{{sequence}}")
+async def letter(connection: str, queue: str, sequence: int, hidden: Hidden) -> Response:
+    """Tell all of one dead letter."""
+    return _json(await lookout().letter(connection, queue, sequence, hidden=hidden))
+
+
+@router.post(f"{_QUEUE}/dry-run", dependencies=[Depends(require_own_origin), Depends(require_acting)])
+async def dry_run(connection: str, queue: str, request: Request) -> Response:
+    """Count what would be done."""
+    # Read here rather than by the framework, which would answer what isn't JSON before it asks who sent it.
+    asked = await _body(request)
+    return _json(await lookout().dry_run(connection, queue, Selection.of(asked.select), asked.action))
+
+
+def questioned(
+    dag_id: str, run_id: str, task_id: str | None = None, map_index: Annotated[int | None, Query(ge=-1)] = None
+) -> TaskQuestion:
+    """Read from a query whose jobs are asked about, and from Airflow which instances those are."""
+    statement = sql_select(TaskInstance.task_id, TaskInstance.map_index).where(
+        TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
+    )
+    if task_id is not None:
+        statement = statement.where(TaskInstance.task_id == task_id)
+    if map_index is not None:
+        statement = statement.where(TaskInstance.map_index == map_index)
+    with create_session() as session:
+        rows = session.execute(statement.limit(_MOST_INSTANCES)).all()
+    return TaskQuestion(dag_id, run_id, task_id, map_index, tuple((row[0], row[1]) for row in rows))
+
+
+@router.get("/jobs", dependencies=[Depends(require_run_access)])
+async def jobs(question: Annotated[TaskQuestion, Depends(questioned)]) -> Response:
+    """Tell of the jobs of a DAG run, or of one of its tasks."""
+    return _json(await lookout().jobs(question))
+
+
+async def _body(request: Request) -> DryRunRequest:
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _LARGEST_REQUEST:
+            raise refusal(413, "request", f"expected a body of at most {_LARGEST_REQUEST} bytes, found a larger one")
+    try:
+        return DryRunRequest.model_validate_json(body)
+    except ValidationError as error:
+        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
+        raise refusal(_UNPROCESSABLE, "request", told) from None
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

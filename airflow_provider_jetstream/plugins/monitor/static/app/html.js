@@ -1,0 +1,9 @@
+/** The one place that knows which library draws: Preact with htm, without a build step. */
+
+import { Component, createContext, h, render } from "../vendor/preact.js";
+import htm from "../vendor/htm.js";
+
+export { useContext, useEffect, useLayoutEffect, useMemo, useRef, useState } from "../vendor/preact-hooks.js";
+export { Component, createContext, render };
+
+export const html = htm.bind(h);

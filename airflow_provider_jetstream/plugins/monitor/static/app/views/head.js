@@ -1,0 +1,48 @@
+/** What all views of one queue begin with: its name, how it is, and the way to its parts. */
+
+import { getQueue } from "../api.js";
+import { count } from "../format.js";
+import { html } from "../html.js";
+import { ServerState, Stale } from "../parts.js";
+import { usePoll } from "../polling.js";
+import { groupsAddress, queueAddress } from "../routing.js";
+import { useMe } from "../session.js";
+import { StateBadge, deadOf } from "../state.js";
+
+/** @returns {ReturnType<typeof usePoll>} one queue, live */
+export function useQueue(connection, queue) {
+  const me = useMe();
+  return usePoll((signal) => getQueue(connection, queue, signal), me.refresh_seconds, `${connection}/${queue}`);
+}
+
+/**
+ * @param {object} props
+ * @param {"overview" | "dead" | "parked"} props.tab where one is
+ */
+export function QueueHead({ connection, queue, poll, tab }) {
+  const numbers = poll.data?.numbers;
+  const tabs = [
+    ["overview", "Overview", queueAddress(connection, queue), null],
+    ["dead", "Dead letters", groupsAddress(connection, queue), numbers && deadOf(numbers)],
+    ["parked", "Parked", groupsAddress(connection, queue, { parked: "true" }), numbers?.letters?.parked],
+  ];
+  return html`
+    <div class="queue-head">
+      <h1 class="title">${queue} <span class="aside">${connection}</span></h1>
+      ${numbers && html`<${StateBadge} numbers=${numbers} />`}
+    </div>
+    <nav class="tabs" aria-label="Parts of the queue">
+      ${tabs.map(
+        ([name, label, to, amount]) => html`<a key=${name} href=${to} aria-current=${name === tab ? "page" : undefined}>
+          ${label}${amount != null && html` <span class="pill ${amount && name === "dead" ? "bad" : ""}">${count(amount)}</span>`}
+        </a>`,
+      )}
+    </nav>
+    <${Stale} poll=${poll} />
+    ${
+      poll.data &&
+      html`<${ServerState} connection=${connection} state=${poll.data.state} problem=${poll.data.problem}
+        age=${poll.data.age_seconds} />`
+    }
+  `;
+}

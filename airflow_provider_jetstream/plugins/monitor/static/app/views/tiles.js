@@ -1,0 +1,33 @@
+/** All queues together, in the order in which an on-call person asks. */
+
+import { count, counted, rate } from "../format.js";
+import { html } from "../html.js";
+import { deadOf } from "../state.js";
+
+const sum = (queues, of) => queues.reduce((total, queue) => total + (of(queue) ?? 0), 0);
+
+/** @param {{queues: object[]}} props */
+export function Tiles({ queues }) {
+  const having = (state) => queues.filter((queue) => queue.state === state).length;
+  const stuck = having("stuck") + queues.filter((queue) => queue.problem && queue.state !== "stuck").length;
+  const dead = sum(queues, deadOf);
+  const uncertain = sum(queues, (queue) => queue.letters?.uncertain);
+  const out = sum(queues, (queue) => queue.out_per_second);
+  const into = sum(queues, (queue) => queue.in_per_second);
+  return html`
+    <dl class="tiles">
+      <${Tile} name="Flowing" value=${rate(out)} note=${`${rate(into)} in, ${counted(having("working"), "queue")} working`} tone=${out ? "good" : ""} />
+      <${Tile} name="Stuck" value=${stuck} note=${stuck ? "nobody asks for the jobs" : "somebody asks for every job"} tone=${stuck ? "bad" : ""} />
+      <${Tile} name="Pending" value=${count(sum(queues, (queue) => queue.pending))} note=${`${count(sum(queues, (queue) => queue.in_flight))} in flight`} />
+      <${Tile} name="Dead letters" value=${count(dead)} note=${uncertain ? `${count(uncertain)} more may be dead` : "none in doubt"} tone=${dead ? "bad" : ""} />
+      <${Tile} name="Parked" value=${count(sum(queues, (queue) => queue.letters?.parked))} note="out of circulation" />
+    </dl>
+  `;
+}
+
+const Tile = ({ name, value, note, tone = "" }) => html`
+  <div class="tile ${tone}">
+    <dt>${name}</dt>
+    <dd><strong>${value}</strong><span>${note}</span></dd>
+  </div>
+`;

@@ -1,0 +1,164 @@
+"""Run the DAG ``dead_letter_pipeline`` with Spark on this machine, and show what became of a store's dead letters."""
+
+import asyncio
+import json
+import os
+import shutil
+import signal
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from demo.__main__ import ROOT, DemoError, duration, say
+from testbed.airflow import Airflow, AirflowNotReadyError
+from testbed.nats_server import NatsServer
+from testbed.queues import eventually
+from testbed.table import table
+from testbed.workers import start_worker
+
+if TYPE_CHECKING:
+    from testbed.processes import Process
+
+DAG_ID = "dead_letter_pipeline"
+QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"
+TASKS = ("scan", "report", "redrive")
+TIMEOUT = 900.0
+MALFORMED, BUSY, POISON = 60, 30, 10
+
+
+def main() -> int:
+    """Run the demo; the exit status is 0 only if every letter that can be mended was done once."""
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-spark-"))
+    try:
+        with NatsServer(folder / "nats") as nats:
+            say(f"nats-server {nats.version} listens on {nats.url}")
+            run_demo(nats, folder)
+    except (AirflowNotReadyError, DemoError, TimeoutError) as error:
+        say(f"FAILED: {error}\nThe logs are in {folder}")
+        return 1
+    shutil.rmtree(folder, ignore_errors=True)
+    return 0
+
+
+def run_demo(nats: NatsServer, folder: Path) -> None:
+    """
+    Have orders die, run the DAG once and show the result.
+
+    :param nats: a running server
+    :param folder: for everything that is written
+    """
+    ledger = folder / "store.jsonl"
+    connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
+    airflow = Airflow(
+        folder / "airflow",
+        ROOT / "example_dags",
+        connections={"nats_default": json.dumps(connection)},
+        env={"DEAD_LETTER_REPORTS": str(folder / "reports")},
+    )
+    worker: Process | None = None
+    try:
+        asyncio.run(publish(nats))
+        env = {**os.environ, "NATS_URL": nats.url, "STORE_LEDGER": str(ledger), "PYTHONPATH": str(ROOT)}
+        worker = start_worker(
+            "store", queue=QUEUE, consumer="till", handler="example_workers.store:process", env=env, logs=folder
+        )
+        say(f"{MALFORMED + BUSY + POISON} orders that can't be done, and a worker that tries")
+        asyncio.run(wait_for_letters(nats, MALFORMED + BUSY + POISON))
+        say("all are dead letters; starting Airflow, whose schedule begins a run")
+        airflow.start(DAG_ID)
+        run_id = first_run(airflow)
+        run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT)
+        if run["state"] != "success":
+            raise DemoError(failure(airflow, run_id))
+        say(summary(airflow, run_id, ledger))
+    finally:
+        if worker:
+            worker.terminate(10)
+        airflow.stop()
+
+
+async def publish(nats: NatsServer) -> None:
+    """
+    Publish orders of which each fails in its way.
+
+    :param nats: the server
+    """
+    malformed = [{"id": number, "amount": f"{number},50", "bank": "quick"} for number in range(MALFORMED)]
+    busy = [{"id": MALFORMED + number, "amount": number, "bank": "slow"} for number in range(BUSY)]
+    bodies = [*(json.dumps(order).encode() for order in (*malformed, *busy)), *[b"no order"] * POISON]
+    async with connect(connection_settings({"servers": (nats.url,)})) as connection:
+        await provision(connection, WorkQueue.load(QUEUE))
+        for body in bodies:
+            await connection.client.jetstream().publish("store.orders.new", body)
+
+
+async def wait_for_letters(nats: NatsServer, count: int) -> None:
+    """
+    Wait until the worker has given up.
+
+    :param nats: the server
+    :param count: how many dead letters there will be
+    """
+    async with connect(connection_settings({"servers": (nats.url,)})) as connection:
+
+        async def dead() -> bool:
+            return len((await find_dead_letters(connection, WorkQueue.load(QUEUE))).letters) == count
+
+        await eventually(dead, 120)
+
+
+def first_run(airflow: Airflow) -> str:
+    """
+    Give the run that the schedule began when the DAG was unpaused, or begin one.
+
+    :param airflow: where it runs
+    """
+    runs = airflow.runs(DAG_ID)
+    return str(runs[0]["dag_run_id"]) if runs else airflow.trigger(DAG_ID)
+
+
+def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
+    """
+    Count what happened to the letters, from the tasks' results and from what the worker wrote down.
+
+    :param airflow: where the DAG ran
+    :param run_id: the run
+    :param ledger: what the worker wrote down
+    """
+    report, redrive = (airflow.xcom(DAG_ID, run_id, name) for name in ("report", "redrive"))
+    done = [json.loads(line)["id"] for line in ledger.read_text().splitlines()]
+    counts: list[tuple[str, Any]] = [
+        ("dead letters reported on", report["letters"]),
+        ("causes", report["causes"]),
+        ("redriven", redrive["redriven"]),
+        ("completed after redrive", redrive["completed"]),
+        ("done twice", len(done) - len(set(done))),
+    ]
+    tasks = {task["task_id"]: task for task in airflow.task_instances(DAG_ID, run_id)}
+    seconds = [(name, f"{duration(tasks[name]):.1f}") for name in TASKS]
+    shown = f"{table(('letters', 'count'), counts)}\n\n{table(('task', 'seconds'), seconds)}\n"
+    if redrive["completed"] != MALFORMED + BUSY or len(done) != len(set(done)):
+        raise DemoError(f"not every letter that can be mended was done exactly once:\n{shown}")
+    return f"\n{shown}"
+
+
+def failure(airflow: Airflow, run_id: str) -> str:
+    """
+    Say which task failed and why.
+
+    :param airflow: where the DAG ran
+    :param run_id: the run
+    """
+    failed = [task["task_id"] for task in airflow.task_instances(DAG_ID, run_id) if task["state"] == "failed"]
+    logs = "\n".join(f"--- {task}\n{airflow.task_log(DAG_ID, run_id, task)[-3000:]}" for task in failed)
+    return f"the run ended without success; failed tasks: {', '.join(failed) or 'none'}\n{logs}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""A real Airflow with the monitor, real servers behind it, and Debian's Chromium in front of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from playwright.sync_api import Browser, Playwright, expect, sync_playwright
+from ui_browsing import Browsing
+from ui_steps import ROOT, STORE, blocking, letters_of
+
+from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from testbed.airflow import Airflow
+from testbed.nats_server import NatsServer
+from testbed.ports import LOOPBACK
+from testbed.workers import start_worker
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+_ORDERS = 9
+# Airflow's own pages take their time where two cores do everything.
+expect.set_options(timeout=30_000)
+
+
+@pytest.fixture(scope="session")
+def nats() -> Iterator[NatsServer]:
+    """The server of these tests, in place of the one of all others: the example DAGs' streams have fixed names."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def settings(nats: NatsServer) -> ConnectionSettings:
+    return connection_settings({"servers": (nats.url,), "timeout": 5})
+
+
+@pytest.fixture(scope="session")
+def fragile_nats() -> Iterator[NatsServer]:
+    """A server that tests stop and start."""
+    with NatsServer() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def airflow(nats: NatsServer, fragile_nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+    folder = tmp_path_factory.mktemp("airflow")
+    # Not the scheduled DAG, which would bring the store's letters back by itself.
+    shutil.copytree(ROOT / "example_dags" / "queues", folder / "dags" / "example_dags" / "queues")
+    shutil.copy(ROOT / "example_dags" / "jetstream_redrive.py", folder / "dags" / "example_dags")
+    shutil.copytree(Path(__file__).parent / "dags", folder / "dags" / "ui")
+    connections = {
+        name: json.dumps({"conn_type": "nats", "host": LOOPBACK, "port": server.port})
+        for name, server in {"nats_default": nats, "nats_fragile": fragile_nats}.items()
+    }
+    instance = Airflow(
+        folder / "home",
+        folder / "dags",
+        connections=connections,
+        env={
+            "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": ", ".join(connections),
+            "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
+        },
+        # Where the page has to live with relative addresses only.
+        path="/team",
+    )
+    instance.start("shop", "jetstream_redrive", timeout=300)
+    yield instance
+    instance.stop()
+
+
+@pytest.fixture(scope="session")
+def shop(airflow: Airflow, settings: ConnectionSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The run of the DAG that published the store's orders, all of which are dead letters when this is given."""
+    run_id = airflow.trigger("shop")
+    run = airflow.wait_for_run("shop", run_id, timeout=300)
+    assert run["state"] == "success", airflow.task_instances("shop", run_id)
+    worker = start_worker(
+        "till",
+        queue=STORE,
+        consumer="till",
+        handler="example_workers.store:process",
+        env={**os.environ, "NATS_URL": settings.servers[0], "PYTHONPATH": str(ROOT)},
+        logs=tmp_path_factory.mktemp("workers"),
+        concurrency=4,
+    )
+    try:
+        blocking(letters_of(settings, WorkQueue.load(STORE), _ORDERS))
+        yield run_id
+    finally:
+        worker.terminate(10)
+
+
+@pytest.fixture(scope="session")
+def playwright() -> Iterator[Playwright]:
+    with sync_playwright() as started:
+        yield started
+
+
+@pytest.fixture(scope="session")
+def browser(playwright: Playwright) -> Iterator[Browser]:
+    binary = shutil.which("chromium")
+    if binary is None:
+        raise pytest.UsageError("expected Chromium, found none: run 'make chromium', or install the package chromium")
+    # Tests run as root in containers, where Chromium has no sandbox of its own.
+    launched = playwright.chromium.launch(executable_path=binary, args=["--no-sandbox"])
+    yield launched
+    launched.close()
+
+
+@pytest.fixture
+def browsing(browser: Browser, airflow: Airflow) -> Iterator[Browsing]:
+    """Opens pages; the test fails where one of them complained."""
+    opened = Browsing(browser, airflow.url)
+    yield opened
+    opened.close()

@@ -1,0 +1,141 @@
+"""Counting, redriving and parking, as who may and as who may not."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+from ui_browsing import PHONE, picture, row
+from ui_steps import unlucky
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+    from ui_browsing import Browsing
+
+    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from testbed.airflow import Airflow
+
+STORE = "#/queues/nats_default/store"
+DAG = "jetstream_redrive"
+SLOW = 60_000
+
+
+def test_who_may_only_look_sees_everything_and_can_do_nothing(browsing: Browsing, shop: str) -> None:
+    page = browsing.open(f"{STORE}/dead", user="viewer")
+    expect(row(page, "BankBusyError")).to_contain_text("6")
+    buttons = page.get_by_role("button", name=re.compile("Redrive|Park|Requeue"))
+    expect(buttons).to_have_count(3)
+    for button in buttons.all():
+        expect(button).to_be_disabled()
+    expect(page.get_by_text(f"permission to trigger the DAG {DAG}")).to_be_visible()
+    page.get_by_role("link", name="Show 6 letters").click()
+    page.locator("th.head a").first.click()
+    expect(page.get_by_label("Payload", exact=True)).to_contain_text('"bank": "slow"')
+    expect(page.get_by_role("button", name="Redrive")).to_be_disabled()
+
+
+def test_keys_alone_park_a_group(browsing: Browsing, settings: ConnectionSettings, airflow: Airflow) -> None:
+    with unlucky(settings, "returns"):
+        park_with_keys(browsing.open("#/queues"))
+    assert airflow.runs(DAG)[-1]["conf"]["why"] == "for a person to look at"
+
+
+def park_with_keys(page: Page) -> None:
+    """Find the malformed orders, look what parking them would do, and park them."""
+    tab_to(page, "link", "returns")
+    page.keyboard.press("Enter")
+    expect(page.get_by_role("heading", name="Consumers")).to_be_visible()
+    tab_to(page, "link", "Dead letters")
+    page.keyboard.press("Enter")
+    expect(row(page, "MalformedOrderError")).to_be_visible()
+    tab_to(page, "button", "Park 2 letters")
+    assert page.evaluate("getComputedStyle(document.activeElement).outlineStyle") == "solid"
+    page.keyboard.press("Enter")
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("2 letters match now")
+    expect(dialog.get_by_label("Why")).to_be_focused()
+    page.keyboard.press("Escape")
+    expect(dialog).to_be_hidden()
+    assert "Park 2 letters" in str(page.evaluate("document.activeElement.ariaLabel"))
+    page.keyboard.press("Enter")
+    expect(dialog).to_contain_text("2 letters match now")
+    page.keyboard.type("for a person to look at")
+    tab_to(page, "button", "Park 2 letters", at_most=4)
+    page.keyboard.press("Enter")
+    expect(page.get_by_text("2 letters of returns parked")).to_be_visible(timeout=SLOW)
+    expect(row(page, "MalformedOrderError")).to_have_count(0)
+    tab_to(page, "link", "Parked")
+    page.keyboard.press("Enter")
+    expect(row(page, "MalformedOrderError")).to_contain_text("2")
+    row(page, "MalformedOrderError").get_by_role("link").click()
+    page.locator("th.head a").first.click()
+    expect(page.get_by_text("for a person to look at").first).to_be_visible()
+
+
+def test_letters_are_counted_redriven_and_gone(
+    browsing: Browsing, settings: ConnectionSettings, airflow: Airflow
+) -> None:
+    with unlucky(settings, "refunds"):
+        page = browsing.open("#/queues/nats_default/refunds/dead")
+        redrive_the_busy(page)
+    run = airflow.runs(DAG)[-1]
+    assert (run["triggering_user_name"], run["conf"]["rate"]) == ("admin", 20)
+    page.get_by_role("link", name=f"run of {DAG}").click()
+    expect(page).to_have_url(re.compile(f"/dags/{DAG}/runs/"))
+
+
+def redrive_the_busy(page: Page) -> None:
+    """Redrive the orders whose bank was busy."""
+    row(page, "BankBusyError").get_by_role("button", name="Redrive 4 letters").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("4 letters match now")
+    expect(dialog).to_contain_text("BankBusyError")
+    picture(page, "redrive")
+    dialog.get_by_label("Why").fill("the bank is back")
+    dialog.get_by_label("letters a second").fill("20")
+    dialog.get_by_role("button", name="Redrive 4 letters").click()
+    expect(dialog).to_be_hidden()
+    notice = page.locator(".run")
+    expect(notice).to_have_attribute("data-state", re.compile("queued|running"))
+    expect(page.get_by_text("4 letters of refunds redriven")).to_be_visible(timeout=SLOW)
+    expect(row(page, "BankBusyError")).to_have_count(0)
+    expect(row(page, "MalformedOrderError")).to_be_visible()
+    picture(page, "redriven")
+
+
+def test_nothing_is_done_where_nothing_matches(browsing: Browsing, shop: str) -> None:
+    page = browsing.open(f"{STORE}/letters?reasons=deadline")
+    expect(page.get_by_text("No letter matches")).to_be_visible()
+    page.goto(f"{browsing.url}/jetstream/{STORE}/dead")
+    page.get_by_role("button", name="Requeue in place").click()
+    dialog = page.get_by_role("dialog")
+    expect(dialog).to_contain_text("Pause the consumers")
+    dialog.get_by_role("button", name="Cancel").click()
+    expect(dialog).to_be_hidden()
+
+
+def test_a_phone_is_enough_to_redrive(browsing: Browsing, shop: str) -> None:
+    page = browsing.open("#/queues", viewport=PHONE, has_touch=True, is_mobile=True)
+    for address in ("", "/nats_default/store", "/nats_default/store/dead", "/nats_default/store/letters"):
+        page.goto(f"{browsing.url}/jetstream/#/queues{address}")
+        expect(page.get_by_role("table").first).to_be_visible()
+        assert page.evaluate("document.documentElement.scrollWidth") <= PHONE["width"]
+        picture(page, f"phone-{address.rpartition('/')[2] or 'queues'}", whole=True)
+    page.goto(f"{browsing.url}/jetstream/{STORE}/dead")
+    page.get_by_role("button", name="Redrive all of them").tap()
+    expect(page.get_by_role("dialog")).to_contain_text("match")
+    box = page.get_by_role("dialog").bounding_box()
+    assert box is not None
+    assert 0 <= box["x"] <= box["x"] + box["width"] <= PHONE["width"]
+
+
+def tab_to(page: Page, role: str, name: str, *, at_most: int = 60) -> None:
+    """Press Tab until an element has the focus."""
+    wanted = page.get_by_role(role, name=re.compile(f"^{name}"))  # type: ignore[arg-type]
+    expect(wanted.first).to_be_visible()
+    for _ in range(at_most):
+        page.keyboard.press("Tab")
+        if any(each.evaluate("element => element === document.activeElement") for each in wanted.all()):
+            return
+    raise AssertionError(f"{role} {name} can't be reached with the Tab key")

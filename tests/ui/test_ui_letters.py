@@ -1,0 +1,104 @@
+"""Dead letters: groups, the letters of one, one letter, and the way back to the task that made it."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+from ui_browsing import cell, picture, row
+
+if TYPE_CHECKING:
+    from ui_browsing import Browsing
+
+STORE = "#/queues/nats_default/store"
+
+
+def test_from_a_group_to_a_letter_to_the_task_that_published_it(browsing: Browsing, shop: str) -> None:
+    page = browsing.open()
+    expect(cell(page, "store", "Dead")).to_contain_text("9")
+    picture(page, "queues")
+    cell(page, "store", "Dead").get_by_role("link").click()
+    expect(row(page, "BankBusyError")).to_contain_text("6")
+    expect(row(page, "MalformedOrderError")).to_contain_text("2")
+    expect(row(page, "terminated")).to_contain_text("1")
+    picture(page, "dead-letters")
+    row(page, "BankBusyError").get_by_role("link", name="Show 6 letters").click()
+    expect(page.get_by_role("list", name="Filter")).to_contain_text("BankBusyError")
+    expect(page.get_by_role("table", name="Letters").locator("tbody tr")).to_have_count(6)
+    expect(row(page, "shop.publish")).to_have_count(6)
+    picture(page, "letters")
+    page.locator("th.head a").first.click()
+    expect(page.get_by_role("heading", name="Payload")).to_be_visible()
+    expect(page.get_by_label("Payload", exact=True)).to_contain_text('"bank": "slow"')
+    expect(row(page, "Airflow-Dag-Id")).to_contain_text("shop")
+    picture(page, "letter", whole=True)
+    page.get_by_role("link", name="shop.publish").click()
+    expect(page).to_have_url(re.compile(r"/dags/shop/runs/.+/tasks/publish"))
+    expect(page.get_by_text("publish").first).to_be_visible()
+
+
+def test_inside_airflow_links_lead_to_airflow_and_back(browsing: Browsing, shop: str) -> None:
+    page = browsing.open("plugin/jetstream", airflow=True)
+    frame = page.frame_locator("iframe")
+    frame.locator("tr").filter(has_text="store").get_by_role("link", name="store", exact=True).click()
+    frame.get_by_role("navigation", name="Parts of the queue").get_by_role("link", name="Dead letters").click()
+    frame.get_by_role("link", name="Show 6 letters").click()
+    picture(page, "inside-airflow")
+    frame.get_by_role("link", name="shop.publish").first.click()
+    expect(page).to_have_url(re.compile(r"/dags/shop/runs/.+/tasks/publish"))
+    expect(page.get_by_role("link", name="JetStream jobs").first).to_be_visible()
+    page.go_back()
+    expect(frame.get_by_role("table", name="Letters")).to_be_visible()
+    # The address in Airflow's own bar leads here again.
+    page.reload()
+    expect(frame.get_by_role("table", name="Letters")).to_be_visible()
+
+
+def test_letters_come_in_pages_and_filters_can_be_dropped(browsing: Browsing, shop: str) -> None:
+    page = browsing.open(f"{STORE}/dead")
+    page.get_by_label("Fingerprint").uncheck()
+    page.get_by_label("Subject").check()
+    expect(row(page, "store.orders.web")).to_have_count(3)
+    expect(page).to_have_url(re.compile("group_by=subject"))
+    page.reload()
+    expect(page.get_by_label("Fingerprint")).not_to_be_checked()
+    expect(row(page, "store.orders.web")).to_have_count(3)
+    expect(row(page, "terminated")).to_contain_text("JSONDecodeError")
+    page.goto(f"{browsing.url}/jetstream/{STORE}/letters?reasons=terminated&subject=store.orders.*")
+    letters = page.get_by_role("table", name="Letters").locator("tbody tr")
+    expect(letters).to_have_count(1)
+    page.get_by_role("link", name="Drop the filter on reason").click()
+    expect(letters).to_have_count(9)
+    expect(page.get_by_role("button", name="Next")).to_be_disabled()
+    expect(page.get_by_role("button", name="Previous")).to_be_disabled()
+
+
+def test_a_payload_is_text_and_nothing_else(browsing: Browsing, shop: str) -> None:
+    page = browsing.open(f"{STORE}/letters?reasons=terminated")
+    page.locator("th.head a").first.click()
+    expect(page.get_by_label("Payload", exact=True)).to_contain_text(
+        "</pre><script>window.stolen = 1; alert(1)</script><img"
+    )
+    page.goto(f"{browsing.url}/jetstream/{STORE}/letters?error_class=example_workers.store.MalformedOrderError")
+    page.locator("th.head a").first.click()
+    expect(page.get_by_label("Payload", exact=True)).to_contain_text("<script>window.stolen = 1; alert(1)</script>")
+    page.wait_for_timeout(300)
+    assert page.evaluate("window.stolen") is None
+    assert not page.locator("pre script, pre img").count()
+
+
+def test_the_jobs_of_a_run_and_of_a_task(browsing: Browsing, shop: str) -> None:
+    page = browsing.open(f"?dag_id=shop&run_id={shop.replace('+', '%2B')}&task_id=publish&map_index={{MAP_INDEX}}")
+    expect(page.get_by_role("heading", name="Jobs of this task")).to_be_visible()
+    expect(cell(page, "store", "Jobs")).to_have_text("9")
+    expect(cell(page, "store", "Dead")).to_have_text("9")
+    picture(page, "jobs")
+    cell(page, "store", "Dead").get_by_role("link").click()
+    expect(page.get_by_role("list", name="Filter")).to_contain_text("publish")
+    expect(row(page, "BankBusyError")).to_contain_text("6")
+    page = browsing.open(f"dags/shop/runs/{shop.replace('+', '%2B')}", airflow=True)
+    page.get_by_role("link", name="JetStream jobs").click()
+    frame = page.frame_locator("iframe")
+    expect(frame.get_by_role("heading", name="Jobs of this run")).to_be_visible()
+    expect(frame.get_by_role("link", name="9 letters")).to_be_visible()

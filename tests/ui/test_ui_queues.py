@@ -1,0 +1,114 @@
+"""The first view: queues fill and drain before one's eyes, and a server that goes away comes back by itself."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from playwright.sync_api import expect
+from ui_browsing import cell, picture, row
+from ui_steps import blocking, with_connection, working
+
+from airflow_provider_jetstream.jetstream.connection import connection_settings
+from testbed.queues import make_queue, put
+
+if TYPE_CHECKING:
+    from ui_browsing import Browsing
+
+    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from testbed.nats_server import NatsServer
+
+
+def test_a_queue_fills_and_drains_before_ones_eyes(browsing: Browsing, settings: ConnectionSettings) -> None:
+    queue = blocking(with_connection(settings, make_queue, "parcels", max_msgs=40))
+    page = browsing.open()
+    expect(cell(page, "parcels", "Pending")).to_have_text("0")
+    expect(cell(page, "parcels", "State")).to_have_text("Idle")
+    blocking(with_connection(settings, put, queue, ["a parcel"] * 37))
+    expect(cell(page, "parcels", "Pending")).to_have_text("37")
+    expect(cell(page, "parcels", "State")).to_have_text("Stuck")
+    expect(cell(page, "parcels", "Limit")).to_have_text("93 %")
+    page.get_by_role("link", name="parcels", exact=True).click()
+    expect(page.get_by_role("heading", name="parcels")).to_be_visible()
+    expect(page.get_by_text("none asks")).to_be_visible()
+    with working(settings, queue):
+        expect(page.locator(".tile").filter(has_text="Pending").locator("strong")).to_have_text("0")
+        page.get_by_role("link", name="JetStream").click()
+        expect(cell(page, "parcels", "State")).to_have_text("Idle")
+        expect(cell(page, "parcels", "Asking")).to_have_text("1")
+    assert page.get_by_role("img", name="Pending, last hour").count()
+
+
+def test_a_server_that_is_away_comes_back_by_itself(browsing: Browsing, fragile_nats: NatsServer) -> None:
+    settings = connection_settings({"servers": (fragile_nats.url,), "timeout": 5})
+    blocking(with_connection(settings, make_queue, "letterbox"))
+    page = browsing.open()
+    expect(row(page, "letterbox")).to_be_visible()
+    fragile_nats.stop()
+    notice = page.get_by_role("alert").filter(has_text="The server of nats_fragile is away")
+    expect(notice).to_be_visible()
+    expect(notice).to_contain_text("seen")
+    expect(row(page, "letterbox")).to_be_visible()
+    picture(page, "server-away")
+    fragile_nats.start()
+    expect(notice).to_be_hidden()
+
+
+def test_queues_can_be_found_and_sorted(browsing: Browsing, settings: ConnectionSettings, shop: str) -> None:
+    for name in ("alpha", "omega"):
+        blocking(with_connection(settings, make_queue, name))
+    page = browsing.open()
+    names = page.locator("th.head a")
+    expect(row(page, "omega")).to_be_visible()
+    idle = names.all_inner_texts()
+    assert idle.index("store") < idle.index("alpha") < idle.index("omega")
+    page.get_by_role("button", name="Queue").click()
+    expect(names.first).to_have_text("alpha")
+    page.get_by_role("button", name="Queue").click()
+    expect(names.last).to_have_text("alpha")
+    page.get_by_role("button", name="Needs attention").click()
+    expect(row(page, "omega")).to_be_hidden()
+    expect(row(page, "store")).to_be_visible()
+    page.get_by_role("button", name="Needs attention").click()
+    page.get_by_role("searchbox").fill("omeg")
+    expect(names).to_have_text(["omega"])
+    page.get_by_role("searchbox").fill("nothing of that name")
+    expect(page.get_by_text("No queue matches")).to_be_visible()
+
+
+def test_the_page_asks_only_while_somebody_looks(browsing: Browsing) -> None:
+    page = browsing.open()
+    expect(page.get_by_role("table", name="Queues")).to_be_visible()
+    asked: list[str] = []
+    page.on("request", lambda request: asked.append(request.url))
+    page.evaluate(
+        "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
+        "document.dispatchEvent(new Event('visibilitychange'))"
+    )
+    page.wait_for_timeout(200)
+    asked.clear()
+    page.wait_for_timeout(2500)
+    assert not asked
+    with page.expect_request("**/api/snapshot"):
+        page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
+    page.get_by_role("button", name="Live").click()
+    page.wait_for_timeout(200)
+    asked.clear()
+    page.wait_for_timeout(2500)
+    assert not asked
+    with page.expect_request("**/api/snapshot"):
+        page.get_by_role("button", name="Paused").click()
+
+
+def test_a_queue_without_dead_letter_queue_says_so(browsing: Browsing, settings: ConnectionSettings) -> None:
+    async def by_hand(connection: Connection) -> None:
+        config = {"name": "byhand", "subjects": ["byhand.>"], "retention": "workqueue"}
+        await connection.api("STREAM.CREATE.byhand", config)
+
+    blocking(with_connection(settings, by_hand))
+    browsing.expect_complaint("409")
+    page = browsing.open()
+    page.get_by_role("link", name="byhand", exact=True).click()
+    expect(page.get_by_text("none: deaths aren't kept")).to_be_visible()
+    expect(page.get_by_text("No consumer: nobody can do its jobs")).to_be_visible()
+    page.get_by_role("link", name="Dead letters").click()
+    expect(page.get_by_text("This queue keeps no dead letters")).to_be_visible()

@@ -1,0 +1,111 @@
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Selection, Source
+from airflow_provider_jetstream.plugins.monitor import letter_index
+from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
+
+NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
+
+
+def letter(sequence: int, *, run: str = "run", parked: str | None = None, **death: Any) -> DeadLetter:
+    """Make a dead letter."""
+    died_at = NOON + timedelta(seconds=sequence)
+    told = {"stream": "q", "created": "", "consumer": "worker", "reason": Reason.TERMINATED, "died_at": died_at} | death
+    headers = (("Airflow-Dag-Id", "dag"), ("Airflow-Run-Id", run), ("Airflow-Task-Id", "task"))
+    return DeadLetter(
+        death=Death(sequence=sequence, **told),
+        subject=f"jobs.{sequence % 2}",
+        body=b"",
+        headers=headers,
+        time="",
+        source=Source.COPY,
+        entries=(sequence * 10,),
+        kept=True,
+        ready_at=died_at,
+        parked=parked,
+    )
+
+
+@pytest.fixture
+def index() -> LetterIndex:
+    found = LetterIndex()
+    for sequence in range(1, 11):
+        error = {"error_class": "app.BusyError"} if sequence > 4 else {}
+        found.add(letter(sequence, run=f"run{sequence % 3}", parked="poison" if sequence == 10 else None, **error))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("select", "sequences"),
+    [
+        ({}, range(1, 10)),
+        ({"parked": True}, [10]),
+        ({"error_class": "app.BusyError"}, range(5, 10)),
+        ({"subject": "jobs.1"}, [1, 3, 5, 7, 9]),
+        ({"subject": "other.>"}, []),
+        ({"reasons": ["max_deliveries"]}, []),
+        ({"reasons": ["terminated", "orphan"], "run_id": "run0"}, [3, 6, 9]),
+    ],
+)
+def test_letters_are_found_as_a_selection_means_them(
+    index: LetterIndex, select: dict[str, Any], sequences: range | list[int]
+) -> None:
+    selection = Selection.of(select)
+    assert index.page(selection, 0, 100) == (list(sequences), False)
+    assert index.count(selection) == len(sequences)
+
+
+def test_pages_follow_one_another(index: LetterIndex) -> None:
+    assert index.page(Selection(), 0, 4) == ([1, 2, 3, 4], True)
+    assert index.page(Selection(), 4, 5) == ([5, 6, 7, 8, 9], False)
+    assert index.page(Selection(), 9, 5) == ([], False)
+
+
+@pytest.mark.parametrize(
+    "group_by", [("reason", "error_class", "fingerprint"), ("fingerprint",), ("subject",), ("run_id", "subject")]
+)
+def test_the_selection_of_a_group_means_just_its_letters(index: LetterIndex, group_by: tuple[GroupField, ...]) -> None:
+    groups, left_out = index.groups(Selection(), group_by)
+    assert left_out == 0
+    assert sum(group.count for group in groups) == 9
+    for group in groups:
+        selection = Selection.of(group.select or {})
+        assert group.select is not None
+        assert index.count(selection) == group.count
+        assert index.page(selection, 0, 1)[0] == [group.example]
+        assert group.first_seen == NOON + timedelta(seconds=group.example)
+
+
+def test_a_group_that_no_selection_means_has_none(index: LetterIndex) -> None:
+    groups, _ = index.groups(Selection(), ("error_class",))
+    assert {group.key["error_class"]: group.select for group in groups} == {
+        None: None,
+        "app.BusyError": {"error_class": "app.BusyError"},
+    }
+
+
+def test_what_was_not_spoken_of_again_is_carried_over(index: LetterIndex) -> None:
+    after = LetterIndex()
+    assert after.take(index, 3, 30)
+    assert not after.take(index, 4, 41)
+    assert not after.take(index, 99, 990)
+    assert after.groups(Selection(), ("run_id",))[0][0].first_seen == NOON + timedelta(seconds=3)
+
+
+def test_the_letters_of_a_run_are_counted(index: LetterIndex) -> None:
+    assert index.of_origin("dag", "run1") == {("task", -1): (3, 1)}
+    assert index.of_origin("dag", "other") == {}
+
+
+def test_it_stops_where_it_would_become_too_large(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_index, "MOST_LETTERS", 10)
+    index.add(letter(11))
+    assert (len(index), index.complete) == (10, False)
