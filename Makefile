@@ -4,17 +4,52 @@ UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 RUN := $(UV) run --locked
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo test check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-redrive bench-waiting bench-spark clean
+.PHONY: demo demo-spark test test-ui test-pipeline chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
 
+# Apart from the other, which is to stay short: two applications start a JVM each, which takes most of its time.
+demo-spark: $(UV)
+	$(RUN) python -m demo.spark
+
+# The page in the UI and the pipeline on Spark have targets of their own until both are complete.
+UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_lookout.py tests/ui
+PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
+	tests/environment/test_spark_cluster.py tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py \
+	tests/spark/test_dead_letter_reading.py tests/spark/test_dead_letter_report.py
+LEFT_OUT := $(addprefix --ignore=,$(UI) $(PIPELINE))
+
 # Airflow's tests share one Airflow, Spark's one JVM, and have the machine to themselves; the others wait more than they
 # work.
 test: $(UV)
-	$(RUN) pytest tests/airflow
-	$(RUN) pytest tests/spark
-	$(RUN) pytest -n 4 --ignore=tests/airflow --ignore=tests/spark
+	$(RUN) pytest tests/airflow $(LEFT_OUT)
+	$(RUN) pytest tests/spark $(LEFT_OUT)
+	$(RUN) pytest -n 4 --ignore=tests/airflow --ignore=tests/spark $(LEFT_OUT)
+
+test-ui: $(UV) chromium
+	$(RUN) pytest $(UI)
+
+test-pipeline: $(UV)
+	$(RUN) pytest $(PIPELINE)
+
+# The browser of tests/ui, and the font that Airflow's own pages ask for.
+chromium:
+	@command -v chromium >/dev/null || { \
+		if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
+			echo "tests/ui need Chromium: have somebody install the package chromium" >&2; exit 1; \
+		fi; \
+		apt-get update -qq && \
+		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-inter; \
+	}
+
+# The pictures in docs/screenshots, taken anew.
+screenshots: $(UV) chromium
+	SCREENSHOTS=1 $(RUN) pytest tests/ui
+
+# The libraries of the monitor's page, fetched anew as their vendor.json pins them; needs npm.
+ui-vendor: $(UV)
+	$(RUN) python -m testbed.vendoring
 
 check: format lint types test
 
@@ -46,6 +81,9 @@ test-waiting-scale: $(UV)
 test-faults: $(UV)
 	FAULTS=full $(RUN) pytest tests/faults
 
+bench-monitor: $(UV)
+	$(RUN) python -m benchmarks.monitor
+
 bench-redrive: $(UV)
 	$(RUN) python -m benchmarks.redrive
 	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --ways copy
@@ -57,6 +95,13 @@ bench-waiting: $(UV)
 # Prints what JVM and server leave of two cores: compare within a run only.
 bench-spark: $(UV)
 	$(RUN) python -m benchmarks.spark_read
+
+# With --letters 1000000 for the long form.
+bench-spark-redrive: $(UV)
+	$(RUN) python -m benchmarks.spark_redrive
+
+bench-spark-letters: $(UV)
+	$(RUN) python -m benchmarks.spark_letters
 
 bench-imports: $(UV)
 	$(RUN) python -m benchmarks.imports

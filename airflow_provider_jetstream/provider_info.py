@@ -31,7 +31,9 @@ def get_provider_info() -> dict[str, Any]:
         "operators": [
             {
                 "integration-name": "NATS JetStream",
-                "python-modules": [f"{_PACKAGE}.operators.{name}" for name in ("provision", "publish", "redrive")],
+                "python-modules": [
+                    f"{_PACKAGE}.operators.{name}" for name in ("provision", "publish", "redrive", "spark")
+                ],
             }
         ],
         "sensors": [
@@ -46,6 +48,36 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": [f"{_PACKAGE}.triggers.{name}" for name in ("completion", "dead_letter", "queue")],
             }
         ],
+        "extra-links": [
+            *(f"{_PACKAGE}.links.monitor.{name}" for name in ("QueueLink", "RunJobsLink", "RunLettersLink")),
+            f"{_PACKAGE}.links.report.DeadLetterReportLink",
+        ],
+        "config": {
+            "jetstream": {
+                "description": "The page that shows NATS JetStream work queues in Airflow's UI.",
+                "options": {
+                    "monitor_connections": _option(
+                        "string",
+                        "nats_default",
+                        "Ids of the Airflow connections of type nats whose servers are shown, with commas between"
+                        " them. Connections in the environment can't be listed, so that they are named here.",
+                    ),
+                    "monitor_refresh_seconds": _option(
+                        "float", "3", "Seconds between two looks at a server, while anybody has the page open."
+                    ),
+                    "monitor_payloads": _option(
+                        "string",
+                        "all",
+                        "Who sees bodies and headers of jobs, and texts that may quote them: all who may see the page,"
+                        " acting for those who may trigger the DAG that redrives, or none.",
+                    ),
+                    "monitor_payload_bytes": _option("integer", "65536", "How much of a body is shown."),
+                    "monitor_redrive_dag": _option(
+                        "string", "jetstream_redrive", "The DAG that the page triggers to bring dead letters back."
+                    ),
+                },
+            }
+        },
         "connection-types": [
             {
                 "connection-type": "nats",
@@ -79,3 +111,7 @@ def get_provider_info() -> dict[str, Any]:
             }
         ],
     }
+
+
+def _option(kind: str, default: str, description: str) -> dict[str, Any]:
+    return {"description": description, "version_added": __version__, "type": kind, "example": None, "default": default}

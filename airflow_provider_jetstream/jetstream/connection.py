@@ -4,37 +4,40 @@ from __future__ import annotations
 
 import asyncio
 import json
-import ssl
 from contextlib import asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.connection_failures import (
+    NO_JETSTREAM,
+    NOT_ENABLED,
+    decoded,
+    explain,
+    last_report,
+    tls_context,
+    too_old,
+    unavailable,
+)
 from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
-    AuthenticationError,
-    ConnectionSettingsError,
     DeadlineError,
     JetStreamDisabledError,
-    JetStreamProviderError,
-    ServerTooOldError,
-    TLSError,
     UnreachableError,
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.headers import Headers
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
+
 __all__ = ["MINIMUM_SERVER", "Connection", "ConnectionSettings", "connect", "connection_settings"]
 
 MINIMUM_SERVER = (2, 10, 27)
-
-_NOT_ENABLED = {10039, 10076}
-# What else the server answers with 503 although waiting doesn't help: no cluster, no such account, not in a cluster.
-_LASTING = _NOT_ENABLED | {10010, 10035, 10036}
-_SERVICE_UNAVAILABLE = 503
 
 # Seconds; the first patience with a cluster, doubled each time, and the pause after an answer that says to wait.
 _PATIENCE = 1.0
@@ -48,6 +51,9 @@ class Connection:
     :param timeout: seconds for one API request
     """
 
+    # Streams to whose messages there is a shorter way than the API, as exact as that, and the way.
+    direct: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})
+
     def __init__(self, client: Client, timeout: float) -> None:
         self.client = client
         self.timeout = timeout
@@ -60,6 +66,16 @@ class Connection:
         version = self.client.connected_server_version
         return (version.major, version.minor, version.patch)
 
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server takes, headers included."""
+        return self.client.max_payload
+
+    @property
+    def reconnects(self) -> int:
+        """How often it was lost and came back."""
+        return int(self.client.stats["reconnects"])
+
     async def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Ask JetStream's API and keep every field of its answer.
 
@@ -69,12 +85,11 @@ class Connection:
         :param request: the body, as JSON
         :return: the decoded answer
         :raises ApiError: the server refused
-        :raises DeadlineError: no answer within the time limit; a cluster gives none while it elects a leader
-        :raises UnreachableError: the connection is gone, or the server says that JetStream is unavailable just now
+        :raises TransientError: there is none, as while a cluster elects a leader, or JetStream is unavailable just now
         """
         payload = json.dumps(request).encode() if request is not None else b""
         message = await self.request(f"$JS.API.{subject}", payload)
-        return _decoded(message, subject)
+        return decoded(message.data, subject)
 
     async def request(self, subject: str, payload: bytes = b"") -> Msg:
         """Send a request and wait for its one answer.
@@ -82,8 +97,7 @@ class Connection:
         :param subject: the full subject
         :param payload: the body
         :return: the answer
-        :raises DeadlineError: no answer within the time limit
-        :raises UnreachableError: the connection is gone, or nobody serves the subject just now
+        :raises TransientError: there is none, the connection is gone, or nobody serves the subject just now
         """
         from nats import errors
 
@@ -94,13 +108,84 @@ class Connection:
                 f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
             ) from None
         except TimeoutError:
-            raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s{_last_report(self)}") from None
+            told = last_report(self.last_error)
+            raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s{told}") from None
         except errors.Error as error:
             raise UnreachableError(f"the connection failed while asking {subject}: {error}") from None
 
+    async def status(self, subject: str, payload: bytes) -> str:
+        """Send a request that is answered by a status only.
 
-def _last_report(connection: Connection) -> str:
-    return f" (the connection last reported: {connection.last_error})" if connection.last_error else ""
+        :param subject: the full subject
+        :param payload: the body
+        :return: the status, such as ``404``; empty where the answer has none
+        :raises TransientError: there is no answer
+        """
+        from nats import errors
+
+        try:
+            # In the old style, with an inbox of its own: the client's shared one has no place for a status.
+            answer = await self.client.request(subject, payload, timeout=self.timeout, old_style=True)
+        except TimeoutError:
+            raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s") from None
+        except errors.Error as error:
+            raise UnreachableError(f"nobody can be asked on {subject}: {error}") from None
+        return (answer.headers or {}).get("Status", "")
+
+    async def publish(self, subject: str, body: bytes, headers: Headers | None = None, reply: str = "") -> None:
+        """Send a message, and wait for nothing.
+
+        :param subject: its subject
+        :param body: its body
+        :param headers: its headers
+        :param reply: where answers to it go
+        :raises UnreachableError: it isn't sent
+        """
+        from nats import errors
+
+        try:
+            await self.client.publish(subject, body, reply=reply, headers=headers)
+        except errors.Error as error:
+            raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
+
+    async def publish_acknowledged(self, subject: str, body: bytes, headers: Headers | None = None) -> bytes:
+        """Publish a message and wait for the answer of the stream that captures it.
+
+        :param subject: its subject
+        :param body: its body
+        :param headers: its headers
+        :return: the answer
+        :raises TransientError: there is none; the message may be stored all the same
+        """
+        from nats import errors
+        from nats.js import errors as js_errors
+
+        try:
+            answer = await self.client.request(subject, body, timeout=self.timeout, headers=headers)
+        except errors.NoRespondersError:
+            raise UnreachableError(f"no stream captures {subject} just now") from None
+        except (TimeoutError, js_errors.Error) as error:
+            raise DeadlineError(f"no acknowledgement on {subject} within {self.timeout:g} s: {error}") from None
+        except errors.Error as error:
+            raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
+        return answer.data
+
+    @asynccontextmanager
+    async def ignored(self) -> AsyncIterator[str]:
+        """Open an inbox whose messages nobody looks at.
+
+        :return: the inbox
+        """
+
+        async def ignore(_: Msg) -> None:
+            return
+
+        inbox = self.client.new_inbox()
+        arrivals = await self.client.subscribe(inbox, cb=ignore)
+        try:
+            yield inbox
+        finally:
+            await arrivals.unsubscribe()
 
 
 @asynccontextmanager
@@ -124,7 +209,7 @@ async def connect(settings: ConnectionSettings) -> AsyncIterator[Connection]:
         async with asyncio.timeout(settings.timeout):
             connection = await _open(settings, failures)
     except TimeoutError:
-        raise _explain(settings, failures) from None
+        raise explain(settings, failures) from None
     try:
         yield connection
     finally:
@@ -144,7 +229,7 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
         if not client.is_connected:
             failures.append(error)
 
-    tls = _tls_context(settings) if settings.encrypted else None
+    tls = tls_context(settings) if settings.encrypted else None
     try:
         await client.connect(
             list(settings.servers),
@@ -165,7 +250,7 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
     except (OSError, nats.errors.Error) as error:
         await _close(client)
         failures.append(error)
-        raise _explain(settings, failures) from None
+        raise explain(settings, failures) from None
     except BaseException:
         await _close(client)
         raise
@@ -175,22 +260,9 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Conn
     return connection
 
 
-def _tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
-    try:
-        return ssl.create_default_context(cafile=settings.tls_ca_file)
-    except OSError as error:
-        raise ConnectionSettingsError(
-            f"tls_ca_file: expected a PEM file with certificates at {settings.tls_ca_file}, found:"
-            f" {error.strerror or type(error).__name__}"
-        ) from None
-
-
 async def _require_jetstream(connection: Connection, failures: list[Exception]) -> None:
     if connection.server_version < MINIMUM_SERVER:
-        raise ServerTooOldError(
-            f"expected nats-server {_dotted(MINIMUM_SERVER)} or later, found {_dotted(connection.server_version)}:"
-            " older servers lose or repeat dead letters; upgrade the server"
-        )
+        raise too_old(connection.server_version, MINIMUM_SERVER)
     account = await _account(connection, failures)
     connection.api_level = int(account.get("api", {}).get("level", 0))
 
@@ -203,12 +275,12 @@ async def _account(connection: Connection, failures: list[Exception]) -> dict[st
     failures_before, connection.last_error = len(failures), None
     while True:
         try:
-            return _decoded(await client.request("$JS.API.INFO", timeout=patience), "INFO")
+            return decoded((await client.request("$JS.API.INFO", timeout=patience)).data, "INFO")
         except errors.NoRespondersError:
-            raise JetStreamDisabledError(_NO_JETSTREAM) from None
+            raise JetStreamDisabledError(NO_JETSTREAM) from None
         except ApiError as error:
-            if error.err_code in _NOT_ENABLED:
-                raise JetStreamDisabledError(_NO_JETSTREAM) from None
+            if error.err_code in NOT_ENABLED:
+                raise JetStreamDisabledError(NO_JETSTREAM) from None
             raise
         except UnreachableError as error:
             failures.insert(0, error)
@@ -217,59 +289,7 @@ async def _account(connection: Connection, failures: list[Exception]) -> dict[st
             patience *= 2
             # A connection that went away has told its own reasons.
             if client.is_connected and len(failures) == failures_before:
-                found = f"no answer{_last_report(connection)}"
-                failures.insert(0, UnreachableError(_UNAVAILABLE.format(found=found)))
-
-
-def _decoded(message: Msg, subject: str) -> dict[str, Any]:
-    answer: dict[str, Any] = json.loads(message.data)
-    if not (found := answer.get("error")):
-        return answer
-    error = ApiError(
-        found.get("code", 0), found.get("err_code", 0), found.get("description", "no description"), subject
-    )
-    if error.status == _SERVICE_UNAVAILABLE and error.err_code not in _LASTING:
-        raise UnreachableError(_UNAVAILABLE.format(found=error))
-    raise error
-
-
-_UNAVAILABLE = (
-    "JetStream is unavailable just now: {found}; try again, since a cluster that elects a leader is back in seconds;"
-    " if it stays so, make sure that most of the cluster's servers run and reach each other"
-)
-_NO_JETSTREAM = (
-    "expected JetStream, found a server or account without it: start nats-server with -js (or a jetstream block in its"
-    " configuration), or enable JetStream for the account"
-)
-
-
-def _explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStreamProviderError:
-    """Name the cause that a person can act on, from most to least telling; never repeat a credential."""
-    where = ", ".join(settings.servers)
-    ours = next((failure for failure in failures if isinstance(failure, JetStreamProviderError)), None)
-    if ours:
-        return ours
-    texts = [str(failure) for failure in failures]
-    if any("authorization" in text.lower() or "authentication" in text.lower() for text in texts):
-        sent = "a token" if settings.token else "user and password" if settings.user else "none"
-        return AuthenticationError(f"{where} refused the credentials: expected valid ones, found {sent}; check them")
-    for failure in failures:
-        if isinstance(failure, ssl.SSLError):
-            reason = getattr(failure, "verify_message", None) or failure.reason or failure
-            return TLSError(f"no TLS with {where}: {reason}; check tls_ca_file and the host name")
-    from nats.errors import NoServersError
-
-    causes = [_reason(failure) for failure in failures if not isinstance(failure, NoServersError)]
-    reasons = "; ".join(dict.fromkeys(causes)) or f"no answer within {settings.timeout:g} s"
-    return UnreachableError(f"no NATS server reached at {where}: {reasons}; check host, port and firewall")
-
-
-def _reason(failure: Exception) -> str:
-    if isinstance(failure, OSError) and failure.strerror:
-        return failure.strerror
-    if isinstance(failure, TimeoutError):
-        return "no answer in time"
-    return str(failure) or type(failure).__name__
+                failures.insert(0, unavailable(f"no answer{last_report(connection.last_error)}"))
 
 
 async def _close(client: Client) -> None:
@@ -277,7 +297,3 @@ async def _close(client: Client) -> None:
     # is nothing left to do about a connection that goes away anyway.
     with suppress(Exception):
         await client.close()
-
-
-def _dotted(version: tuple[int, int, int]) -> str:
-    return ".".join(map(str, version))

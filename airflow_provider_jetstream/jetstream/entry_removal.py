@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import logging
 import time
@@ -17,11 +16,10 @@ from airflow_provider_jetstream.jetstream.priority_groups import asked_in_group
 from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, get_message, stream_info
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any, overlaps
+from airflow_provider_jetstream.jetstream.together import pause
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Sequence
-
-    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
@@ -44,8 +42,6 @@ async def remove_entries(connection: Connection, queue: WorkQueue, entries: Sequ
     :param entries: sequences in its dead letter queue
     :return: how many had to stay, as far as is known
     """
-    from nats import errors
-
     if not entries:
         return 0
     letters = require_dead_letters(queue).name
@@ -55,7 +51,7 @@ async def remove_entries(connection: Connection, queue: WorkQueue, entries: Sequ
             return await _delete(connection, letters, entries)
         if config["retention"] == "workqueue":
             return await _acknowledge(connection, letters, queue.name, entries)
-    except (ApiError, NotFoundError, TransientError, errors.Error) as error:
+    except (ApiError, NotFoundError, TransientError) as error:
         log.warning("%d finished entries stay in %s: %s", len(entries), letters, error)
     return len(entries)
 
@@ -116,7 +112,7 @@ async def _acknowledge_through(connection: Connection, letters: str, consumer: s
             if waiting:
                 # Not beyond the last one: a delivery is one less for whoever processes the others.
                 await pull(min(waiting[-1] - delivered, _PULL_BATCH))
-                await asyncio.sleep(_PULL_PAUSE)
+                await pause(_PULL_PAUSE)
     return sum(await at_once(stays, entries))
 
 
@@ -164,19 +160,11 @@ async def _pulling(
     What arrives isn't looked at: entries are known from reading the stream, and those that stay come back after the
     consumer's ack wait.
     """
-
-    async def ignore(_: Msg) -> None:
-        return
-
     in_group = asked_in_group((await consumer_info(connection, letters, consumer))["config"])
-    inbox = connection.client.new_inbox()
-    arrivals = await connection.client.subscribe(inbox, cb=ignore)
+    async with connection.ignored() as inbox:
 
-    async def pull(count: int) -> None:
-        request = json.dumps({"batch": count, "no_wait": True} | in_group).encode()
-        await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{letters}.{consumer}", request, reply=inbox)
+        async def pull(count: int) -> None:
+            request = json.dumps({"batch": count, "no_wait": True} | in_group).encode()
+            await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{letters}.{consumer}", request, reply=inbox)
 
-    try:
         yield pull
-    finally:
-        await arrivals.unsubscribe()

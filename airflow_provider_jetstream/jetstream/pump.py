@@ -11,14 +11,14 @@ had. Server 2.9 miscounts here, and is refused at connecting.
 
 from __future__ import annotations
 
-import asyncio
 import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.priority_groups import asked_in_group
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names
+from airflow_provider_jetstream.jetstream.together import pause
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
@@ -49,12 +49,12 @@ async def pump(connection: Connection, stream: str, consumer: str) -> dict[str, 
         return before
     probes = min(before["num_ack_pending"] + 1, MAX_PROBES)
     probe = json.dumps(_PROBE | asked_in_group(before["config"])).encode()
-    while probes > 0 and await _probe(connection, stream, consumer, probe) == _PUT_BACK:
+    while probes > 0 and await connection.status(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", probe) == _PUT_BACK:
         probes -= 1
     after = await consumer_info(connection, stream, consumer)
     if after["num_ack_pending"] < before["num_ack_pending"]:
         # The advisories are on their way to the dead letter queue.
-        await asyncio.sleep(ADVISORY_DELAY)
+        await pause(ADVISORY_DELAY)
     return after
 
 
@@ -71,17 +71,3 @@ async def pump_all(connection: Connection, stream: str) -> None:
         # One that is deleted meanwhile has no more deaths to tell.
         with suppress(NotFoundError):
             await pump(connection, stream, consumer)
-
-
-async def _probe(connection: Connection, stream: str, consumer: str, probe: bytes) -> str:
-    from nats import errors
-
-    subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
-    try:
-        # In the old style, which has an inbox of its own: the client's shared one has no place for a status message.
-        answer = await connection.client.request(subject, probe, timeout=connection.timeout, old_style=True)
-    except TimeoutError:
-        raise DeadlineError(f"no answer on {subject} within {connection.timeout:g} s") from None
-    except errors.Error as error:
-        raise UnreachableError(f"consumer {consumer} of {stream} can't be asked for deaths: {error}") from None
-    return (answer.headers or {}).get("Status", "")

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.stored import get_message, next_message, stream_info
 from airflow_provider_jetstream.jetstream.subjects import covers
+from airflow_provider_jetstream.jetstream.together import together
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+    from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
@@ -22,7 +22,7 @@ WIDEST = 256
 _BYTES_AT_A_TIME = 16 * 2**20
 
 
-async def at_once(work: Callable[[_Item], Awaitable[_Result]], items: Iterable[_Item]) -> list[_Result]:
+async def at_once(work: Callable[[_Item], Coroutine[Any, Any, _Result]], items: Iterable[_Item]) -> list[_Result]:
     """Do something for many items, :data:`WIDEST` at a time.
 
     :param work: a coroutine function
@@ -33,8 +33,7 @@ async def at_once(work: Callable[[_Item], Awaitable[_Result]], items: Iterable[_
     results: list[_Result] = []
     waiting = list(items)
     for start in range(0, len(waiting), WIDEST):
-        ended = await asyncio.gather(*(work(item) for item in waiting[start : start + WIDEST]), return_exceptions=True)
-        for result in ended:
+        for result in await together([work(item) for item in waiting[start : start + WIDEST]]):
             if isinstance(result, BaseException):
                 raise result
             results.append(result)

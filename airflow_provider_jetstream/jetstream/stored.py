@@ -231,6 +231,8 @@ async def follow(connection: Connection, stream: str, subject: str, start: int) 
 
 
 async def _get(connection: Connection, stream: str, request: dict[str, Any]) -> StoredMessage | None:
+    if read := connection.direct.get(stream):
+        return await read(request)
     try:
         answer = await connection.api(f"STREAM.MSG.GET.{stream}", request)
     except ApiError as error:
@@ -242,12 +244,17 @@ async def _get(connection: Connection, stream: str, request: dict[str, Any]) -> 
         subject=message["subject"],
         sequence=message["seq"],
         time=message["time"],
-        headers=_parse_headers(base64.b64decode(message.get("hdrs", ""))),
+        headers=parse_headers(base64.b64decode(message.get("hdrs", ""))),
         data=base64.b64decode(message.get("data", "")),
     )
 
 
-def _parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
+def parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
+    """Read headers as they are on the wire.
+
+    :param raw: the headers, with their first line
+    :return: name and value in order
+    """
     # Not through email.parser as the client does: that turns values beyond ASCII into objects and merges repeats.
     lines = raw.decode("utf-8", "surrogateescape").split("\r\n")[1:]
     pairs = (line.split(":", 1) for line in lines if ":" in line)

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
@@ -39,18 +39,7 @@ async def store(connection: Connection, subject: str, body: bytes, headers: Head
     :raises UnreachableError: no stream captures the subject just now, or the connection is gone
     :raises DeadlineError: no answer within the time limit; it may be stored all the same
     """
-    from nats import errors
-    from nats.js import errors as js_errors
-
-    try:
-        answer = await connection.client.request(subject, body, timeout=connection.timeout, headers=headers)
-    except errors.NoRespondersError:
-        raise UnreachableError(f"no stream captures {subject} just now") from None
-    except (TimeoutError, js_errors.Error) as error:
-        raise DeadlineError(f"no acknowledgement on {subject} within {connection.timeout:g} s: {error}") from None
-    except errors.Error as error:
-        raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
-    ack = _decoded(answer.data)
+    ack = _decoded(await connection.publish_acknowledged(subject, body, headers))
     if refusal := ack.get("error"):
         code, err_code = int(refusal.get("code", 0)), int(refusal.get("err_code", 0))
         raise ApiError(code, err_code, str(refusal.get("description")), subject)

@@ -14,14 +14,14 @@ from airflow_provider_jetstream.jetstream.audit import Audit
 from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
 from airflow_provider_jetstream.jetstream.dead_letters import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
-from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.redrive import Protocol, redrive
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.stored import stream_info
 from airflow_provider_jetstream.operators.redrive_order import order_of
+from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator, refuse_beside_spark
 from airflow_provider_jetstream.operators.task_identity import run_key, who_of
-from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -30,17 +30,18 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters import GroupField
-    from airflow_provider_jetstream.jetstream.redrive import Preview, RedriveOrder, Transform
+    from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, Transform
 
 _PARTS = ("select", "sequences", "subject", "transform", "rate", "protocol", "max_redrives", "why")
 
 
-class JetStreamRedriveOperator(JobWaitingOperator):
+class JetStreamRedriveOperator(SparkRedrivingOperator):
     """Bring dead letters back as jobs with fresh deliveries; succeed when all are, or when the jobs have ended.
 
     Running it again at any time is safe. Where the queue has an audit, a retry goes on where the try before stopped,
     and waits for the jobs of all tries; so does a task that failed and is cleared, while one that ended begins anew. A
-    task that is killed finishes the letters in hand and leaves the others where they are.
+    task that is killed finishes the letters in hand and leaves the others where they are; with ``engine="spark"`` it
+    ends its Spark application at once, and the next try finds how far each letter came.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
     :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
@@ -57,6 +58,15 @@ class JetStreamRedriveOperator(JobWaitingOperator):
     :param dry_run: tell what would be done, and change nothing
     :param group_by: what a dry run groups letters by: any of reason, error_class, fingerprint, traceback_digest,
         error_place, subject, consumer, dag_id, run_id, task_id
+    :param engine: ``python`` redrives in the task's own process; ``spark`` has a Spark application do it, for dead
+        letters by the hundred thousand. With Spark neither ``sequences`` nor ``transform`` are taken
+    :param repair: for Spark, in place of ``transform``: a function that takes a ``DataFrame`` of letters and returns
+        those that are to be redriven, with ``subject``, ``body`` and ``headers`` changed as wanted
+    :param letters: for Spark: where a report kept the letters (``kept`` of its result); looked for where absent
+    :param directory: for Spark: where it may keep letters and repaired ones, shared by driver and executors
+    :param spark_conn_id: the Airflow connection of type ``spark``; Spark runs on this machine where the default one
+        doesn't exist
+    :param spark_conf: further properties of Spark; ``spark.jetstream.…`` says how executors elsewhere find NATS
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
     :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
@@ -78,6 +88,7 @@ class JetStreamRedriveOperator(JobWaitingOperator):
         "max_redrives",
         "why",
         "nats_conn_id",
+        *SparkRedrivingOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
     # Only where there is an audit: a retry would find the letters gone and succeed, whatever became of the jobs.
@@ -112,6 +123,8 @@ class JetStreamRedriveOperator(JobWaitingOperator):
         self.group_by = group_fields(group_by)
         self._asked = tuple(name for name in ("select", "sequences") if getattr(self, name) is not None)
         self._killed = False
+        if self.engine == SPARK:
+            refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences)
         visible = {name: getattr(self, name) for name in _PARTS}
         order_of(**{name: None if templated(value) else value for name, value in visible.items()})
 
@@ -129,13 +142,19 @@ class JetStreamRedriveOperator(JobWaitingOperator):
             order = replace(self._order(), who=who_of(context), run=run_key(context))
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_preview:
-                return self._tell_preview(hook.preview_redrive(queue, order, self.group_by))
-            mark, report, ended = hook.blocking(self._redrive, queue, order)
-        summary = report.as_json() | {"run": order.run if self.retry_goes_on_waiting else None}
+                if self.engine == SPARK:
+                    return self._tell_preview(self.preview_on_spark(context, queue, order))
+                return self._tell_preview(hook.preview_redrive(queue, order, self.group_by).as_json())
+            if self.engine == SPARK:
+                mark, told, awaited = self._redrive_with_spark(hook, context, queue, order)
+                ended = hook.blocking(self._wait, queue, order, mark, awaited) if mark else None
+            else:
+                mark, told, awaited, ended = hook.blocking(self._redrive, queue, order)
+        summary = told | {"run": order.run if self.retry_goes_on_waiting else None}
         if mark is None:
             return plain(summary)
         if ended is None:
-            self.defer_waiting(mark, awaited_of(report), summary)
+            self.defer_waiting(mark, awaited, summary)
         return self.conclude(summary, ended.as_json())
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
@@ -164,27 +183,46 @@ class JetStreamRedriveOperator(JobWaitingOperator):
 
     async def _redrive(
         self, connection: Connection, queue: WorkQueue, order: RedriveOrder
-    ) -> tuple[Mark | None, RedriveReport, WaitReport | None]:
-        mark = await take_mark(connection, queue) if self.wait_for_completion else None
-        audit = await self._audit(connection, queue)
-        self.retry_goes_on_waiting = audit is not None
+    ) -> tuple[Mark | None, dict[str, Any], set[int], WaitReport | None]:
+        mark = await self._mark(connection, queue)
         report = await redrive(
             connection,
             queue,
             replace(order, keep_open=mark is not None),
             stopped=lambda: self._killed,
         )
-        self._tell(report)
+        told = report.as_json()
+        self._tell(told | {"guarantee": report.guarantee})
         report.raise_for_failures()
+        awaited = report.awaited()
         if mark is None:
-            return None, report, None
-        if report.resumed:
-            # An earlier try redrove them, and they may have ended before this one took its mark.
-            mark = mark.from_the_beginning()
-        ended = await self.wait_inline(connection, mark, awaited_of(report))
+            return None, told, awaited, None
+        mark = _since(mark, told)
+        return mark, told, awaited, await self._wait(connection, queue, order, mark, awaited)
+
+    def _redrive_with_spark(
+        self, hook: JetStreamHook, context: Context, queue: WorkQueue, order: RedriveOrder
+    ) -> tuple[Mark | None, dict[str, Any], set[int]]:
+        mark = hook.blocking(self._mark, queue)
+        told, awaited, problem = self.redrive_on_spark(context, queue, replace(order, keep_open=mark is not None))
+        self._tell(told)
+        if problem:
+            raise RedriveError(problem)
+        del told["guarantee"]
+        return mark and _since(mark, told), told, awaited
+
+    async def _mark(self, connection: Connection, queue: WorkQueue) -> Mark | None:
+        mark = await take_mark(connection, queue) if self.wait_for_completion else None
+        self.retry_goes_on_waiting = await self._audit(connection, queue) is not None
+        return mark
+
+    async def _wait(
+        self, connection: Connection, queue: WorkQueue, order: RedriveOrder, mark: Mark, awaited: set[int]
+    ) -> WaitReport | None:
+        ended = await self.wait_inline(connection, mark, awaited)
         if ended:
             await self._end(connection, queue, str(order.run))
-        return mark, report, ended
+        return ended
 
     async def _audit(self, connection: Connection, queue: WorkQueue) -> Audit | None:
         if queue.audit is None:
@@ -200,32 +238,21 @@ class JetStreamRedriveOperator(JobWaitingOperator):
                 "The end of the redrive couldn't be recorded, a cleared task would go on with it: %s", error
             )
 
-    def _tell(self, report: RedriveReport) -> None:
-        if not (report.redriven or report.parked or report.failures):
+    def _tell(self, told: Mapping[str, Any]) -> None:
+        if not (told["redriven"] or told["parked"] or told["failed"]):
             self.log.info("No dead letter of this selection was found; there is nothing to redrive")
         self.log.info(
             "%d dead letters redriven (%d by earlier tries), %d parked, %d failed, %d were gone; protocol %s: %s",
-            len(report.redriven),
-            report.resumed,
-            len(report.parked),
-            report.failures,
-            len(report.gone),
-            report.protocol.value,
-            report.guarantee,
+            *(told[name] for name in ("redriven", "resumed", "parked", "failed", "gone", "protocol", "guarantee")),
         )
-        for sequence, reason in report.as_json()["failures"].items():
+        for sequence, reason in told["failures"].items():
             self.log.error("Dead letter %s stays where it is: %s", sequence, reason)
-        self._warn(report)
+        self._warn(told)
 
-    def _tell_preview(self, found: Preview) -> dict[str, Any]:
-        told = found.as_json()
+    def _tell_preview(self, told: dict[str, Any]) -> dict[str, Any]:
         self.log.info(
             "A redrive would bring back %d dead letters, park %d and fail for %d; protocol %s: %s",
-            found.redriven,
-            found.parked,
-            told["failed"],
-            found.protocol.value,
-            found.guarantee,
+            *(told[name] for name in ("redriven", "parked", "failed", "protocol", "guarantee")),
         )
         for group in told["groups"]:
             named = zip(self.group_by, group["group"], strict=True)
@@ -234,25 +261,18 @@ class JetStreamRedriveOperator(JobWaitingOperator):
             self.log.info("For example %s", json.dumps(letter))
         for sequence, reason in told["failures"].items():
             self.log.warning("Dead letter %s would stay where it is: %s", sequence, reason)
-        self._warn(found)
+        self._warn(told)
         return plain(told)
 
-    def _warn(self, found: RedriveReport | Preview) -> None:
-        if found.uncertain:
-            self.log.warning("%d more dead letters can't be told yet; a later redrive finds them", found.uncertain)
-        if found.undeliverable:
-            self.log.warning("%d jobs are taken by no consumer; select reason undeliverable", found.undeliverable)
-        for risk in found.risks:
+    def _warn(self, told: Mapping[str, Any]) -> None:
+        if told["uncertain"]:
+            self.log.warning("%d more dead letters can't be told yet; a later redrive finds them", told["uncertain"])
+        if told["undeliverable"]:
+            self.log.warning("%d jobs are taken by no consumer; select reason undeliverable", told["undeliverable"])
+        for risk in told["risks"]:
             self.log.warning("%s", risk)
 
 
-def awaited_of(report: RedriveReport) -> set[int]:
-    """Give the jobs that a redrive brought back and that weren't taken up again since.
-
-    :param report: the report, over all tries
-    :return: stream sequences of jobs that end by themselves
-    """
-    made = zip(report.redriven, report.redriven.new(), strict=True)
-    # One that died between two tries was redriven or parked in its turn, and its end can't be found any more.
-    superseded = {old for old, new in made if old != new} | set(report.parked)
-    return set(report.redriven.new()) - superseded
+def _since(mark: Mark, told: Mapping[str, Any]) -> Mark:
+    # An earlier try redrove some, and they may have ended before this one took its mark.
+    return mark.from_the_beginning() if told["resumed"] else mark

@@ -5,7 +5,8 @@
     JetStreamProviderError
     ├── TerminalError
     │   ├── SparkOptionError      also ValueError
-    │   └── DataLossError         also LookupError
+    │   ├── DataLossError         also LookupError
+    │   └── RepairContractError   also ValueError
     ├── TransientError
     │   └── WireError             also ConnectionError
     └── RowsNotStoredError        some rows aren't known to be stored; says which
@@ -26,6 +27,12 @@ class DataLossError(TerminalError, LookupError):
     """Messages that should have been read are no longer in the stream."""
 
     code = "JS502"
+
+
+class RepairContractError(TerminalError, ValueError):
+    """A repair of dead letters changed what it may not change; nothing was redriven."""
+
+    code = "JS504"
 
 
 class WireError(TransientError, ConnectionError):

@@ -19,10 +19,13 @@ FLOOR = "apache-airflow==3.1.8"
 
 SKINS = (
     "hooks.jetstream",
+    "links.monitor",
     "operators.provision",
     "operators.publish",
     "operators.redrive",
+    "operators.spark",
     "plugins.monitor",
+    "reprocessing",
     "sensors.dead_letter",
     "sensors.queue",
     "triggers.completion",
@@ -50,6 +53,19 @@ def test_every_skin_imports_without_a_deprecation(floor_python: Path, tmp_path: 
         check=False,
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_the_monitors_page_is_made(floor_python: Path, tmp_path: Path) -> None:
+    program = "from airflow_provider_jetstream.plugins.monitor import JetStreamMonitorPlugin as Plugin"
+    done = subprocess.run(
+        [floor_python, "-c", f"{program}; print(*(route.path for route in Plugin().fastapi_apps[0]['app'].routes))"],
+        env={"PATH": os.environ["PATH"], "AIRFLOW_HOME": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert {"/", "/api/me", "/api/snapshot"} <= set(done.stdout.split())
 
 
 def test_the_orders_dag_succeeds(floor_python: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

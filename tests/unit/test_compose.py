@@ -12,12 +12,16 @@ import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 
+from airflow_provider_jetstream.hooks.spark_connection import spark_settings
+from airflow_provider_jetstream.hooks.spark_nats import hand_over
+from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings
 from testbed.compose import ComposeError, compose_command, compose_config
 from testbed.nats_binaries import find_nats_server
 
@@ -26,6 +30,7 @@ COMPOSE_FILE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 ONE_SHOT = {"airflow-init"}
 AIRFLOW = {"airflow-apiserver", "airflow-scheduler", "airflow-dag-processor", "airflow-triggerer"}
+SPARK = {"spark-master", "spark-worker"}
 PINNED = re.compile(r"[\w./-]+:\d+\.\d+[\w.-]*")
 Service = dict[str, Any]
 
@@ -62,7 +67,7 @@ def test_the_checker_is_docker_compose_and_refuses_a_broken_file(tmp_path: Path)
 
 
 def test_all_services_are_there(services: dict[str, Service]) -> None:
-    assert set(services) == AIRFLOW | ONE_SHOT | {"nats", "postgres", "worker"}
+    assert set(services) == AIRFLOW | ONE_SHOT | SPARK | {"nats", "postgres", "worker"}
     assert services["worker"]["deploy"]["replicas"] == 2
     commands = {name: services[name]["command"] for name in AIRFLOW}
     assert all(command == [name.removeprefix("airflow-")] for name, command in commands.items() if "api" not in name)
@@ -80,7 +85,7 @@ def test_images_are_pinned(services: dict[str, Service]) -> None:
 def test_built_images_never_come_from_a_registry(services: dict[str, Service]) -> None:
     targets = set(re.findall(r"^FROM \S+ AS (\S+)", DOCKERFILE.read_text(), re.MULTILINE))
     built = {name: service for name, service in services.items() if "build" in service}
-    assert set(built) == AIRFLOW | ONE_SHOT | {"worker"}
+    assert set(built) == AIRFLOW | ONE_SHOT | SPARK | {"worker"}
     for service in built.values():
         assert service["build"]["target"] in targets
         assert Path(service["build"]["context"]) == ROOT
@@ -106,13 +111,14 @@ def test_nothing_starts_before_what_it_needs(services: dict[str, Service]) -> No
     needs = {name: set(service.get("depends_on", {})) for name, service in services.items()}
     assert needs["airflow-init"] == {"postgres"}
     assert needs["worker"] == {"nats"}
+    assert needs["spark-worker"] == {"nats", "spark-master"}
     assert needs["airflow-scheduler"] == {"airflow-apiserver"}
     assert all(needs[name] == {"postgres", "nats", "airflow-init"} for name in AIRFLOW - {"airflow-scheduler"})
 
 
 def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> None:
     published = [port for service in services.values() for port in service.get("ports", [])]
-    assert {port["target"] for port in published} == {4222, 8222, 8080}
+    assert {port["target"] for port in published} == {4222, 8222, 8080, 8081}
     assert {port.get("host_ip") for port in published} == {"127.0.0.1"}
     assert not any("network_mode" in service for service in services.values())
 
@@ -180,6 +186,13 @@ def test_one_password_reaches_the_server_airflow_and_the_workers(password: str, 
         user,
         password,
     )
+    executors = services["spark-worker"]["environment"]
+    assert executors == {
+        "NATS_TRIAL_URL": "nats://nats:4222",
+        "NATS_TRIAL_USER": user,
+        "NATS_TRIAL_PASSWORD": password,
+        "SPARK_WORKER_WEBUI_PORT": "8081",
+    }
     server = services["nats"]["environment"]
     assert (server["NATS_USER"], server["NATS_PASSWORD"]) == (f'"{user}"', f'"{password}"')
     config = bind_mounts(services["nats"])["/etc/nats/nats-server.conf"]["source"]
@@ -192,6 +205,27 @@ def test_one_password_reaches_the_server_airflow_and_the_workers(password: str, 
         check=False,
     )
     assert check.returncode == 0, check.stderr
+
+
+def test_a_task_is_the_driver_of_the_cluster_and_shares_its_storage(
+    services: dict[str, Service], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = services["airflow-scheduler"]["environment"]
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK_DEFAULT", environment["AIRFLOW_CONN_SPARK_DEFAULT"])
+    spark = spark_settings("spark_default")
+    assert spark.master == "spark://spark-master:7077"
+    nats = ConnectionSettings(servers=("nats",), user="u", password="p")
+    # Found by the executors as NATS_TRIAL_URL and its like.
+    assert hand_over(nats, spark).options == {"connection": "trial"}
+    master = services["spark-master"]["command"]
+    assert master[-4:] == ["--host", "spark-master", "--port", "7077"]
+    assert services["spark-worker"]["command"][-1] == spark.master
+    shared = Path(environment["DEAD_LETTER_REPORTS"]).parent.as_posix()
+    for name in ("airflow-scheduler", "spark-worker"):
+        assert named_volumes(services[name])[shared] == "spark-data"
+    dockerfile = DOCKERFILE.read_text()
+    assert dockerfile.count(f"pyspark=={metadata.version('pyspark')} ") == 2
+    assert (ROOT / "example_dags" / "dead_letter_pipeline.py").read_text().count("DEAD_LETTER_REPORTS") == 1
 
 
 def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:

@@ -20,12 +20,14 @@ _PUBLIC = [
     "operators.provision.JetStreamProvisionOperator",
     "operators.publish.JetStreamPublishOperator",
     "operators.redrive.JetStreamRedriveOperator",
+    "operators.spark.JetStreamDeadLetterReportOperator",
     "triggers.completion.JobCompletionTrigger",
     "triggers.dead_letter.DeadLetterTrigger",
     "triggers.queue.QueueDrainedTrigger",
     "sensors.dead_letter.JetStreamDeadLetterSensor",
     "sensors.queue.JetStreamQueueDrainedSensor",
     "plugins.monitor.JetStreamMonitorPlugin",
+    "reprocessing.reprocess_dag",
     "worker.Worker",
     "worker.Delivery",
     "worker.GiveUpError",
@@ -100,9 +102,24 @@ def test_what_airflow_loads_at_every_start_is_light(module: str) -> None:
     assert _loaded_after(module) & {"airflow", "nats", "pydantic", "yaml", "pyspark"} == set()
 
 
+def test_the_plugin_brings_nothing_that_only_its_page_needs() -> None:
+    # Every Airflow process loads it.
+    added = _modules_after(f"{_PACKAGE}.plugins.monitor") - _modules_after(
+        "airflow.providers.common.compat.sdk as compat; compat.AirflowPlugin"
+    )
+    assert not any(name.startswith(("fastapi", "nats", "airflow.api_fastapi", "sqlalchemy")) for name in added)
+    own = {name for name in added if name.startswith(f"{_PACKAGE}.")}
+    assert own == {f"{_PACKAGE}.plugins", f"{_PACKAGE}.plugins.monitor"}
+
+
 @pytest.mark.parametrize("module", [f"{_PACKAGE}.jetstream.queue", f"{_PACKAGE}.jetstream.errors"])
 def test_declarations_and_errors_load_no_client(module: str) -> None:
     assert _loaded_after(module) & {"airflow", "nats", "pyspark"} == set()
+
+
+@pytest.mark.parametrize("module", ["spark", "redrive"])
+def test_a_dag_that_uses_spark_is_parsed_without_it(module: str) -> None:
+    assert _loaded_after(f"{_PACKAGE}.operators.{module}") & {"pyspark", "py4j", "pyarrow", "numpy", "pandas"} == set()
 
 
 @pytest.mark.parametrize("module", [f"{_PACKAGE}.worker", f"{_PACKAGE}.worker.command"])

@@ -3,6 +3,7 @@
 from airflow_provider_jetstream.jetstream.dead_letters.capture import Keeper
 from airflow_provider_jetstream.jetstream.dead_letters.findings import Findings, find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
 from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Verdict
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Page, Scan, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection, group_of
@@ -16,6 +17,7 @@ __all__ = [
     "GroupField",
     "Keeper",
     "Page",
+    "Premises",
     "Reason",
     "Scan",
     "Selection",

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +12,7 @@ from airflow_provider_jetstream.jetstream.names import reserved_subjects
 from airflow_provider_jetstream.jetstream.pump import pump
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.together import pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -159,12 +159,44 @@ async def look_at_consumer(connection: Connection, queue: str, name: str) -> Con
             dead = stored - later["num_pending"] - later["num_ack_pending"]
             break
         info = later
-        await asyncio.sleep(_TALLY_PAUSE)
+        await pause(_TALLY_PAUSE)
+    return _state(info, stored, dead)
+
+
+async def look_again(connection: Connection, around: Circumstances) -> Circumstances | None:
+    """Look at a queue's consumers once more, without counting what they hold.
+
+    :param connection: the server
+    :param around: how things were
+    :return: how they are; ``None`` where the stream or a consumer isn't the one that it was, so that only a new look at
+        the whole queue can tell
+    """
+    try:
+        info = await stream_info(connection, around.queue)
+        consumers = {
+            name: _state(await consumer_info(connection, around.queue, name), before.stored, before.dead)
+            for name, before in around.consumers.items()
+        }
+    except NotFoundError:
+        return None
+    moved_back = any(
+        state.created != around.consumers[name].created
+        or state.filters != around.consumers[name].filters
+        or state.delivered < around.consumers[name].delivered
+        for name, state in consumers.items()
+    )
+    if moved_back or info["created"] != around.created or info["state"]["consumer_count"] != len(consumers):
+        return None
+    seen_at = datetime.fromisoformat(info["ts"])
+    return replace(around, config=info["config"], state=info["state"], consumers=consumers, seen_at=seen_at)
+
+
+def _state(info: Mapping[str, Any], stored: int, dead: int | None) -> ConsumerState:
     config, seen_at = info["config"], datetime.fromisoformat(info["ts"])
     active = info["delivered"].get("last_active")
     patience = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
     return ConsumerState(
-        name=name,
+        name=info["name"],
         created=datetime.fromisoformat(info["created"]),
         filters=tuple(_filters(config)),
         patience=timedelta(microseconds=patience / 1_000),

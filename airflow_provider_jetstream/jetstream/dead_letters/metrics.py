@@ -46,10 +46,19 @@ class AckMetrics:
         """
         if self._events is None or sequence not in self._sequences:
             return False
+        return sequence in await self.acknowledged()
+
+    async def acknowledged(self) -> set[int]:
+        """Give those of the jobs that were acknowledged.
+
+        :return: their stream sequences
+        """
+        if self._events is None or not self._sequences:
+            return set()
         async with self._reading:
             if self._found is None:
                 self._found = await self._read(self._events)
-        return sequence in self._found
+        return self._found
 
     async def _read(self, events: str) -> set[int]:
         found: set[int] = set()

@@ -7,7 +7,6 @@ its last delivery where nothing is in flight, up to its ack floor otherwise.
 
 from __future__ import annotations
 
-import asyncio
 from array import array
 from collections import Counter
 from contextlib import suppress
@@ -19,6 +18,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.mentions import alive_at,
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.reading import at_once, read_range
 from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.together import pause
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -123,7 +123,7 @@ async def _find(connection: Connection, around: Circumstances, consumer: Consume
         ]
     if not candidates:
         return []
-    await asyncio.sleep(_SECOND_LOOK)
+    await pause(_SECOND_LOOK)
 
     async def still_stored(sequence: int) -> bool:
         return await get_message(connection, around.queue, sequence) is not None

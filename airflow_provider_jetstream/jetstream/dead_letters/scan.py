@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from array import array
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from heapq import merge
 from typing import TYPE_CHECKING
@@ -20,17 +20,14 @@ from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circ
 from airflow_provider_jetstream.jetstream.dead_letters.entries import Index, read_index
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
-from airflow_provider_jetstream.jetstream.dead_letters.metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning, reckon
+from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
 from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Judge, Verdict
 from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.death import Reason
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import TERMINATED
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.reading import at_once, read_range
-from airflow_provider_jetstream.jetstream.stored import stream_info
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -62,7 +59,8 @@ class Scan:
 
     :param connection: the server
     :param queue: the work queue
-    :param around: how its stream and consumers are
+    :param premises: what every judgement goes by
+    :param around: how its stream and consumers are; looked at again where time has passed
     :param index: what its dead letter queue says about which jobs
     :param reckoning: what doesn't agree with the consumers' numbers
     :param risks: what could be lost as things are, a sentence each
@@ -77,6 +75,7 @@ class Scan:
 
     connection: Connection
     queue: WorkQueue
+    premises: Premises
     around: Circumstances
     index: Index
     reckoning: Reckoning
@@ -103,28 +102,53 @@ class Scan:
         :raises NotFoundError: the work queue or its dead letter queue doesn't exist
         """
         letters, looked_at = require_dead_letters(queue).name, datetime.now(UTC)
-        reconnects = _reconnects(connection)
+        reconnects = connection.reconnects
         around = await look_around(connection, queue.name)
         index = await read_index(connection, letters, queue.name, around.created)
         audit = await Audit.open(connection, queue, around.created)
         reckoning = await reckon(connection, around, index, audit)
+        premises = await Premises.find(connection, queue, around, letters, vanished=vanished)
+        return await cls._of(connection, premises, index, reckoning, audit, looked_at, reconnects)
+
+    @classmethod
+    async def part(cls, connection: Connection, premises: Premises, index: Index, reckoning: Reckoning) -> Scan:
+        """Go on with some jobs of a scan that was begun elsewhere; to :meth:`pages` they are all there are.
+
+        :param connection: the server
+        :param premises: what that scan goes by
+        :param index: what the dead letter queue says about these jobs
+        :param reckoning: its :meth:`untold` ones among them as orphans, and the doubted consumers
+        :return: the part
+        """
+        looked_at, reconnects = datetime.now(UTC), connection.reconnects
+        # Those that no consumer takes are among the orphans.
+        premises = replace(premises, around=replace(premises.around, untaken={}))
+        audit = await Audit.open(connection, premises.queue, premises.around.created)
+        return await cls._of(connection, premises, index, reckoning, audit, looked_at, reconnects, ahead=True)
+
+    @classmethod
+    async def _of(
+        cls,
+        connection: Connection,
+        premises: Premises,
+        index: Index,
+        reckoning: Reckoning,
+        audit: Audit | None,
+        looked_at: datetime,
+        reconnects: int,
+        *,
+        ahead: bool = False,
+    ) -> Scan:
+        queue, around = premises.queue, premises.around
         archive = await Archive.open(connection, queue, around.created_at)
-        events = queue.events.name if queue.events and await _exists(connection, queue.events.name) else None
-        info = await stream_info(connection, letters)
-        judge = Judge(
-            connection,
-            around,
-            letters,
-            metrics=await _metrics(connection, events, around, archive, index, gone=vanished),
-            hears_terminations=covered_by_any(info["config"].get("subjects") or [], f"{TERMINATED}.{queue.name}.*"),
-            events=events,
-            archive=archive,
-            audit=audit,
-            doubted=reckoning.doubted,
-            vanished=vanished,
+        doubted = reckoning.doubted
+        judge = await premises.judge(connection, index, archive=archive, audit=audit, doubted=doubted, ahead=ahead)
+        risks = find_risks(
+            around, premises.letters, index.unreadable, archive=archive is not None, audit=audit is not None
         )
-        risks = find_risks(around, info, index.unreadable, archive=archive is not None, audit=audit is not None)
-        return cls(connection, queue, around, index, reckoning, risks, audit, archive, looked_at, judge, reconnects)
+        return cls(
+            connection, queue, premises, around, index, reckoning, risks, audit, archive, looked_at, judge, reconnects
+        )
 
     @property
     def letters_name(self) -> str:
@@ -144,8 +168,7 @@ class Scan:
         :return: pages in the order of the jobs
         """
         batch: list[tuple[int, tuple[Mention, ...]]] = []
-        untaken = await self._untaken(selection)
-        untold = [each for each in (*self.reckoning.orphans, *untaken) if each > after]
+        untold = [each for each in await self.untold(selection) if each > after]
         for job in _merged(self.index.jobs(after), untold):
             if selection.sequences is not None and job[0] not in selection.sequences:
                 continue
@@ -179,18 +202,16 @@ class Scan:
         """
         return await self.prove([letter.sequence for letter in letters], look_around_again=look_around_again)
 
-    async def prove(
-        self, sequences: Sequence[int], *, look_around_again: bool = False
-    ) -> list[DeadLetter | Dismissal]:
+    async def prove(self, sequences: Sequence[int], *, look_around_again: bool = False) -> list[DeadLetter | Dismissal]:
         """Judge jobs by their sequences.
 
         :param sequences: stream sequences, which something may be known about or not
         :param look_around_again: whether the queue and its consumers may have changed, however short the time
         :return: what each is now
         """
-        crashed = _reconnects(self.connection) != self._reconnects
+        crashed = self.connection.reconnects != self._reconnects
         if look_around_again or crashed or datetime.now(UTC) - self.looked_at > _LOOK_AGAIN:
-            self._reconnects, self.looked_at = _reconnects(self.connection), datetime.now(UTC)
+            self._reconnects, self.looked_at = self.connection.reconnects, datetime.now(UTC)
             self.around = self._judge.around = await look_around(self.connection, self.queue.name)
         if crashed:
             # The server may have forgotten deaths that it had told of.
@@ -228,15 +249,19 @@ class Scan:
         if not kept:
             self.unkept.add(found.sequence)
 
-    async def _untaken(self, selection: Selection) -> array[int]:
-        found: array[int] = array("Q")
-        if not selection.undeliverable:
-            return found
-        for subject in self.around.untaken:
-            async for message in read_range(self.connection, self.queue.name, subject):
-                if message.sequence not in self.index:
-                    found.append(message.sequence)
-        return found
+    async def untold(self, selection: Selection) -> array[int]:
+        """Find the jobs that may be meant though the dead letter queue says nothing about them.
+
+        :param selection: which dead letters
+        :return: stream sequences of the orphans, and of jobs that no consumer takes where those are selected
+        """
+        found = self.reckoning.orphans[:]
+        if selection.undeliverable:
+            for subject in self.around.untaken:
+                async for message in read_range(self.connection, self.queue.name, subject):
+                    if message.sequence not in self.index:
+                        found.append(message.sequence)
+        return array("Q", sorted(found))
 
 
 def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
@@ -256,34 +281,4 @@ def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
 def _merged(
     told: Iterator[tuple[int, tuple[Mention, ...]]], untold: list[int]
 ) -> Iterator[tuple[int, tuple[Mention, ...]]]:
-    yield from merge(told, ((sequence, ()) for sequence in sorted(untold)), key=lambda job: job[0])
-
-
-async def _exists(connection: Connection, stream: str) -> bool:
-    try:
-        await stream_info(connection, stream)
-    except NotFoundError:
-        return False
-    return True
-
-
-async def _metrics(
-    connection: Connection,
-    events: str | None,
-    around: Circumstances,
-    archive: Archive | None,
-    index: Index,
-    *,
-    gone: bool,
-) -> AckMetrics:
-    """Prepare to look up the metrics of jobs that were said to be deleted in flight, or of all that may be gone."""
-    asked = {
-        sequence for sequence, mentions in index.jobs() if gone or all(each.kind == Kind.DELETION for each in mentions)
-    }
-    first = await archive.find(min(asked)) if archive and asked else None
-    since = first.stored_at if first and first.time else around.created_at
-    return AckMetrics(connection, events, around.queue, asked, since)
-
-
-def _reconnects(connection: Connection) -> int:
-    return int(connection.client.stats["reconnects"])
+    yield from merge(told, ((sequence, ()) for sequence in untold), key=lambda job: job[0])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
 from airflow_provider_jetstream.jetstream.death import Reason
-from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
+from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveOrderError
 from airflow_provider_jetstream.jetstream.names import marker_subject
 from airflow_provider_jetstream.jetstream.redrive.order import Protocol, RedriveOrder
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
@@ -109,16 +109,36 @@ def without_room(order: RedriveOrder, around: Circumstances, *, markers: bool) -
 
 
 def _check_subject(order: RedriveOrder, around: Circumstances) -> None:
-    if order.subject is not None and not covered_by_any(around.config.get("subjects") or [], order.subject):
-        raise RedriveOrderError(
+    if order.subject is not None and (problem := target_problem(order.subject, around)):
+        raise RedriveOrderError(problem)
+
+
+def check_repair(subject: str | None, around: Circumstances) -> None:
+    """Do nothing if a repaired letter can go where its repair says.
+
+    :param subject: where that is; ``None`` where it doesn't say
+    :param around: how the queue is
+    :raises RedriveError: it can't
+    """
+    if subject is not None and (problem := target_problem(subject, around)):
+        raise RedriveError(f"{problem}; the letter is untouched")
+
+
+def target_problem(subject: str, around: Circumstances) -> str:
+    """Say why jobs can't go to a subject.
+
+    :param subject: the subject
+    :param around: how the queue is
+    :return: a sentence; empty where they can
+    """
+    if not covered_by_any(around.config.get("subjects") or [], subject):
+        return (
             f"expected a subject of {around.queue} ({', '.join(around.config.get('subjects') or [])}), found"
-            f" {order.subject}: a dead letter comes back as a job of the same queue"
+            f" {subject}: a dead letter comes back as a job of the same queue"
         )
-    if order.subject is not None and around.taker(order.subject) is None:
-        raise RedriveOrderError(
-            f"expected a subject that a consumer of {around.queue} takes, found {order.subject}: nobody would do"
-            " the jobs"
-        )
+    if around.taker(subject) is None:
+        return f"expected a subject that a consumer of {around.queue} takes, found {subject}: nobody would do the jobs"
+    return ""
 
 
 def _check_undeliverable(order: RedriveOrder, around: Circumstances) -> None:

@@ -11,7 +11,6 @@ from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     RedriveError,
     TransientError,
-    UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.names import (
@@ -67,7 +66,7 @@ def largest(connection: Connection, *, marked: bool) -> int:
     :param marked: whether it is stored together with a marker
     :return: bytes, its headers included
     """
-    return connection.client.max_payload - (_BATCH_ROOM if marked else 0)
+    return connection.max_payload - (_BATCH_ROOM if marked else 0)
 
 
 def outgoing(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> Outgoing:
@@ -78,7 +77,7 @@ def outgoing(letter: DeadLetter, content: Content, subject: str | None, limit: i
 
     :param letter: the dead letter
     :param content: what goes out
-    :param subject: where it goes; where it was where absent
+    :param subject: where it goes unless its repair says otherwise; where it was where absent
     :param limit: bytes that the server takes
     :return: the new job, with an id that only this letter has
     :raises RedriveError: it can't be sent
@@ -93,7 +92,7 @@ def outgoing(letter: DeadLetter, content: Content, subject: str | None, limit: i
     }
     headers = Headers([*(pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS), *added.items()])
     check_size(letter, content.body, headers, limit)
-    return Outgoing(letter, subject or letter.subject, content, headers)
+    return Outgoing(letter, content.subject or subject or letter.subject, content, headers)
 
 
 def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
@@ -208,23 +207,14 @@ async def _store_batch(connection: Connection, jobs: Sequence[Outgoing]) -> int:
     for place, job in enumerate(jobs):
         claim = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_LIFE)]
         marked = Headers([*claim, *_batch_headers(batch, 2 * place + 1)])
-        await _send(connection, _marker(job.letter), b"", marked)
+        await connection.publish(_marker(job.letter), b"", marked)
         headers = Headers([*job.headers.items(), *_batch_headers(batch, 2 * place + 2)])
         if 2 * place + 2 < last:
-            await _send(connection, job.subject, job.content.body, headers)
+            await connection.publish(job.subject, job.content.body, headers)
             continue
         commit = Headers([*headers.items(), ("Nats-Batch-Commit", "1")])
         return (await store(connection, job.subject, job.content.body, commit)).sequence
     raise ValueError("expected jobs to store, found none")
-
-
-async def _send(connection: Connection, subject: str, body: bytes, headers: Headers) -> None:
-    from nats import errors
-
-    try:
-        await connection.client.publish(subject, body, headers=headers)
-    except errors.Error as error:
-        raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
 
 
 def _batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:

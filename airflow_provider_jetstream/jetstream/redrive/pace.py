@@ -35,10 +35,18 @@ class Pace:
 
         :param letters: how many go next
         """
-        if self._rate is not None:
-            early = self._due - (self.burst - letters) / self._rate - time.monotonic()
-            if early > 0:
-                await asyncio.sleep(early)
+        if (early := self.early(letters)) > 0:
+            await asyncio.sleep(early)
+
+    def early(self, letters: int) -> float:
+        """Tell how long so many more letters have to wait.
+
+        :param letters: how many go next
+        :return: seconds; not above 0 where they may go
+        """
+        if self._rate is None:
+            return 0.0
+        return self._due - (self.burst - letters) / self._rate - time.monotonic()
 
     def gone(self, letters: int) -> None:
         """Take note that letters go now.

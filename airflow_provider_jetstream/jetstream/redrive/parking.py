@@ -30,7 +30,7 @@ async def park(connection: Connection, letter: DeadLetter, letters: str, why: st
     headers = record_headers(
         death, subject=letter.subject, time=letter.time, headers=letter.headers, teller="park", parked=why
     )
-    check_size(letter, letter.body, headers, connection.client.max_payload)
+    check_size(letter, letter.body, headers, connection.max_payload)
     try:
         subject = parked_subject(death.stream, death.consumer, death.sequence)
         receipt = await store(connection, subject, letter.body, headers)

@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import group_of
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive.asked import require_asked
-from airflow_provider_jetstream.jetstream.redrive.choice import choose
+from airflow_provider_jetstream.jetstream.redrive.choice import check_repair, choose
 from airflow_provider_jetstream.jetstream.redrive.copying import largest, outgoing
 from airflow_provider_jetstream.jetstream.redrive.order import Protocol
 from airflow_provider_jetstream.jetstream.redrive.repair import content_of
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
@@ -107,11 +108,27 @@ async def preview(
     )
     limit = largest(connection, marked=choice.protocol == Protocol.ATOMIC)
     async for letter in scan.letters(order.selection):
-        _count(found, order, letter, group_by, limit)
+        count_letter(found, order, letter, scan.around, group_by, limit)
     return found
 
 
-def _count(found: Preview, order: RedriveOrder, letter: DeadLetter, group_by: Sequence[GroupField], limit: int) -> None:
+def count_letter(
+    found: Preview,
+    order: RedriveOrder,
+    letter: DeadLetter,
+    around: Circumstances,
+    group_by: Sequence[GroupField],
+    limit: int,
+) -> None:
+    """Take note of what would become of a letter.
+
+    :param found: what takes note
+    :param order: what is asked for
+    :param letter: the dead letter
+    :param around: how the queue is
+    :param group_by: what letters of a group share
+    :param limit: bytes that the server takes
+    """
     found.groups[group_of(letter, group_by)] += 1
     if letter.copied_as is not None:
         # A redrive that was cut off has stored its new job already.
@@ -121,7 +138,9 @@ def _count(found: Preview, order: RedriveOrder, letter: DeadLetter, group_by: Se
         found.parked += 1
         return
     try:
-        job = outgoing(letter, content_of(letter, order.transform), order.subject, limit)
+        content = content_of(letter, order.transform)
+        check_repair(content.subject, around)
+        job = outgoing(letter, content, order.subject, limit)
     except RedriveError as error:
         found.failures += 1
         if len(found.failed) < _NAMED_FAILURES:

@@ -45,11 +45,13 @@ class Repair:
 
     :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.jobs.Job` takes it; unchanged where
         absent
-    :param headers: new values of headers; ``None`` removes one. Others stay as they are
+    :param headers: new values of headers, several in a tuple; ``None`` removes one. Others stay as they are
+    :param subject: where the job goes, another subject of the same queue; as the order says where absent
     """
 
     body: Any = UNCHANGED
-    headers: Mapping[str, str | None] = field(default_factory=dict)
+    headers: Mapping[str, str | tuple[str, ...] | None] = field(default_factory=dict)
+    subject: str | None = None
 
 
 Transform: TypeAlias = "Callable[[DeadLetter], Repair | None]"
@@ -62,11 +64,13 @@ class Content:
     :param body: the body
     :param headers: the job's own headers, none of the server's
     :param changes: what differs from the letter, for the audit; ``None`` where nothing does
+    :param subject: where it goes, where the repair says so
     """
 
     body: bytes
     headers: Pairs
     changes: dict[str, Any] | None = None
+    subject: str | None = None
 
 
 def content_of(letter: DeadLetter, transform: Transform | None) -> Content:
@@ -97,8 +101,8 @@ def content_of(letter: DeadLetter, transform: Transform | None) -> Content:
     except JobError as error:
         raise RedriveError(f"the transform's repair can't be sent: {error}; the letter is untouched") from None
     kept = tuple(pair for pair in own if pair[0] not in repair.headers)
-    added = tuple((name, value) for name, value in repair.headers.items() if value is not None)
-    return Content(body, (*kept, *added), _changes(letter.body, body, own, repair.headers))
+    added = tuple((name, value) for name, given in repair.headers.items() for value in _values(given))
+    return Content(body, (*kept, *added), _changes(letter.body, body, own, repair.headers), repair.subject)
 
 
 def _check_headers(letter: DeadLetter, headers: object) -> None:
@@ -106,10 +110,18 @@ def _check_headers(letter: DeadLetter, headers: object) -> None:
         raise JobError(f"expected headers by name, found {headers!r}")
     if ours := sorted(ORIGIN_HEADERS & set(headers)):
         raise JobError(f"expected the job's own headers, found {ours[0]}, which tells of its redrives")
-    check_headers(letter.job_id, {name: value for name, value in headers.items() if value is not None})
+    for name, given in headers.items():
+        for value in given if isinstance(given, tuple) else (given,):
+            check_headers(letter.job_id, {} if value is None else {name: value})
 
 
-def _changes(before: bytes, after: bytes, headers: Pairs, repaired: Mapping[str, str | None]) -> dict[str, Any] | None:
+def _values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return given if isinstance(given, tuple) else () if given is None else (given,)
+
+
+def _changes(
+    before: bytes, after: bytes, headers: Pairs, repaired: Mapping[str, str | tuple[str, ...] | None]
+) -> dict[str, Any] | None:
     changes: dict[str, Any] = {}
     if before != after:
         changes["body"] = _body_changes(before, after)
@@ -117,7 +129,7 @@ def _changes(before: bytes, after: bytes, headers: Pairs, repaired: Mapping[str,
     if told := {
         name: {"before": [_short(each) for each in found[name]] or None, "after": value and _short(value)}
         for name, value in repaired.items()
-        if found[name] != ([] if value is None else [value])
+        if found[name] != list(_values(value))
     }:
         changes["headers"] = told
     if len(json.dumps(changes)) > _LONGEST_CHANGES:

@@ -132,6 +132,16 @@ class RedriveReport:
             self.gone.append(sequence)
             self._highest_gone = max(self._highest_gone, sequence)
 
+    def awaited(self) -> set[int]:
+        """Give the jobs that were brought back and that weren't taken up again since.
+
+        :return: stream sequences of jobs that end by themselves
+        """
+        made = zip(self.redriven, self.redriven.new(), strict=True)
+        # One that died between two tries was redriven or parked in its turn, and its end can't be found any more.
+        superseded = {old for old, new in made if old != new} | set(self.parked)
+        return set(self.redriven.new()) - superseded
+
     def as_json(self) -> dict[str, Any]:
         """Give the report in a form that fits an XCom.
 

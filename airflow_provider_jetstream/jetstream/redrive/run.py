@@ -96,7 +96,7 @@ class _Run:
             undeliverable=scan.undeliverable,
             risks=scan.risks,
         )
-        self._steps = Steps(connection, queue, order, choice.protocol, scan.audit, self._report)
+        self._steps = Steps(connection, queue, scan.around, order, choice.protocol, scan.audit, self._report)
 
     async def run(self) -> RedriveReport:
         await self._resume()

@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_
 from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.reading import at_once
+from airflow_provider_jetstream.jetstream.redrive.choice import check_repair
 from airflow_provider_jetstream.jetstream.redrive.copying import (
     Outgoing,
     copy_all,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit import Action, Audit
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
@@ -47,6 +49,7 @@ class Steps:
 
     :param connection: the server
     :param queue: the work queue
+    :param around: how the queue is
     :param order: what is asked for
     :param protocol: how letters are brought back
     :param audit: where it is recorded, if anywhere
@@ -57,6 +60,7 @@ class Steps:
         self,
         connection: Connection,
         queue: WorkQueue,
+        around: Circumstances,
         order: RedriveOrder,
         protocol: Protocol,
         audit: Audit | None,
@@ -64,6 +68,7 @@ class Steps:
     ) -> None:
         self._connection = connection
         self._queue = queue
+        self._around = around
         self._letters = require_dead_letters(queue).name
         self._order = order
         self._store = copy_all_with_markers if protocol == Protocol.ATOMIC else copy_all
@@ -183,6 +188,7 @@ class Steps:
     def _outgoing(self, letter: DeadLetter) -> Outgoing | None:
         try:
             content = content_of(letter, self._order.transform)
+            check_repair(content.subject, self._around)
             return outgoing(letter, content, self._order.subject, self._largest)
         except RedriveError as error:
             self._report.fail(letter.sequence, str(error))

@@ -1,0 +1,127 @@
+"""The operator that reports on dead letters at volume, with Spark."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from airflow.providers.common.compat.sdk import BaseOperator, conf
+
+from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json, selection_of, templated
+from airflow_provider_jetstream.hooks.results import plain
+from airflow_provider_jetstream.hooks.spark_connection import DEFAULT_SPARK_CONNECTION
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.links.report import DeadLetterReportLink
+from airflow_provider_jetstream.operators.spark_task import SparkTask
+from airflow_provider_jetstream.operators.task_identity import run_key
+from airflow_provider_jetstream.spark.application.errors import SparkSettingsError
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow.providers.common.compat.sdk import Context
+
+    from airflow_provider_jetstream.jetstream.queue import QueueSource
+
+_PLACE = ("nats_conn_id", "spark_conn_id", "spark_conf")
+
+
+class JetStreamDeadLetterReportOperator(BaseOperator):
+    """Keep a queue's dead letters as Parquet, sort them by cause, and report on them as Parquet and as one HTML page.
+
+    Nothing is changed in the queue. What is kept is the evidence from which a later redrive can start (``letters`` of
+    :class:`~airflow_provider_jetstream.operators.redrive.JetStreamRedriveOperator`). A task that is killed ends its
+    Spark application; what it had written stays in a folder of its own.
+
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
+    :param directory: where reports go, each into a folder of its own: a path or an address that Spark can write to,
+        shared by driver and executors
+    :param page_directory: where the driver writes the page; needed where ``directory`` is no path
+    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
+        dict, or the text of one; all in circulation where absent
+    :param served_at: the address under which the pages' directory can be opened in a browser, for the task's link
+    :param nats_conn_id: the Airflow connection of type ``nats``
+    :param spark_conn_id: the Airflow connection of type ``spark``; Spark runs on this machine where the default one
+        doesn't exist
+    :param spark_conf: further properties of Spark; ``spark.jetstream.…`` says how executors elsewhere find NATS
+    :return: counts, the largest groups, and where letters, tables and page are
+    :raises SelectionError: the selection isn't understood
+    """
+
+    operator_extra_links = (QueueLink(), DeadLetterReportLink())
+    template_fields: Sequence[str] = ("work_queue", "directory", "page_directory", "select", "served_at", *_PLACE)
+    ui_color = "#f5e6d9"
+
+    def __init__(
+        self,
+        *,
+        work_queue: QueueSource,
+        directory: str,
+        page_directory: str | None = None,
+        select: Selection | Mapping[str, Any] | str | None = None,
+        served_at: str | None = None,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        spark_conn_id: str = DEFAULT_SPARK_CONNECTION,
+        spark_conf: Mapping[str, Any] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.work_queue = work_queue
+        self.directory = directory
+        self.page_directory = page_directory
+        self.select = selection_as_json(select) if isinstance(select, Selection) else select
+        self.served_at = served_at
+        self.nats_conn_id = nats_conn_id
+        self.spark_conn_id = spark_conn_id
+        self.spark_conf = spark_conf
+        self.page: str | None = None
+        self._spark = SparkTask(self.log)
+        self._selects = select is not None
+        selection_of(None if templated(select) else self.select)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Report.
+
+        :param context: the task's context
+        :return: the result of the task
+        :raises AirflowFailException: what is asked for isn't possible
+        :raises SparkApplicationError: Spark failed, or was stopped
+        """
+        with terminal_errors_fail():
+            if self._selects:
+                require_rendered("select", self.select)
+            queue = WorkQueue.load(self.work_queue)
+            # One for each try: what a try that was killed left must not be mixed with what the next one finds.
+            folder = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{run_key(context)[:8]}-{context['ti'].try_number}"
+            page = f"{(self.page_directory or self.directory).rstrip('/')}/{folder}/report.html"
+            address = conf.get("api", "base_url", fallback="").rstrip("/")
+            orders = {
+                "queue": queue.model_dump(mode="json", exclude_unset=True),
+                "select": selection_as_json(selection_of(self.select)),
+                "directory": f"{self.directory.rstrip('/')}/{folder}",
+                "page": _path(page),
+                "airflow_url": address or None,
+            }
+            place = {name: getattr(self, name) for name in _PLACE}
+            result = self._spark.run(context, place, "report", orders)
+        self.page = f"{folder}/report.html"
+        self.log.info("The report on %d dead letters of %s is %s", result["letters"], queue.name, result["page"])
+        return plain(result)
+
+    def on_kill(self) -> None:
+        """End the Spark application; called while :meth:`execute` runs."""
+        self._spark.kill()
+
+
+def _path(page: str) -> str:
+    parts = urlsplit(page)
+    if parts.scheme not in ("", "file"):
+        raise SparkSettingsError(
+            f"expected page_directory, a path on this machine, since {page} is none; found none: say where pages go"
+        )
+    return unquote(parts.path) if parts.scheme else page

@@ -1,0 +1,116 @@
+"""The Spark job of a bulk redrive: the frame beside what is known of its letters, divided by sequences, and watched."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from math import ceil
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from pyspark.sql import functions as f
+from pyspark.sql.utils import is_remote
+
+from airflow_provider_jetstream.spark.bulk_redrive.outcomes import OUTCOME_DDL
+from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
+from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Sequence
+
+    import pyarrow as pa
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_jetstream.spark.bulk_redrive.share import Share
+
+# Some seconds of work: what is gone through again where a task is tried again.
+_ROWS_OF_A_TASK = 20_000
+# Each has up to 256 requests on their way, and the server drops its whole queue of API requests at ten thousand.
+MOST_TASKS = 32
+# Letters a second that a task does easily, and with which the burst that each may begin with weighs little.
+_RATE_OF_A_TASK = 50
+# What is said about so many jobs is sent to every executor, and the frame needn't be sorted for a join.
+_SENT_TO_ALL = 100_000
+_TICK = 0.2
+
+
+def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked: int | None) -> int:
+    """Tell among how many tasks letters are divided.
+
+    :param session: Spark
+    :param letters: how many there may be
+    :param rate: letters a second of all tasks, which then have to run at the same time
+    :param asked: how many at most, where somebody says so
+    :return: how many
+    """
+    slots = min(_slots(session), MOST_TASKS)
+    if rate is not None:
+        return min(asked or slots, slots, max(1, int(rate // _RATE_OF_A_TASK)))
+    return asked or min(MOST_TASKS, max(slots, ceil(letters / _ROWS_OF_A_TASK)))
+
+
+def _slots(session: SparkSession) -> int:
+    # Spark Connect doesn't tell; fewer tasks than there could be at a time do no harm.
+    return 2 if is_remote() else max(1, session.sparkContext.defaultParallelism)
+
+
+def divided(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: int) -> DataFrame:
+    """Put what is said about letters beside the frame's rows, and divide them by ranges of sequences.
+
+    :param letters: the frame
+    :param columns: which of its columns are used
+    :param jobs: what the dead letter queue says about which jobs
+    :param tasks: among how many tasks
+    :return: rows in the order of the jobs, with a column of each name in ``TOLD``
+    """
+    told = letters.sparkSession.createDataFrame(jobs)
+    told = told.select(f.col("sequence").alias("told"), *(f.col(name).alias(TOLD_PREFIX + name) for name in TOLD))
+    if jobs.num_rows <= _SENT_TO_ALL:
+        told = f.broadcast(told)
+    rows = letters.select(*columns).join(told, f.col(SEQUENCE) == f.col("told"), "left").drop("told")
+    # By bounds that are known here: Spark would evaluate the frame twice to find its own.
+    known = jobs.column("sequence").to_numpy()
+    bounds = sorted({int(known[len(known) * part // tasks]) for part in range(1, tasks)}) if len(known) else []
+    place = f.expr(f"size(filter(array({', '.join(f'{each}L' for each in bounds)}), bound -> bound <= {SEQUENCE}))")
+    by_range = rows.repartitionById(len(bounds) + 1, place.cast("int")) if bounds else rows.coalesce(1)
+    return by_range.sortWithinPartitions(SEQUENCE)
+
+
+def run_watched(rows: DataFrame, share: Share, tick: Callable[[Callable[[], None]], None]) -> pa.Table:
+    """Run the job.
+
+    :param rows: what tasks are handed
+    :param share: what each does
+    :param tick: called a few times a second with what stops the job at once
+    :return: what became of the letters
+    :raises PySparkException: Spark gave it up
+    """
+    session, tag = rows.sparkSession, f"redrive-{uuid4().hex}"
+
+    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return share.run(batches)
+
+    def job() -> pa.Table:
+        if is_remote():
+            session.addTag(tag)
+        else:
+            # For this thread only; the one in which Spark serves the result takes it over, unlike a tag.
+            session.sparkContext.setJobGroup(tag, f"redrive {share.order.run}", interruptOnCancel=True)
+        return rows.mapInArrow(work, OUTCOME_DDL).toArrow()
+
+    def stop() -> None:
+        if is_remote():
+            session.interruptTag(tag)
+        else:
+            session.sparkContext.cancelJobGroup(tag)
+
+    with ThreadPoolExecutor(1) as thread:
+        running = thread.submit(job)
+        try:
+            while not running.done():
+                time.sleep(_TICK)
+                tick(stop)
+        finally:
+            if not running.done():
+                stop()
+        return running.result()

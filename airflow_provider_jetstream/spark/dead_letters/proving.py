@@ -1,0 +1,153 @@
+"""One task's share of a scan: the same judge as everywhere, with the jobs that a task was given for all there are."""
+
+from __future__ import annotations
+
+import time
+from array import array
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import pyarrow as pa
+
+from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
+from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning
+from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
+from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear
+from airflow_provider_jetstream.jetstream.dead_letters.verdicts import Verdict
+from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.spark.dead_letters.records import batch_of
+from airflow_provider_jetstream.spark.driven import driven
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Iterator, Mapping
+
+    from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.death import Death
+
+# What a scan knows about a job before it is judged: nothing more where nobody told of it.
+JOB_SCHEMA: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("entries", pa.list_(pa.int64())),
+        pa.field("kinds", pa.list_(pa.int8())),
+        pa.field("consumers", pa.list_(pa.string())),
+        pa.field("told_at", pa.list_(pa.int64())),
+        pa.field("deliveries", pa.list_(pa.int64())),
+    ]
+)
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+_BYTES_AT_A_TIME = 16 << 20
+# Failures in a row, without a page between them, after which the task gives up and Spark decides.
+_ATTEMPTS = 5
+_PAUSE = 0.5
+
+
+def jobs_batch(jobs: list[tuple[int, tuple[Mention, ...]]]) -> pa.RecordBatch:
+    """Write what is said about jobs as rows.
+
+    :param jobs: sequences, and what is said about each
+    :return: a row each
+    """
+    columns: list[list[Any]] = [
+        [sequence for sequence, _ in jobs],
+        [[each.entry for each in mentions] for _, mentions in jobs],
+        [[int(each.kind) for each in mentions] for _, mentions in jobs],
+        [[each.consumer for each in mentions] for _, mentions in jobs],
+        [[(each.told_at - _EPOCH) // _MICROSECOND for each in mentions] for _, mentions in jobs],
+        [[each.deliveries for each in mentions] for _, mentions in jobs],
+    ]
+    arrays = [pa.array(values, field.type) for values, field in zip(columns, JOB_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=JOB_SCHEMA)
+
+
+@dataclass(frozen=True)
+class Proving:
+    """What every task of a scan does.
+
+    :param given: where and as whom, as the data source's options say it
+    :param premises: what the scan goes by
+    :param doubted: consumers that hold more jobs than the advisories leave room for
+    :param selection: which dead letters
+    :param lost: whether jobs whose bodies nobody kept are given as well
+    """
+
+    given: Mapping[str, str]
+    premises: Premises
+    doubted: frozenset[str]
+    selection: Selection
+    lost: bool
+
+    def prove(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Judge jobs.
+
+        :param batches: what is said about them
+        :return: the dead letters among them
+        :raises TransientError: the server was away for too long
+        """
+        index, reckoning = self._jobs(batches)
+        after = failures = 0
+        while True:
+            try:
+                for page, lost in self._pages(index, reckoning, after):
+                    failures = 0
+                    if page.letters or lost:
+                        yield batch_of(page.letters, lost)
+                        after = max([*(each.sequence for each in page.letters), *(each.sequence for each in lost)])
+            except TransientError:
+                failures += 1
+                if failures >= _ATTEMPTS:
+                    raise
+                time.sleep(_PAUSE * failures)
+            else:
+                return
+
+    def _jobs(self, batches: Iterator[pa.RecordBatch]) -> tuple[Index, Reckoning]:
+        index, orphans = Index(), array("Q")
+        for batch in batches:
+            for sequence, *told in zip(*(column.to_pylist() for column in batch.columns), strict=True):
+                mentions = list(zip(*told, strict=True))
+                if not mentions:
+                    orphans.append(sequence)
+                for entry, kind, consumer, told_at, deliveries in mentions:
+                    moment = _EPOCH + timedelta(microseconds=told_at)
+                    index.add(sequence, Mention(entry, Kind(kind), consumer, moment, deliveries))
+        return index, Reckoning(array("Q", sorted(orphans)), doubted=set(self.doubted))
+
+    def _pages(self, index: Index, reckoning: Reckoning, after: int) -> Iterator[tuple[Page, list[Death]]]:
+        with driven(self.given) as connection:
+            queue = self.premises.queue
+            connection.run(connection.learn(stream.name for stream in (queue, *queue.companions())))
+            scan = connection.run(Scan.part(connection, self.premises, index, reckoning))
+            scan.page_size = _page_size(self.premises)
+            pages = scan.pages(self.selection, after)
+            while page := connection.run(_following(pages)):
+                yield page, connection.run(self._lost(scan, page))
+
+    async def _lost(self, scan: Scan, page: Page) -> list[Death]:
+        found: list[Death] = []
+        for each in page.dismissed if self.lost else ():
+            told = [one for one in scan.index.mentions(each.sequence) if one.told_at >= scan.around.created_at]
+            if each.verdict != Verdict.LOST or not told:
+                continue
+            death = (await hear(scan.connection, scan.letters_name, scan.around, each.sequence, told)).death
+            letter = DeadLetter(death, "", b"", (), "", Source.COPY, each.entries, kept=False, ready_at=death.died_at)
+            if self.selection.matches(letter):
+                found.append(death)
+        return found
+
+
+async def _following(pages: AsyncGenerator[Page, None]) -> Page | None:
+    return await anext(pages, None)
+
+
+def _page_size(premises: Premises) -> int:
+    """Tell how many letters a task holds at once: fewer where they are large."""
+    state = premises.around.state
+    each = state["bytes"] / max(1, state["messages"])
+    return max(1, min(PAGE, int(_BYTES_AT_A_TIME / max(1.0, each))))

@@ -1,0 +1,232 @@
+"""Running the coroutines of scans and redrives over one wire, many requests on their way, without an event loop.
+
+They are the same coroutines as everywhere. A task does nothing else meanwhile, so that all that an event loop is for
+comes down to this: send what was asked, and go on with whoever is answered.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
+from airflow_provider_jetstream.jetstream.together import Pause, Together
+from airflow_provider_jetstream.spark.frames import next_frame
+
+if TYPE_CHECKING:
+    from collections.abc import Coroutine, Generator
+
+    from airflow_provider_jetstream.spark.wire import Wire
+
+_Result = TypeVar("_Result")
+
+_ANSWER = re.compile(rb"(H?)MSG \S+\.(\d+) \S+ (?:(\d+) )?(\d+)\r\n")
+_CHUNK = 1 << 16
+
+
+class Ask:
+    """A request that waits for its answer.
+
+    :param subject: where it goes
+    :param header: its header as it is on the wire
+    :param payload: its body
+    """
+
+    __slots__ = ("header", "payload", "subject")
+
+    def __init__(self, subject: str, payload: bytes, header: bytes = b"") -> None:
+        self.subject = subject
+        self.header = header
+        self.payload = payload
+
+    def __await__(self) -> Generator[Ask, tuple[bytes, bytes], tuple[bytes, bytes]]:
+        return (yield self)
+
+
+class _Group:
+    __slots__ = ("left", "parent", "results")
+
+    def __init__(self, parent: _Running, size: int) -> None:
+        self.parent = parent
+        self.left = size
+        self.results: list[Any] = [None] * size
+
+
+class _Running:
+    __slots__ = ("coroutine", "group", "place")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], group: _Group | None = None, place: int = 0) -> None:
+        self.coroutine = coroutine
+        self.group = group
+        self.place = place
+
+
+class Driver:
+    """Runs coroutines that ask over one wire.
+
+    :param wire: an open connection
+    """
+
+    def __init__(self, wire: Wire) -> None:
+        self.wire = wire
+        self.broken: TransientError | None = None
+        self._inbox = wire.inbox.encode()
+        self._number = 0
+        self._chunk: list[bytes] = []
+        self._size = 0
+        # Who waits for which answer, since when, and where it was asked; the oldest first.
+        self._waiting: dict[int, tuple[_Running, float, str]] = {}
+        self._ready: deque[tuple[_Running, Any, Exception | None]] = deque()
+        self._pausing: list[tuple[float, _Running]] = []
+        self._result: Any = None
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine to its end.
+
+        :param coroutine: the coroutine
+        :return: its result
+        :raises Exception: what it raises
+        """
+        root = _Running(coroutine)
+        self._ready.append((root, None, None))
+        try:
+            while True:
+                while self._ready:
+                    self._step(*self._ready.popleft())
+                if self._result is not None:
+                    (result,), self._result = self._result, None
+                    return result  # type: ignore[no-any-return]
+                self._go_on()
+        finally:
+            self._ready.clear()
+            self._waiting.clear()
+            self._pausing.clear()
+            coroutine.close()
+
+    def send(self, subject: str, payload: bytes, header: bytes = b"", reply: bytes = b"") -> None:
+        """Send a message with the next requests.
+
+        :param subject: where it goes
+        :param payload: its body
+        :param header: its header as it is on the wire
+        :param reply: where answers go
+        """
+        if header:
+            line = b"HPUB %b %b %d %d\r\n" % (subject.encode(), reply, len(header), len(header) + len(payload))
+            self._chunk += (line, header, payload, b"\r\n")
+        else:
+            self._chunk += (b"PUB %b %b %d\r\n" % (subject.encode(), reply, len(payload)), payload, b"\r\n")
+        self._size += len(header) + len(payload) + 64
+        if self._size > _CHUNK:
+            self._flush()
+
+    def _step(self, running: _Running, value: Any, error: Exception | None) -> None:
+        try:
+            asked = running.coroutine.throw(error) if error else running.coroutine.send(value)
+        except StopIteration as end:
+            self._ended(running, end.value)
+        except JetStreamProviderError as raised:
+            if running.group is None:
+                raise
+            self._ended(running, raised)
+        else:
+            self._wait(running, asked)
+
+    def _wait(self, running: _Running, asked: Any) -> None:
+        match asked:
+            case Ask():
+                if self.broken:
+                    self._ready.append((running, None, type(self.broken)(str(self.broken))))
+                    return
+                self._number += 1
+                self._waiting[self._number] = (running, time.monotonic(), asked.subject)
+                self.send(asked.subject, asked.payload, asked.header, b"%b.%d" % (self._inbox, self._number))
+            case Together():
+                group = _Group(running, len(asked.coroutines))
+                if not group.left:
+                    self._ready.append((running, [], None))
+                for place, each in enumerate(asked.coroutines):
+                    self._ready.append((_Running(each, group, place), None, None))
+            case Pause():
+                self._pausing.append((time.monotonic() + asked.seconds, running))
+            case _:
+                raise TypeError(f"expected a request, found {asked!r}: this coroutine needs an event loop")
+
+    def _ended(self, running: _Running, result: Any) -> None:
+        group = running.group
+        if group is None:
+            self._result = (result,)
+            return
+        group.results[running.place] = result
+        group.left -= 1
+        if not group.left:
+            self._ready.append((group.parent, group.results, None))
+
+    def _go_on(self) -> None:
+        if not self._waiting:
+            due, running = min(self._pausing, key=lambda each: each[0])
+            self._pausing.remove((due, running))
+            time.sleep(max(0.0, due - time.monotonic()))
+            self._ready.append((running, None, None))
+            return
+        try:
+            self._flush()
+            _, since, _ = next(iter(self._waiting.values()))
+            left = since + self.wire.timeout - time.monotonic()
+            with suppress(DeadlineError):
+                self.wire.receive(lambda _buffer, _filled: True, max(left, 0.0))
+                self._hear()
+            self._give_up_the_late()
+        except TransientError as error:
+            self.broken = error
+            for running, _, _ in self._waiting.values():
+                self._ready.append((running, None, type(error)(str(error))))
+            self._waiting.clear()
+
+    def _give_up_the_late(self) -> None:
+        now = time.monotonic()
+        for number, (running, since, subject) in list(self._waiting.items()):
+            if since + self.wire.timeout > now:
+                return
+            del self._waiting[number]
+            error = DeadlineError(f"no answer on {subject} within {self.wire.timeout:g} s")
+            self._ready.append((running, None, error))
+
+    def _flush(self) -> None:
+        chunk, self._chunk, self._size = self._chunk, [], 0
+        if chunk and not self.broken:
+            try:
+                self.wire.send(b"".join(chunk))
+            except TransientError as error:
+                self.broken = error
+        if self.broken:
+            raise self.broken
+
+    def _hear(self) -> None:
+        wire, at = self.wire, 0
+        buffer, filled = wire.buffer, wire.filled
+        while found := _ANSWER.match(buffer, at, filled):
+            kind, number, header_size, size = found.groups()
+            if bool(kind) != bool(header_size):
+                break
+            body = found.end()
+            end = body + int(size)
+            if end + 2 > filled:
+                break
+            at = end + 2
+            if waiting := self._waiting.pop(int(number), None):
+                header = body + int(header_size or 0)
+                self._ready.append((waiting[0], (bytes(buffer[body:header]), bytes(buffer[header:end])), None))
+        while frame := next_frame(buffer, at, filled):
+            at = frame.end
+            if not frame.sid:
+                wire.answer(frame)
+                continue
+            subject, subject_end, _, _, header, body, end = frame.parts
+            token = bytes(buffer[subject:subject_end]).rpartition(b".")[2]
+            if waiting := self._waiting.pop(int(token) if token.isdigit() else -1, None):
+                self._ready.append((waiting[0], (bytes(buffer[header:body]), bytes(buffer[body:end])), None))
+        wire.consume(at)

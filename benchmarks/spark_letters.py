@@ -1,0 +1,284 @@
+"""The pipeline over dead letters on Spark: seconds of each stage, beside bare pipelined gets and the client library.
+
+The queue holds jobs of 1 KiB that have used up their one delivery; the dead letter queue holds the server's advisory of
+each, and for every other one a worker's record of its error, of a hundred kinds. Stages follow one another as in a
+nightly run, each on what the one before it wrote: *look* is the driver's part of the scan, *prove* the tasks' part with
+the bodies, up to the snapshot on disk. The floor gets as many jobs by their sequences over one bare connection, a
+thousand on their way at a time, and looks at nothing. The naive loop gets advisories with the client library, and each
+one's job, one by one; it does a part of the letters, and nothing of the rest of *prove*. A round counts only if every
+letter is there once.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.names import copy_subject, late_ack_subject
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.pump import pump
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.spark.connection_options import wire_settings
+from airflow_provider_jetstream.spark.dead_letters import read_letters, repair, snapshot, triage, write_report
+from airflow_provider_jetstream.spark.streams import Stream
+from airflow_provider_jetstream.spark.wire import Wire
+from testbed.nats_server import NatsServer
+from testbed.table import table
+
+BODY = b"x" * 1024
+KINDS = 100
+WINDOW = 1000
+BURST = 500
+NAIVE = 2_000
+MEBIBYTE = 2**20
+# Seconds between two looks at the memory of the processes.
+LOOK = 0.2
+
+
+class Fill:
+    """Makes a queue whose jobs are all dead.
+
+    :param url: the server
+    :param name: the queue's name
+    :param letters: how many
+    """
+
+    def __init__(self, url: str, name: str, letters: int) -> None:
+        self.url = url
+        self.letters = letters
+        declared: dict[str, Any] = {
+            "name": name,
+            "subjects": [f"{name}.jobs.*"],
+            "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "300s", "max_ack_pending": -1}],
+            "dead_letters": f"{name}-dead",
+            "archive": False,
+        }
+        self.queue = WorkQueue(**declared)
+
+    async def run(self) -> WorkQueue:
+        """Make it."""
+        settings = connection_settings({"servers": (self.url,), "timeout": 30})
+        async with connect(settings) as connection:
+            await provision(connection, self.queue)
+            with closing(Wire(wire_settings({"servers": self.url, "timeout": "60"}))) as wire:
+                self._publish(wire)
+                self._deliver(wire)
+            count = self.letters + self.letters // 2
+            while (await stream_info(connection, f"{self.queue.name}-dead"))["state"]["messages"] < count:
+                await pump(connection, self.queue.name, "worker")
+        return self.queue
+
+    def _publish(self, wire: Wire) -> None:
+        name, stream = self.queue.name, Stream(wire, self.queue.name)
+        self._send(
+            wire, (b"PUB %b.jobs.%d %d\r\n%b\r\n" % (name.encode(), at % 7, len(BODY), BODY) for at in self._all())
+        )
+        while stream.facts().last < self.letters:
+            time.sleep(0.05)
+
+    def _deliver(self, wire: Wire) -> None:
+        name, stream = self.queue.name, Stream(wire, self.queue.name)
+        while pending := stream.api(f"CONSUMER.INFO.{name}.worker")["num_pending"]:
+            pull = json.dumps({"batch": min(pending, BURST), "no_wait": True}).encode()
+            topic = f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker {wire.reply()}"
+            # The jobs come before the answer to the next question, which drops them.
+            wire.send(b"PUB %b %d\r\n%b\r\n" % (topic.encode(), len(pull), pull))
+        self._send(wire, (self._record(at) for at in self._all() if at % 2 == 0))
+        nak = b"-NAK"
+        self._send(
+            wire,
+            (b"PUB %b 4\r\n%b\r\n" % (late_ack_subject(name, "worker", at).encode(), nak) for at in self._all()),
+        )
+
+    def _record(self, at: int) -> bytes:
+        name = self.queue.name
+        lines = {
+            "Dead-Letter-Version": "1",
+            "Dead-Letter-Sequence": at,
+            "Dead-Letter-Subject": f"{name}.jobs.{at % 7}",
+            "Dead-Letter-Reason": "max_deliveries",
+            "Dead-Letter-Error-Class": f"Error{at % KINDS}",
+            "Dead-Letter-Error-Message": f"no paper in tray {at}",
+        }
+        block = "NATS/1.0\r\n" + "".join(f"{key}: {value}\r\n" for key, value in lines.items()) + "\r\n"
+        subject, header = copy_subject(name, "worker", at).encode(), block.encode()
+        return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(header), len(header) + len(BODY), header, BODY)
+
+    def _all(self) -> range:
+        return range(1, self.letters + 1)
+
+    def _send(self, wire: Wire, frames: Any) -> None:
+        burst: list[bytes] = []
+        for frame in frames:
+            burst.append(frame)
+            if len(burst) == BURST:
+                wire.send(b"".join(burst))
+                burst.clear()
+                # One question for each burst keeps the server from falling behind.
+                wire.request("$JS.API.INFO")
+        wire.send(b"".join(burst))
+        wire.request("$JS.API.INFO")
+
+
+class Memory:
+    """The most memory that a process and its Python children have held together, looked at while it runs."""
+
+    def __init__(self) -> None:
+        self.driver = 0.0
+        self.workers = 0.0
+        self._done = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        me = psutil.Process()
+        while not self._done.wait(LOOK):
+            self.driver = max(self.driver, me.memory_info().rss / MEBIBYTE)
+            for child in me.children(recursive=True):
+                try:
+                    if "python" in child.name():
+                        self.workers = max(self.workers, child.memory_info().rss / MEBIBYTE)
+                except psutil.Error:
+                    continue
+
+    def stop(self) -> None:
+        """Look no more."""
+        self._done.set()
+        self._thread.join()
+
+
+def floor(url: str, queue: WorkQueue, letters: int) -> float:
+    """Get all jobs by their sequences over a bare connection."""
+    with closing(Wire(wire_settings({"servers": url}))) as wire:
+        topic = f"$JS.API.STREAM.MSG.GET.{queue.name}"
+        begun, asked, answered = time.perf_counter(), 0, 0
+        mark, tail = wire.sid + b" ", b""
+        while answered < letters:
+            batch = range(asked + 1, min(asked + WINDOW - (asked - answered), letters) + 1)
+            requests = []
+            for sequence in batch:
+                body = b'{"seq":%d}' % sequence
+                requests.append(b"PUB %b %b %d\r\n%b\r\n" % (topic.encode(), wire.reply().encode(), len(body), body))
+            asked += len(batch)
+            if requests:
+                wire.send(b"".join(requests))
+            wire.receive(lambda _buffer, _filled: True)
+            data = tail + bytes(wire.buffer[: wire.filled])
+            answered += data.count(mark)
+            # A mark may be cut in two.
+            tail = data[-len(mark) + 1 :]
+            wire.consume(wire.filled)
+        return time.perf_counter() - begun
+
+
+async def naive(url: str, queue: WorkQueue, first: int, letters: int) -> float:
+    """Get advisories and jobs as people do with the client library alone, one by one."""
+    import nats
+
+    client = await nats.connect(url)
+    jetstream = client.jetstream()
+    begun, found = time.perf_counter(), []
+    for entry in range(first, first + letters):
+        message = await jetstream.get_msg(f"{queue.name}-dead", entry)
+        sequence = json.loads(message.data or b"")["stream_seq"]
+        found.append((sequence, (await jetstream.get_msg(queue.name, sequence)).data))
+    took = time.perf_counter() - begun
+    await client.close()
+    if len({sequence for sequence, _ in found}) != letters:
+        raise AssertionError(f"expected {letters} letters, found {len(found)}")
+    return took
+
+
+def fixed(letters: DataFrame) -> DataFrame:
+    """Repair every tenth letter."""
+    body = f.when(f.col("sequence") % 10 == 0, f.lit("fixed").cast("binary")).otherwise(f.col("body"))
+    return letters.withColumn("body", body)
+
+
+def pipeline(session: SparkSession, url: str, queue: WorkQueue, letters: int, folder: Path) -> dict[str, float]:
+    """Run every stage, and measure it."""
+    took: dict[str, float] = {}
+    begun = time.perf_counter()
+
+    def ended(stage: str) -> None:
+        nonlocal begun
+        now = time.perf_counter()
+        took[stage], begun = now - begun, now
+
+    found = read_letters(session, queue, {"servers": url, "timeout": "30"})
+    ended("look")
+    kept = snapshot(found, str(folder / "letters"))
+    ended("prove, with bodies, to the snapshot")
+    count, different, size = kept.agg(f.count("*"), f.count_distinct("sequence"), f.sum(f.length("body"))).collect()[0]
+    if (count, different, size) != (letters, letters, letters * len(BODY)):
+        raise AssertionError(f"expected {letters} letters, found {count}, {different} of them different")
+    begun = time.perf_counter()
+    groups = triage(kept).groups.count()
+    ended("triage")
+    summary = write_report(kept, str(folder / "report"), airflow_url="http://localhost:8080")
+    ended("report")
+    if summary.letters != letters or summary.causes != groups:
+        raise AssertionError(f"expected {letters} letters of {groups} causes, found {summary}")
+    begun = time.perf_counter()
+    repaired = repair(kept, fixed, str(folder / "repaired"))
+    ended("repair")
+    if repaired.where("repaired").count() != letters // 10:
+        raise AssertionError("expected every tenth letter to be repaired")
+    return took
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--letters", type=int, default=100_000)
+    parser.add_argument("--rounds", type=int, default=5)
+    arguments = parser.parse_args()
+    letters = arguments.letters
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    builder = builder.config("spark.sql.shuffle.partitions", "4")
+    session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    with NatsServer() as server, tempfile.TemporaryDirectory() as scratch:
+        warm = asyncio.run(Fill(server.url, "warm", NAIVE).run())
+        pipeline(session, server.url, warm, NAIVE, Path(scratch) / "warm")
+        queue = asyncio.run(Fill(server.url, "orders", letters).run())
+        taken: dict[str, list[float]] = {}
+        memory = Memory()
+        for number in range(arguments.rounds):
+            seconds = {"floor: pipelined single gets": floor(server.url, queue, letters)}
+            seconds |= pipeline(session, server.url, queue, letters, Path(scratch) / str(number))
+            some = min(NAIVE, letters)
+            seconds["naive loop, get and get, for as many"] = (
+                # The advisories come behind the workers' records.
+                asyncio.run(naive(server.url, queue, letters // 2 + 1, some)) * letters / some
+            )
+            for stage, took in seconds.items():
+                taken.setdefault(stage, []).append(took)
+        memory.stop()
+    session.stop()
+    rows = [
+        (stage, f"{statistics.median(each):.1f}", f"{letters / statistics.median(each):,.0f}")
+        for stage, each in taken.items()
+    ]
+    print(table(("stage", "seconds", "letters/s"), rows), flush=True)
+    print(f"peak MiB: driver (Python) {memory.driver:.0f}, largest worker (Python) {memory.workers:.0f}")
+
+
+if __name__ == "__main__":
+    main()

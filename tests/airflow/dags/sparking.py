@@ -1,0 +1,33 @@
+"""Spark applications that don't come to an end by themselves."""
+
+from __future__ import annotations
+
+import tempfile
+
+from airflow.sdk import DAG
+
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
+
+QUEUE = WorkQueue(
+    name="sparking",
+    subjects=["sparking.>"],
+    consumers=[{"name": "worker", "max_deliver": 1, "ack_wait": "1s"}],
+    dead_letters="sparking_dead",
+)
+
+
+def report(task_id: str, **kwargs: object) -> None:
+    """Report on a queue."""
+    JetStreamDeadLetterReportOperator(
+        task_id=task_id, work_queue=QUEUE, directory=tempfile.gettempdir(), retries=0, **kwargs
+    )
+
+
+# A person marks it as failed while it waits for somebody to tell it where NATS is.
+with DAG("spark_killed", schedule=None):
+    asked = {"connection": "slow", "connectionProvider": "tests.asking_slowly:find"}
+    report("spark_killed", spark_conf={f"spark.jetstream.{name}": value for name, value in asked.items()})
+
+with DAG("spark_elsewhere", schedule=None):
+    report("spark_elsewhere", spark_conn_id="spark_unreachable")

@@ -1,0 +1,108 @@
+"""Many dead letters on a real server, made and counted over a task's own kind of connection."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.audit import LetterRecord
+from airflow_provider_jetstream.jetstream.names import letter_audit_subject
+from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.pump import pump
+from airflow_provider_jetstream.jetstream.reading import at_once, read_range
+from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.storing import store
+from airflow_provider_jetstream.jetstream.together import pause
+from airflow_provider_jetstream.spark.bulk_redrive.looking import asked_apart
+from airflow_provider_jetstream.spark.frames import next_frame
+from testbed.queues import CONSUMER, small_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_jetstream.jetstream.headers import Headers
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
+    from airflow_provider_jetstream.spark.driven import DrivenConnection
+
+
+def make_letters(
+    given: Mapping[str, str], name: str, count: int, headers: Headers | None = None, **fields: Any
+) -> WorkQueue:
+    """Make a queue of so many dead letters, whose bodies are the numbers from 1 on, as are their sequences."""
+    consumer = {"max_ack_pending": -1, "filter_subject": f"{name}.jobs.>"} | fields.pop("consumer", {})
+    queue = small_queue(name, consumer=consumer, **fields)
+
+    async def make(connection: DrivenConnection) -> None:
+        await connection.learn([])
+        await provision(connection, queue)
+        await publish(connection, queue, count, headers)
+
+    asked_apart(given, make)
+    let_die(given, queue, count)
+    return queue
+
+
+async def publish(connection: DrivenConnection, queue: WorkQueue, count: int, headers: Headers | None = None) -> None:
+    """Publish jobs."""
+
+    async def put(number: int) -> None:
+        await store(connection, f"{queue.name}.jobs.plain", str(number).encode(), headers)
+
+    await at_once(put, range(1, count + 1))
+
+
+def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
+    """Take jobs and hand them back until they are dead, and the dead letter queue says so."""
+
+    async def die(connection: DrivenConnection) -> None:
+        wire, letters = connection.wire, f"{queue.name}-dead"
+        before = (await stream_info(connection, letters))["state"]["messages"]
+        pull = json.dumps({"batch": count, "no_wait": True}).encode()
+        topic = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}"
+        wire.send(f"PUB {topic} {wire.inbox}.0 {len(pull)}\r\n".encode() + pull + b"\r\n")
+        left = count
+        while left:
+            wire.receive(lambda _buffer, _filled: True)
+            at = 0
+            while frame := next_frame(wire.buffer, at, wire.filled):
+                at = frame.end
+                if not frame.sid:
+                    wire.answer(frame)
+                elif reply := bytes(wire.buffer[frame.parts[2] : frame.parts[3]]):
+                    wire.send(b"PUB %b 4\r\n-NAK\r\n" % reply)
+                    left -= 1
+            wire.consume(at)
+        while (await stream_info(connection, letters))["state"]["messages"] < before + count:
+            await pump(connection, queue.name, CONSUMER)
+            await pause(0.02)
+
+    asked_apart(given, die)
+
+
+def messages_of(given: Mapping[str, str], stream: str, subject: str = ">") -> list[StoredMessage]:
+    """Read all that a stream holds."""
+
+    async def read(connection: DrivenConnection) -> list[StoredMessage]:
+        return [message async for message in read_range(connection, stream, subject)]
+
+    return asked_apart(given, read)
+
+
+def jobs_of(given: Mapping[str, str], queue: WorkQueue) -> Counter[int]:
+    """Count the bodies of the jobs that wait for a worker; nothing else may be stored."""
+
+    async def pending(connection: DrivenConnection) -> int:
+        return int((await consumer_info(connection, queue.name, CONSUMER))["num_pending"])
+
+    found = messages_of(given, queue.name, f"{queue.name}.jobs.>")
+    assert asked_apart(given, pending) == len(found)
+    return Counter(int(message.data) for message in found)
+
+
+def letter_records(given: Mapping[str, str], queue: WorkQueue) -> list[LetterRecord]:
+    """Read what is written down about letters."""
+    subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
+    assert queue.audit
+    return [LetterRecord.model_validate_json(each.data) for each in messages_of(given, queue.audit.name, subject)]

@@ -1,0 +1,142 @@
+"""A queue whose jobs have died in every way, for the tests of dead letters on Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.death import Death, Reason
+from airflow_provider_jetstream.jetstream.headers import Headers
+from airflow_provider_jetstream.jetstream.letter_record import record_headers
+from airflow_provider_jetstream.jetstream.names import copy_subject
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
+from testbed.letters import order_for, publish_raw
+from testbed.queues import CONSUMER, complete, eventually, make_queue, pump, put, stored_count, take, use_up
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+SCRIPT = "<script>alert('1')</script> & \"more\""
+ORIGIN = {"Airflow-Dag-Id": "prints/nightly", "Airflow-Run-Id": "manual__2026-11-21T00:00:00+00:00"}
+TASK = {"Airflow-Task-Id": "publish", "Airflow-Map-Index": "3"}
+
+
+async def mixed_queue(server: NatsServer, name: str) -> WorkQueue:
+    """Make a queue, and let its jobs die in every way; some are finished, redriven or lost after all."""
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name, consumer={"ack_wait": "1s"}, max_age="1h")
+        await _orphans(connection, queue)
+        await _used_up(connection, queue)
+        await _ended(connection, queue)
+        await publish_raw(
+            server, f"{name}.jobs.latin", "Größe: Ü\r\n".encode() + b"Latin: Gr\xf6\xdfe\r\nTag: a\r\nTag: b", b"raw"
+        )
+        await use_up(connection, queue, 1)
+        await _worker_gave_up(connection, queue)
+        await _past_deadline(connection, queue)
+        # Nobody but the archive has its body, and the server its reason.
+        await put(connection, queue, ["archived"], headers={"Customer": "Ünal", **ORIGIN, **TASK})
+        await _terminate(connection, queue, b"+TERM no such customer 17")
+        await _redriven_and_parked(connection, queue)
+        # An orphan died when its consumer's patience was over at the latest; until then that is the time of each look.
+        await asyncio.sleep(1)
+        return queue
+
+
+async def _orphans(connection: Connection, queue: WorkQueue) -> None:
+    await put(connection, queue, ["orphan 1", "orphan 2"])
+    await use_up(connection, queue, 2)
+    await connection.api(f"STREAM.PURGE.{queue.name}-dead")
+
+
+async def _used_up(connection: Connection, queue: WorkQueue) -> None:
+    await put(connection, queue, [f"used {number}" for number in range(3)], headers=ORIGIN | TASK | {"Job-Id": "job-1"})
+    await put(connection, queue, ["€"], kind="other", headers={"Redrive-Count": "2"})
+    await use_up(connection, queue, 4)
+
+
+async def _ended(connection: Connection, queue: WorkQueue) -> None:
+    sequence, *_ = await put(connection, queue, ["completed"])
+    await use_up(connection, queue, 1)
+    await complete(connection, queue, sequence)
+
+
+async def _record(connection: Connection, queue: WorkQueue, sequence: int, death: Death) -> None:
+    message = await get_message(connection, queue.name, sequence)
+    if message is None:
+        raise LookupError(f"{queue.name} doesn't hold {sequence}")
+    headers = record_headers(
+        death, subject=message.subject, time=message.time, headers=message.headers, teller="worker"
+    )
+    subject = copy_subject(queue.name, CONSUMER, sequence)
+    await connection.client.request(subject, message.data, headers=Headers(headers.items()), timeout=5)
+
+
+async def _death(connection: Connection, queue: WorkQueue, sequence: int, reason: Reason, message: str) -> Death:
+    info = await stream_info(connection, queue.name)
+    stored = await get_message(connection, queue.name, sequence)
+    if stored is None:
+        raise LookupError(f"{queue.name} doesn't hold {sequence}")
+    return Death(
+        stream=queue.name,
+        created=info["created"],
+        sequence=sequence,
+        consumer=CONSUMER,
+        reason=reason,
+        died_at=stored.stored_at,
+        first_failed_at=stored.stored_at,
+        deliveries=1,
+        error_class="printing.PaperError",
+        error_message=message,
+        traceback_digest="2c61e0f5b7aa",
+        error_place="printing:feed:12",
+    )
+
+
+async def _worker_gave_up(connection: Connection, queue: WorkQueue) -> None:
+    (sequence,) = await put(connection, queue, ["given up"], headers={"Customer": "Ünal", "Tag": "x"})
+    death = await _death(connection, queue, sequence, Reason.TERMINATED, f"no paper in tray 7 {SCRIPT}")
+    await _record(connection, queue, sequence, death)
+    await _terminate(connection, queue, b"+TERM")
+
+
+async def _past_deadline(connection: Connection, queue: WorkQueue) -> None:
+    (sequence,) = await put(connection, queue, [json.dumps({"pages": 3})])
+    death = await _death(connection, queue, sequence, Reason.DEADLINE, "too slow")
+    await _record(connection, queue, sequence, death)
+    await use_up(connection, queue, 1)
+
+
+async def _terminate(connection: Connection, queue: WorkQueue, answer: bytes) -> None:
+    before = await stored_count(connection, f"{queue.name}-dead")
+    (message,) = await take(connection, queue, 1)
+    await connection.request(message.reply, answer)
+
+    async def told() -> bool:
+        await pump(connection, queue)
+        return await stored_count(connection, f"{queue.name}-dead") > before
+
+    await eventually(told)
+
+
+async def _redriven_and_parked(connection: Connection, queue: WorkQueue) -> None:
+    again, parked = await put(connection, queue, ["redriven", "parked"])
+    await use_up(connection, queue, 2)
+    await asyncio.sleep(1.1)
+    (await redrive(connection, queue, order_for([again]))).raise_for_failures()
+    (message,) = await take(connection, queue, 1)
+    await message.ack_sync()
+    (await redrive(connection, queue, order_for([parked], max_redrives=0))).raise_for_failures()
+    (lost,) = await put(connection, queue, ["lost"])
+    await _terminate(connection, queue, b"+TERM gone for good")
+    archive = await stream_info(connection, f"{queue.name}-archive")
+    await connection.api(
+        f"STREAM.MSG.DELETE.{queue.name}-archive", {"seq": archive["state"]["last_seq"], "no_erase": True}
+    )
+    if await get_message(connection, queue.name, lost) is not None:
+        raise LookupError(f"{lost} is still there")

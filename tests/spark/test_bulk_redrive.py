@@ -1,0 +1,253 @@
+"""Bulk redrives: every letter comes back once, as it is asked for, and everything about it is written down."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import pytest
+from bulk_letters import jobs_of, let_die, letter_records, make_letters, messages_of, publish
+from pyspark.sql import Row
+from pyspark.sql import functions as f
+
+from airflow_provider_jetstream.jetstream.audit import RunRecord
+from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveOrderError
+from airflow_provider_jetstream.jetstream.headers import Headers
+from airflow_provider_jetstream.jetstream.names import run_audit_subject
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
+from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
+from airflow_provider_jetstream.spark.bulk_redrive.looking import asked_apart
+from airflow_provider_jetstream.spark.errors import SparkOptionError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from testbed.nats_server import NatsServer
+
+COUNT = 2_000
+HEADERS = "array<struct<key:string,value:string>>"
+
+
+@pytest.fixture
+def where(nats: NatsServer) -> dict[str, str]:
+    return {"servers": nats.url}
+
+
+def sequences(spark: SparkSession, first: int, last: int) -> DataFrame:
+    return spark.range(first, last + 1).withColumnRenamed("id", "sequence")
+
+
+@pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
+def test_every_letter_comes_back_once(
+    spark: SparkSession, where: dict[str, str], name: str, protocol: Protocol
+) -> None:
+    atomic = protocol == Protocol.ATOMIC
+    queue = make_letters(where, name, COUNT, Headers([("Kind", "a"), ("Kind", "b")]), atomic_redrive=atomic)
+    times = {message.sequence: message.time for message in messages_of(where, name)}
+    order = RedriveOrder(protocol=protocol, run="all", why="ticket 4711", who={"task_id": "bulk"})
+    report = redrive_letters(spark, sequences(spark, 1, COUNT), queue, order, where)
+    report.raise_for_failures()
+    assert sorted(report.redriven) == list(range(1, COUNT + 1))
+    assert (report.protocol, report.failures, list(report.gone), report.entries_left) == (protocol, 0, [], 0)
+    assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
+    for message in messages_of(where, name, f"{name}.jobs.>"):
+        sequence = int(message.data)
+        own = [pair for pair in message.headers if not pair[0].startswith("Nats-Batch")]
+        assert own == [
+            ("Kind", "a"),
+            ("Kind", "b"),
+            ("Redrive-Count", "1"),
+            ("Redrive-Stream", name),
+            ("Redrive-Sequence", str(sequence)),
+            ("Redrive-Consumer", "worker"),
+            ("Nats-Msg-Id", f"redrive:{name}:{sequence}:{times[sequence]}"),
+        ]
+        assert report.redriven[sequence] == message.sequence
+    records = letter_records(where, queue)
+    assert {each.sequence: each.new_sequence for each in records} == dict(report.redriven)
+    assert len(records) == COUNT
+    assert {(each.run, each.why, each.who["task_id"], each.action) for each in records} == {
+        ("all", "ticket 4711", "bulk", "redriven")
+    }
+    assert messages_of(where, f"{name}-dead") == []
+    assert queue.audit
+    (*_, last) = messages_of(where, queue.audit.name, run_audit_subject(name, "all"))
+    assert RunRecord.model_validate_json(last.data).finished
+
+
+def test_a_frame_repairs_what_it_changes_and_leaves_what_it_lacks(
+    spark: SparkSession, where: dict[str, str], name: str
+) -> None:
+    queue = make_letters(where, name, 9, Headers([("Kind", "a"), ("Kind", "b"), ("Old", "x")]))
+    kept = [Row(key="Kind", value="a"), Row(key="Kind", value="b"), Row(key="Old", value="x")]
+    changed = [Row(key="Kind", value="c"), Row(key="Kind", value="d"), Row(key="New", value="y")]
+    rows = [
+        (1, f"{name}.jobs.plain", b"1", kept, False),
+        (2, f"{name}.jobs.plain", b"22", kept, True),
+        (3, f"{name}.jobs.other", b"3", kept, True),
+        (4, f"{name}.jobs.plain", b"4", changed, True),
+        (5, None, None, None, True),
+        # What is said not to be repaired stays as it is stored, whatever it looks like.
+        (6, "elsewhere", b"66", changed, False),
+        (7, "elsewhere", b"7", kept, True),
+        (8, f"{name}.jobs.plain", b"8", [*kept, Row(key="Redrive-Count", value="9"), Row(key="a b", value="")], True),
+    ]
+    schema = f"sequence bigint, subject string, body binary, headers {HEADERS}, repaired boolean"
+    order = RedriveOrder(run="repair")
+    report = redrive_letters(spark, spark.createDataFrame(rows, schema), queue, order, where)
+    assert sorted(report.redriven) == [1, 2, 3, 4, 5, 6]
+    assert sorted(report.failed) == [7, 8]
+    assert "expected a subject of" in report.failed[7]
+    assert "expected a name of letters, digits and dashes" in report.failed[8]
+    found = {
+        message.data: (message.subject, [pair for pair in message.headers if pair[0] in ("Kind", "Old", "New")])
+        for message in messages_of(where, name)
+        if message.sequence > 9
+    }
+    plain, own = f"{name}.jobs.plain", [("Kind", "a"), ("Kind", "b"), ("Old", "x")]
+    assert found == {
+        b"1": (plain, own),
+        b"22": (plain, own),
+        b"3": (f"{name}.jobs.other", own),
+        b"4": (plain, [("Kind", "c"), ("Kind", "d"), ("New", "y")]),
+        b"5": (plain, own),
+        b"6": (plain, own),
+    }
+    changes = {each.sequence: each.changes for each in letter_records(where, queue)}
+    assert (changes[1], changes[3], changes[5], changes[6]) == (None, None, None, None)
+    assert changes[2] is not None
+    assert "body" in changes[2]
+    assert changes[4] == {
+        "headers": {
+            "Kind": {"before": ["a", "b"], "after": ["c", "d"]},
+            "New": {"before": None, "after": ["y"]},
+            "Old": {"before": ["x"], "after": None},
+        }
+    }
+    # Seven and eight failed, nine wasn't asked for: they are as they were.
+    again = redrive_letters(spark, sequences(spark, 1, 9), queue, RedriveOrder(run="rest"), where)
+    assert sorted(again.redriven) == [7, 8, 9]
+    assert sorted(again.gone) == [1, 2, 3, 4, 5, 6]
+
+
+def test_all_tasks_together_keep_to_the_rate(spark: SparkSession, where: dict[str, str], name: str) -> None:
+    queue = make_letters(where, name, 400)
+    order = RedriveOrder(protocol=Protocol.COPY, rate=200)
+    report = redrive_letters(spark, sequences(spark, 1, 400), queue, order, where, tasks=2)
+    assert len(report.redriven) == 400
+    stored = sorted(message.stored_at for message in messages_of(where, name))
+    assert (stored[-1] - stored[0]).total_seconds() >= 1.8
+    for first, later in zip(stored, stored[230:], strict=False):
+        assert (later - first).total_seconds() >= 1
+
+
+def test_letters_are_parked_after_so_many_redrives_and_brought_back_from_there(
+    spark: SparkSession, where: dict[str, str], name: str
+) -> None:
+    queue = make_letters(where, name, 4)
+    rows = sequences(spark, 1, 4)
+    once = RedriveOrder(max_redrives=1, why="enough")
+    assert sorted(redrive_letters(spark, rows, queue, once, where).redriven) == [1, 2, 3, 4]
+    let_die(where, queue, 4)
+    before = preview_letters(spark, sequences(spark, 5, 8), queue, once, where)
+    assert (before.redriven, before.parked, before.failures) == (0, 4, 0)
+    report = redrive_letters(spark, sequences(spark, 5, 8), queue, once, where)
+    assert (list(report.parked), list(report.redriven)) == ([5, 6, 7, 8], [])
+    assert messages_of(where, name) == []
+    refused = redrive_letters(spark, sequences(spark, 5, 8), queue, None, where)
+    assert refused.failed == dict.fromkeys(range(5, 9), "it is parked; select parked to bring it back")
+    back = redrive_letters(spark, sequences(spark, 5, 8), queue, RedriveOrder(Selection(parked=True)), where)
+    assert sorted(back.redriven) == [5, 6, 7, 8]
+    assert jobs_of(where, queue) == Counter([1, 2, 3, 4])
+
+
+def test_a_preview_changes_nothing(spark: SparkSession, where: dict[str, str], name: str) -> None:
+    queue = make_letters(where, name, 20)
+    frame = sequences(spark, 1, 20).withColumn("body", f.when(f.col("sequence") == 1, f.lit("one")))
+    stored, told = messages_of(where, name), messages_of(where, f"{name}-dead")
+    found = preview_letters(spark, frame, queue, RedriveOrder(rate=1), where)
+    assert (found.redriven, found.parked, found.failures) == (20, 0, 0)
+    assert found.groups.total() == 20
+    assert [each["sequence"] for each in found.sample] == [1, 2, 3, 4, 5]
+    assert found.sample[0]["body"] == "one"
+    assert (messages_of(where, name), messages_of(where, f"{name}-dead")) == (stored, told)
+    assert letter_records(where, queue) == []
+
+
+@pytest.mark.parametrize("audited", [True, False])
+def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
+    spark: SparkSession, where: dict[str, str], name: str, *, audited: bool
+) -> None:
+    queue = make_letters(where, name, 300, **({} if audited else {"audit": False}))
+    order = RedriveOrder(protocol=Protocol.COPY, run="stopped", rate=60)
+
+    def some_are_done() -> bool:
+        return any(message.sequence > 300 for message in messages_of(where, name))
+
+    report = redrive_letters(spark, sequences(spark, 1, 300), queue, order, where, stopped=some_are_done)
+    assert report.cancelled
+    done = [message.sequence for message in messages_of(where, name) if message.sequence > 300]
+    assert 0 < len(done) < 300
+    if audited:
+        assert len(report.redriven) == len(done)
+    again = RedriveOrder(protocol=Protocol.COPY, run="stopped")
+    report = redrive_letters(spark, sequences(spark, 1, 300), queue, again, where)
+    assert (report.cancelled, report.failures) == (False, 0)
+    if audited:
+        assert sorted(report.redriven) == list(range(1, 301))
+    assert jobs_of(where, queue) == Counter(range(1, 301))
+
+
+def test_what_is_no_dead_letter_any_more_is_left_alone(spark: SparkSession, where: dict[str, str], name: str) -> None:
+    queue = make_letters(where, name, 3)
+    first = redrive_letters(spark, sequences(spark, 1, 1), queue, None, where)
+    asked_apart(where, lambda connection: publish(connection, queue, 1))
+    # One was redriven, its new job and one more wait, two and three are dead, and 99 never was.
+    rows = spark.createDataFrame([(1,), (2,), (2,), (3,), (4,), (5,), (99,)], "sequence bigint")
+    report = redrive_letters(spark, rows, queue, None, where)
+    assert dict(first.redriven) == {1: 4}
+    assert sorted(report.redriven) == [2, 3]
+    assert sorted(report.gone) == [1, 4, 5, 99]
+    assert report.failed == {2: "the frame has another row for it, which counts"}
+    assert jobs_of(where, queue) == Counter([1, 1, 2, 3])
+
+
+def test_a_full_queue_gets_all_its_letters_back_in_their_place(
+    spark: SparkSession, where: dict[str, str], name: str
+) -> None:
+    queue = make_letters(where, name, 30, discard="new", max_msgs=30)
+    with pytest.raises(RedriveOrderError, match="the frame leaves dead letters out"):
+        redrive_letters(spark, sequences(spark, 2, 30), queue, RedriveOrder(protocol=Protocol.IN_PLACE), where)
+    frame = sequences(spark, 1, 30).withColumn("repaired", f.expr("false"))
+    report = redrive_letters(spark, frame, queue, None, where)
+    assert (report.protocol, dict(report.redriven)) == (Protocol.IN_PLACE, {each: each for each in range(1, 31)})
+    assert {each.action for each in letter_records(where, queue)} == {"requeued"}
+    assert jobs_of(where, queue) == Counter(range(1, 31))
+
+
+def test_what_cannot_be_used_is_refused_before_anything_is_done(
+    spark: SparkSession, where: dict[str, str], name: str
+) -> None:
+    queue = make_letters(where, name, 1)
+    rows = sequences(spark, 1, 1)
+    for frame, problem in (
+        (rows.withColumnRenamed("sequence", "seq"), "expected a column sequence"),
+        (rows.withColumn("priority", f.lit(1)), "found priority"),
+        (rows.withColumn("body", f.lit(1)), "expected the column body as binary or string, found int"),
+    ):
+        with pytest.raises(SparkOptionError, match=problem):
+            redrive_letters(spark, frame, queue, None, where)
+    with pytest.raises(SparkOptionError, match="expected repairs in the frame"):
+        redrive_letters(spark, rows, queue, RedriveOrder(transform=lambda _: None), where)
+    with pytest.raises(SparkOptionError, match="expected letters by the frame's rows"):
+        redrive_letters(spark, rows, queue, RedriveOrder(Selection(sequences=frozenset({1}))), where)
+    with pytest.raises(SparkOptionError, match="found tasks 0"):
+        redrive_letters(spark, rows, queue, None, where, tasks=0)
+    with pytest.raises(QueueDeclarationError, match="declare a dead letter queue"):
+        redrive_letters(spark, rows, queue.model_copy(update={"dead_letters": None}), None, where)
+    with pytest.raises(NotFoundError):
+        redrive_letters(spark, rows, f"{name}-other", None, where)
+    with pytest.raises(RedriveOrderError, match="doesn't allow atomic batches"):
+        redrive_letters(spark, rows, queue, RedriveOrder(protocol=Protocol.ATOMIC), where)
+    assert [message.sequence for message in messages_of(where, name)] == [1]

@@ -1,0 +1,88 @@
+"""Bulk redrives whose tasks fail, are killed, or are run twice at once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+
+import pytest
+from bulk_letters import jobs_of, letter_records, make_letters, messages_of
+from faulty_shares import FailingShare, KilledShare
+
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport
+from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
+from airflow_provider_jetstream.spark.bulk_redrive import run as running
+from airflow_provider_jetstream.spark.bulk_redrive.looking import asked_apart, begin_run, look
+from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
+from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
+from airflow_provider_jetstream.spark.bulk_redrive.share import Share
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from testbed.nats_server import NatsServer
+
+COUNT = 800
+PROTOCOLS = [Protocol.COPY, Protocol.ATOMIC]
+
+
+@pytest.fixture
+def where(nats: NatsServer) -> dict[str, str]:
+    return {"servers": nats.url}
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("share", [FailingShare, KilledShare])
+def test_a_task_that_ends_early_is_tried_again_and_repeats_nothing(
+    spark: SparkSession,
+    where: dict[str, str],
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    protocol: Protocol,
+    share: type[Share],
+) -> None:
+    queue = make_letters(where, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
+    monkeypatch.setattr(running, "Share", share)
+    marker = tmp_path / "begun"
+    order = RedriveOrder(protocol=protocol, run="early", why=str(marker))
+    rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
+    report = redrive_letters(spark, rows, queue, order, where, tasks=2)
+    assert marker.exists()
+    report.raise_for_failures()
+    assert sorted(report.redriven) == list(range(1, COUNT + 1))
+    assert list(report.gone) == []
+    assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
+    records = letter_records(where, queue)
+    assert {each.sequence: each.new_sequence for each in records} == dict(report.redriven)
+    assert len(records) == COUNT
+    assert messages_of(where, f"{name}-dead") == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+def test_a_share_that_is_done_twice_at_once_is_done_once(where: dict[str, str], name: str, protocol: Protocol) -> None:
+    queue = make_letters(where, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
+    order = RedriveOrder(protocol=protocol, run="twice")
+    found = asked_apart(where, lambda connection: look(connection, queue, order))
+    report = RedriveReport()
+    asked_apart(where, lambda connection: begin_run(connection, found, order, report))
+    share = Share(
+        where, found.server, found.scan.premises, frozenset(), found.acknowledged, order, protocol, None, audited=True
+    )
+    jobs = found.jobs.rename_columns(["sequence", *(TOLD_PREFIX + each for each in TOLD)])
+
+    def do(_: int) -> pa.Table:
+        return jobs.from_batches(list(share.run(iter(jobs.to_batches()))))
+
+    with ThreadPoolExecutor(2) as threads:
+        for told in threads.map(do, range(2)):
+            assert add_outcomes(report, told) == frozenset()
+    report.raise_for_failures()
+    assert sorted(report.redriven) == list(range(1, COUNT + 1))
+    assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
+    assert Counter(each.sequence for each in letter_records(where, queue)) == Counter(range(1, COUNT + 1))
+    assert messages_of(where, f"{name}-dead") == []

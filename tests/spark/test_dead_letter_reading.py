@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+import asyncio
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from letter_queue import mixed_queue
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Findings, Reason, Selection, find_dead_letters
+from airflow_provider_jetstream.spark.dead_letters.reading import read_letters
+from airflow_provider_jetstream.spark.dead_letters.records import letter_of, shown
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+
+def find(server: NatsServer, queue: WorkQueue, select: Selection | None = None) -> Findings:
+    async def look() -> Findings:
+        async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
+            return await find_dead_letters(connection, queue, select)
+
+    return asyncio.run(look())
+
+
+def letters_of(frame: DataFrame) -> list[DeadLetter]:
+    rows = [row.asDict(recursive=True) for row in frame.orderBy("sequence").collect()]
+    for row in rows:
+        for name, value in row.items():
+            # Spark gives the times of its session's zone, which is UTC here, without saying so.
+            row[name] = value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
+    return [letter_of(row) for row in rows]
+
+
+def as_shown(letters: tuple[DeadLetter, ...]) -> list[DeadLetter]:
+    from dataclasses import replace
+
+    return [
+        replace(each, headers=tuple((shown(name), shown(value)) for name, value in each.headers)) for each in letters
+    ]
+
+
+@pytest.fixture(scope="module")
+def mixed(nats: NatsServer) -> WorkQueue:
+    return asyncio.run(mixed_queue(nats, "mixedletters"))
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        {},
+        {"parked": True},
+        {"reasons": frozenset(Reason), "vanished": True},
+        {"error_class": "printing.PaperError"},
+        {"dag_id": "prints/nightly", "sequences": [4, 5, 11, 12, 13]},
+        {"older_than": "1h"},
+    ],
+)
+def test_letters_are_those_that_a_scan_finds(
+    spark: SparkSession, nats: NatsServer, mixed: WorkQueue, select: dict[str, Any]
+) -> None:
+    expected = as_shown(find(nats, mixed, Selection.of(select)).letters)
+    found = letters_of(read_letters(spark, mixed.name, {"servers": nats.url}, select))
+    assert found == expected
+
+
+def test_every_kind_of_death_is_there(spark: SparkSession, nats: NatsServer, mixed: WorkQueue) -> None:
+    rows = read_letters(spark, mixed, {"servers": nats.url}, lost=True).collect()
+    assert sorted((row.reason, row.body_source, row.state) for row in rows) == [
+        ("deadline", "queue", "circulating"),
+        *[("max_deliveries", "queue", "circulating")] * 5,
+        ("orphan", "queue", "circulating"),
+        ("orphan", "queue", "circulating"),
+        ("terminated", "archive", "circulating"),
+        ("terminated", "copy", "circulating"),
+        ("terminated", "gone", "lost"),
+    ]
+    (lost,) = [row for row in rows if row.state == "lost"]
+    assert (lost.body, lost.subject, lost.explanation) == (None, None, "gone for good")
+    (archived,) = [row for row in rows if row.body_source == "archive"]
+    assert (archived.dag_id, archived.task_id, archived.map_index) == ("prints/nightly", "publish", 3)

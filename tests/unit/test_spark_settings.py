@@ -1,0 +1,206 @@
+"""From Airflow's connections to where Spark runs and how its executors find NATS, without Spark."""
+
+from __future__ import annotations
+
+import json
+from importlib import metadata
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.hooks.spark_connection import SparkSettings, spark_settings
+from airflow_provider_jetstream.hooks.spark_nats import hand_over
+from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.spark.application.errors import SparkSettingsError
+from airflow_provider_jetstream.spark.application.failures import failure_of
+from airflow_provider_jetstream.spark.application.installed import require_pyspark
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+_SECRET = "pl4nted-s3cret"
+LOCAL = SparkSettings("local[*]", {})
+CLUSTER = SparkSettings("spark://master:7077", {})
+
+
+def nats(**values: Any) -> ConnectionSettings:
+    return ConnectionSettings(servers=("nats://nats-1:4222",), **values)
+
+
+def told(spark: SparkSettings, **options: str) -> SparkSettings:
+    return SparkSettings(spark.master, {f"spark.jetstream.{name}": value for name, value in options.items()})
+
+
+WITH_SECRET = nats(user="u", password=_SECRET)
+
+
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def give(conn_id: str = "spark_default", **connection: Any) -> None:
+        monkeypatch.setenv(
+            f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "spark", "host": "local[2]", **connection})
+        )
+
+    return give
+
+
+def test_without_a_connection_spark_runs_on_this_machine(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level("INFO"):
+        assert spark_settings("spark_default", {"spark.ui.enabled": False}) == SparkSettings(
+            "local[*]", {"spark.ui.enabled": "false"}
+        )
+    assert "There is no Airflow connection spark_default, so Spark runs on this machine" in caplog.text
+
+
+def test_a_connection_that_was_named_has_to_be_there() -> None:
+    with pytest.raises(
+        SparkSettingsError, match="expected an Airflow connection 'spark_big' of type spark, found none"
+    ):
+        spark_settings("spark_big")
+
+
+@pytest.mark.parametrize(
+    ("connection", "master"),
+    [
+        ({"host": "local"}, "local"),
+        ({"host": "local[2,4]"}, "local[2,4]"),
+        ({"host": "spark://master", "port": 7077}, "spark://master:7077"),
+        ({"host": "master", "port": 7077}, "spark://master:7077"),
+        ({"host": "spark://a:1,b:2"}, "spark://a:1,b:2"),
+        ({"host": "yarn"}, "yarn"),
+        ({"host": "k8s://https://api", "port": 6443}, "k8s://https://api:6443"),
+    ],
+)
+def test_the_host_is_the_master(given: Callable[..., None], connection: dict[str, Any], master: str) -> None:
+    given(**connection)
+    assert spark_settings("spark_default").master == master
+
+
+def test_extras_are_those_of_the_spark_provider_and_properties(given: Callable[..., None]) -> None:
+    extra = {
+        "deploy-mode": "client",
+        "spark-binary": "spark-submit",
+        "queue": "nightly",
+        "namespace": "",
+        "conf": {"spark.executor.memory": "2g", "spark.executor.cores": 2},
+        "spark.speculation": True,
+    }
+    given(extra=extra)
+    assert spark_settings("spark_default", '{"spark.executor.cores": 4}').conf == {
+        "spark.yarn.queue": "nightly",
+        "spark.executor.memory": "2g",
+        "spark.executor.cores": "4",
+        "spark.speculation": "true",
+    }
+
+
+@pytest.mark.parametrize(
+    ("connection", "conf", "message"),
+    [
+        ({"conn_type": "spark_connect"}, None, "expected the type spark, found 'spark_connect'"),
+        ({"host": ""}, None, "expected a master as host, such as"),
+        ({"host": "sparc://master"}, None, "found 'sparc://master': correct its host"),
+        ({"host": "sc://connect:15002"}, None, "found 'sc://connect:15002'"),
+        ({"host": f"spark://u:{_SECRET}@master:7077"}, None, "found an @ in its host"),
+        ({"extra": {"deploy-mode": "cluster"}}, None, "expected deploy-mode client, found 'cluster'"),
+        ({"extra": {"quue": _SECRET}}, None, "found quue; remove or correct them"),
+        ({"extra": {"conf": "local"}}, None, "conf: expected properties such as"),
+        ({"extra": {"conf": {"executor.memory": "1g"}}}, None, "expected a property of Spark, spark.…, found 'exec"),
+        ({}, {"spark.master": "local"}, "expected no spark.master, which the connection's host gives"),
+        ({}, "nothing", "spark_conf: expected properties such as"),
+    ],
+)
+def test_what_cant_be_used_is_refused(
+    given: Callable[..., None], connection: dict[str, Any], conf: Any, message: str
+) -> None:
+    given(**connection)
+    with pytest.raises(SparkSettingsError) as refused:
+        spark_settings("spark_default", conf)
+    assert message in str(refused.value)
+    assert _SECRET not in str(refused.value)
+
+
+def test_on_this_machine_the_environment_carries_the_secret() -> None:
+    found = hand_over(WITH_SECRET, LOCAL)
+    assert found.options == {"connection": "airflow"}
+    assert found.environment == {
+        "NATS_AIRFLOW_URL": "nats://nats-1:4222",
+        "NATS_AIRFLOW_USER": "u",
+        "NATS_AIRFLOW_PASSWORD": _SECRET,
+        "NATS_AIRFLOW_TIMEOUT": "10",
+    }
+
+
+def test_a_cluster_is_told_what_is_no_secret() -> None:
+    found = hand_over(nats(tls_ca_file="/ca.pem", timeout=5), CLUSTER)
+    assert found.options == {"servers": "nats://nats-1:4222", "tlsCaFile": "/ca.pem", "timeout": "5"}
+    assert found.environment == {}
+
+
+def test_a_cluster_isnt_told_a_secret() -> None:
+    with pytest.raises(SparkSettingsError, match="how executors of spark://master") as refused:
+        hand_over(WITH_SECRET, CLUSTER)
+    assert _SECRET not in str(refused.value)
+
+
+def test_the_driver_takes_a_name_from_airflow_where_executors_have_it_of_their_own() -> None:
+    found = hand_over(WITH_SECRET, told(CLUSTER, connection="big-orders"))
+    assert found.options == {"connection": "big-orders"}
+    assert found.environment["NATS_BIG_ORDERS_PASSWORD"] == _SECRET
+    asked = told(CLUSTER, connection="orders", connectionProvider="vault:find")
+    assert hand_over(WITH_SECRET, asked).environment == {}
+    files = {"servers": "tls://n", "user": "u", "passwordFile": "/run/secrets/nats"}
+    assert hand_over(WITH_SECRET, told(CLUSTER, **files)).options == files
+
+
+@pytest.mark.parametrize("option", ["password", "token", "nkeySeedSecret", "credentialsSecret"])
+def test_a_secret_as_an_option_is_refused(option: str) -> None:
+    with pytest.raises(SparkSettingsError, match=f"without secrets, found {option}") as refused:
+        hand_over(WITH_SECRET, told(LOCAL, servers="n", **{option: _SECRET}))
+    assert _SECRET not in str(refused.value)
+
+
+def test_an_unknown_option_is_refused() -> None:
+    with pytest.raises(SparkSettingsError, match="found stream: correct it"):
+        hand_over(WITH_SECRET, told(LOCAL, stream="orders"))
+
+
+@pytest.mark.parametrize(
+    ("versions", "message"),
+    [
+        ({}, "expected pyspark 4.1 or later where this task runs, found none"),
+        ({"pyspark-client": "4.3.0"}, "found none"),
+        ({"pyspark": "4.0.5"}, "expected pyspark 4.1 or later, found 4.0.5"),
+        ({"pyspark": "4.3.0", "pyspark-client": "4.2.0"}, "expected pyspark-client of the version of pyspark, 4.3.0"),
+    ],
+)
+def test_a_pyspark_that_would_fail_in_strange_ways_is_refused(
+    versions: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def version(name: str) -> str:
+        if name not in versions:
+            raise metadata.PackageNotFoundError(name)
+        return versions[name]
+
+    monkeypatch.setattr(metadata, "version", version)
+    with pytest.raises(SparkSettingsError) as refused:
+        require_pyspark()
+    assert message in str(refused.value)
+
+
+def test_this_pyspark_will_do() -> None:
+    assert require_pyspark() == metadata.version("pyspark")
+
+
+def test_an_error_from_an_executor_is_told_as_what_it_is() -> None:
+    text = (
+        "Job aborted: Lost task: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
+        '  File "x.py", line 1, in f\n'
+        "airflow_provider_jetstream.jetstream.errors.ConnectionSettingsError: expected servers, found none\n\n"
+        "\tat org.apache.spark.api.python.BasePythonRunner\n"
+    )
+    told = failure_of(RuntimeError(text))
+    assert told == {"error": "expected servers, found none", "code": "JS101", "terminal": True}
+    assert failure_of(SelectionError("no"))["terminal"] is True
+    assert failure_of(KeyError("x")) == {"error": "KeyError: 'x'", "code": "", "terminal": False}
