@@ -2,11 +2,10 @@
 
 ::
 
-    JetStreamProviderError
-    ├── TerminalError
-    │   └── SparkSettingsError       also ValueError
-    └── TransientError
-        └── SparkApplicationError    also RuntimeError
+    TerminalError
+    └── SparkSettingsError       also ValueError
+    TransientError
+    └── SparkApplicationError    also RuntimeError
 """
 
 from __future__ import annotations
