@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from airflow_steps import do_jobs, log_text, provisioned, succeeded, wait_for_states
-from dags.waiting import FULL, UNAUDITED, queue
+from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
 
 from airflow_provider_jetstream.jetstream.connection import connect
 from airflow_provider_jetstream.jetstream.stored import stream_info
@@ -47,18 +47,19 @@ async def dead_letter(settings: ConnectionSettings, queue: WorkQueue) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def runs(airflow: Airflow, settings: ConnectionSettings, pool: ThreadPoolExecutor) -> None:
     """Start all runs at once, since each spends its time waiting."""
-    airflow.wait_for_dags("deaths", "too_late", "full")
+    airflow.wait_for_dags("deaths", "too_late", "full", "forgetful")
     failing = ("dead_inline", "dead_blocking", "dead_allowed")
     for name in (*failing, "dead_deferred", "late_deferred", "late_blocking"):
         asyncio.run(provisioned(settings, queue(name)))
-    asyncio.run(provisioned(settings, FULL))
+    for declared in (FULL, FORGETFUL):
+        asyncio.run(provisioned(settings, declared))
     for name in failing:
         pool.submit(asyncio.run, do_jobs(settings, queue(name), 3, fail=True))
     for name in ("late_deferred", "late_blocking"):
         pool.submit(asyncio.run, do_jobs(settings, queue(name), 2))
     for late in (queue("late_redrive"), UNAUDITED):
         asyncio.run(dead_letter(settings, late))
-    for dag_id in ("too_late", "deaths"):
+    for dag_id in ("too_late", "deaths", "forgetful"):
         airflow.trigger(dag_id, run_id=RUN)
 
 
@@ -136,8 +137,10 @@ def test_dead_letters_that_are_allowed_are_part_of_the_result(airflow: Airflow) 
     assert result["dead_reasons"] == dict.fromkeys(("1", "2", "3"), "1 deliveries to worker")
 
 
-def test_a_retry_that_would_come_after_the_duplicate_window_is_warned_of(airflow: Airflow) -> None:
-    wait_for_states(airflow, "deaths", RUN, {"dead_allowed": "success"}, timeout=90)
-    warning = "A retry comes 1:00:00 after a failure, and dead_allowed forgets the ids of jobs after 2m: "
-    assert warning in log_text(airflow, "deaths", RUN, "dead_allowed")
-    assert "forgets the ids" not in log_text(airflow, "full", RUN, "full")
+def test_a_retry_that_would_come_after_the_duplicate_window_is_warned_of_where_no_receipt_is_kept(
+    airflow: Airflow,
+) -> None:
+    wait_for_states(airflow, "forgetful", RUN, {"forgetful": "success"}, timeout=90)
+    warning = "A retry comes 1:00:00 after a failure, and forgetful forgets the ids of jobs after 2m: "
+    assert warning in log_text(airflow, "forgetful", RUN, "forgetful")
+    assert "forgets the ids" not in log_text(airflow, "deaths", RUN, "dead_allowed")

@@ -41,6 +41,8 @@ def waits(name: str, *, count: int, deferrable: bool = True, **kwargs: Any) -> J
 
 UNAUDITED = queue("unaudited", audit=False)
 FULL = queue("full", max_msgs=3, discard="new")
+# It has no events that could keep receipts of what a task published.
+FORGETFUL = WorkQueue(name="forgetful", subjects=["forgetful"])
 
 # Its jobs end while no triggerer runs.
 with DAG("survives", schedule=None):
@@ -49,6 +51,9 @@ with DAG("survives", schedule=None):
 # Its first try finds no room for all jobs.
 with DAG("full", schedule=None):
     waits("full", count=5, work_queue=FULL, retry_delay=timedelta(seconds=3), retries=20)
+
+with DAG("forgetful", schedule=None):
+    waits("forgetful", count=1, work_queue=FORGETFUL, wait_for_completion=False)
 
 # None of these may be tried again: its jobs are dead either way.
 with DAG("deaths", schedule=None):
