@@ -17,7 +17,6 @@ from airflow_provider_jetstream.worker.delivery_rules import DeliveryRules
 from airflow_provider_jetstream.worker.doing import JobDoer
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.giving_up import LetterKeeper
-from airflow_provider_jetstream.worker.priorities import SHARE
 from airflow_provider_jetstream.worker.running import Runner, Supervisor
 
 if TYPE_CHECKING:
@@ -30,6 +29,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.metrics import Metrics
 
 Fallback: TypeAlias = "str | tuple[QueueSource, str]"
+
+# Of so many jobs, each lane that has some gets at least one.
+SHARE = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_jetstream.worker.bells import Bell
+from airflow_provider_jetstream.worker.lanes import SHARE
 from airflow_provider_jetstream.worker.pulling import EXPIRES, PAUSE_AFTER_REFUSAL, Puller
 
 if TYPE_CHECKING:
@@ -18,14 +19,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.worker.lanes import Lane
 
-# Of so many jobs, each lane that has some gets at least one.
-SHARE = 10
-
 
 class Turns:
     """Whose turn it is: the most urgent lane's that has jobs, unless another one has been passed over for too long.
 
-    :param lanes: how many there are, at most :data:`SHARE`
+    :param lanes: how many there are, at most :data:`~airflow_provider_jetstream.worker.lanes.SHARE`
     """
 
     def __init__(self, lanes: int) -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.worker.priorities import SHARE, Turns
+from airflow_provider_jetstream.worker.lanes import SHARE
+from airflow_provider_jetstream.worker.priorities import Turns
 
 
 def started(lanes: int, free: list[int]) -> list[int]:
