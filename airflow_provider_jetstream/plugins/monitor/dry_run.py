@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.reading_ahead import ReadingAhead
 from airflow_provider_jetstream.jetstream.redrive import preview
 from airflow_provider_jetstream.plugins.monitor.models import DryRun
 from airflow_provider_jetstream.reprocessing.order import order_for
@@ -29,7 +30,9 @@ async def dry_run(connection: str, queue: str, selection: Selection, action: Act
     :raises NotFoundError: the queue doesn't exist
     """
     async with JetStreamHook(connection).shared() as opened:
-        found = await preview(opened, await discover_queue(opened, queue), order_for(action, selection))
+        declared = await discover_queue(opened, queue)
+        # What is counted has changed a moment later anyway; the DAG proves each letter before it acts.
+        found = await preview(await ReadingAhead.over(opened, declared), declared, order_for(action, selection))
     told = found.as_json()
     conf: dict[str, Any] = {
         "nats_conn_id": connection,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection, Verdict
 from airflow_provider_jetstream.jetstream.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
+from airflow_provider_jetstream.jetstream.reading_ahead import ReadingAhead
 from airflow_provider_jetstream.plugins.monitor.letter_index import DeadLetterNote, LetterIndex, note_of
 from airflow_provider_jetstream.plugins.monitor.models import LetterCounts
 from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan, dead_in
@@ -127,7 +128,9 @@ class Scanner:
 
     async def _scan(self, connection: Connection, queue: str, scan: QueueScan) -> None:
         began, scan.seen = time.monotonic(), 0
-        looked = await Scan.begin(connection, await discover_queue(connection, queue))
+        declared = await discover_queue(connection, queue)
+        ahead = await ReadingAhead.over(connection, declared)
+        looked = await Scan.begin(ahead, declared)
         looked.page_size = _page_size(looked)
         index = await self._what_changed(scan, looked) if scan.may_carry_over(looked) else None
         if index is None:
@@ -140,6 +143,8 @@ class Scanner:
                     index.add(letter)
                 scan.seen = len(index)
             scan.full_at = time.monotonic()
+        # From here on it proves single letters, as they are when they are shown.
+        ahead.stop()
         scan.index, scan.scan, scan.risks = index, looked, looked.risks
         took, lost = time.monotonic() - began, looked.dismissed[Verdict.LOST]
         scan.counts = _counts(index, looked.reckoning.uncertain, took, lost)

@@ -1,0 +1,122 @@
+"""Looking at letters many at a time: the same ones as one by one, for far fewer requests."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
+from airflow_provider_jetstream.jetstream.reading_ahead import ReadingAhead
+from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.stored import get_message, last_message, next_message
+from testbed.letters import let_terminate, order_for, publish_raw
+from testbed.queues import let_die, make_queue, put, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Dismissal
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+PATIENT = {"consumer": {"ack_wait": "1s"}}
+
+
+async def scanned(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLetter], list[Dismissal], list[int]]:
+    """Look at all letters, parked ones too."""
+    scan = await Scan.begin(connection, queue)
+    letters: list[DeadLetter] = []
+    dismissed: list[Dismissal] = []
+    for parked in (False, True):
+        async for page in scan.pages(Selection(parked=parked)):
+            letters += page.letters
+            dismissed += page.dismissed
+    return letters, dismissed, sorted(scan.reckoning.orphans)
+
+
+@pytest.mark.parametrize("direct", [True, False])
+async def test_the_same_letters_are_found(connection: Connection, nats: NatsServer, name: str, *, direct: bool) -> None:
+    queue = await make_queue(connection, name, allow_direct=direct, max_age="1h", **PATIENT)
+    await let_die(connection, queue, map(str, range(300)))
+    await let_terminate(connection, queue, map(str, range(30)))
+    await publish_raw(nats, f"{name}.jobs.odd", b"Twice: 1\r\nAirflow-Dag-Id: a\xff\r\nTwice: 2", b"odd")
+    await let_die(connection, queue, [])
+    await redrive(connection, queue, order_for([1, 2, 301]))
+    await redrive(connection, queue, order_for([3, 302], max_redrives=0))
+    plain = await scanned(connection, queue)
+    ahead = await scanned(await ReadingAhead.over(connection, queue), queue)
+    assert len(plain[0]) == 327
+    assert ahead[0] == plain[0]
+    assert ahead[1:] == plain[1:]
+
+
+async def test_the_server_is_asked_far_less_often(own_nats: NatsServer, name: str) -> None:
+    asked = []
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+        await let_die(connection, queue, map(str, range(1_000)))
+        for way in (connection, await ReadingAhead.over(connection, queue)):
+            before = own_nats.monitor("varz")["in_msgs"]
+            assert len((await scanned(way, queue))[0]) == 1_000
+            asked.append(own_nats.monitor("varz")["in_msgs"] - before)
+    assert asked[0] > 5_000
+    assert asked[1] < 300
+
+
+async def test_single_reads_are_those_of_the_api(connection: Connection, nats: NatsServer, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+    await put(connection, queue, ["first"])
+    await publish_raw(nats, f"{name}.jobs.odd", b"Nats-Stream: mine\r\nNats-Sequence: 7\r\nA: 1\r\nA: 2", b"\0\xff")
+    await publish_raw(nats, f"{name}.jobs.bare", b"", b"")
+    await put(connection, queue, ["last"] * 3)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 4, "no_erase": True})
+    assert await stored_count(connection, name) == 5
+    ahead = await ReadingAhead.over(connection, queue)
+    for sequence in (1, 2, 3, 4, 5, 6, 7, 2**63):
+        assert await get_message(ahead, name, sequence) == await get_message(connection, name, sequence)
+        for subject in (">", f"{name}.jobs.odd"):
+            expected = await next_message(connection, name, sequence, subject)
+            assert await next_message(ahead, name, sequence, subject) == expected
+    subjects = [f"{name}.jobs.{kind}" for kind in ("plain", "odd", "bare", "none")]
+    found = await asyncio.gather(*(last_message(ahead, name, subject) for subject in [*subjects, *subjects]))
+    expected_last = [await last_message(connection, name, subject) for subject in subjects]
+    assert found == [*expected_last, *expected_last]
+    assert [message.sequence if message else None for message in expected_last] == [6, 2, 3, None]
+
+
+async def test_it_stops_when_it_is_told_to(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+    await put(connection, queue, ["job"])
+    ahead = await ReadingAhead.over(connection, queue)
+    assert await get_message(ahead, name, 1)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1, "no_erase": True})
+    # It was read just before.
+    assert await get_message(ahead, name, 1)
+    ahead.stop()
+    assert await get_message(ahead, name, 1) is None
+
+
+async def test_one_who_gives_up_takes_nothing_from_the_others(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+    await put(connection, queue, ["job"])
+    ahead = await ReadingAhead.over(connection, queue)
+    reads = [asyncio.create_task(get_message(ahead, name, 1)) for _ in range(2)]
+    lasts = [asyncio.create_task(last_message(ahead, name, f"{name}.jobs.plain")) for _ in range(2)]
+    await asyncio.sleep(0)
+    reads[0].cancel()
+    lasts[0].cancel()
+    assert (await reads[1], await lasts[1]) == (await get_message(connection, name, 1),) * 2
+
+
+async def test_a_stream_that_went_away_is_said_to_be(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+    await put(connection, queue, ["job"])
+    ahead = await ReadingAhead.over(connection, queue)
+    await connection.api(f"STREAM.DELETE.{name}")
+    with pytest.raises(UnreachableError, match="its server may be away"):
+        await get_message(ahead, name, 1)
+    with pytest.raises(UnreachableError, match="its server may be away"):
+        await last_message(ahead, name, f"{name}.jobs.plain")
