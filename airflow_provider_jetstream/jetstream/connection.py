@@ -27,11 +27,12 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.foresight import Wanted
     from airflow_provider_jetstream.jetstream.headers import Headers
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
@@ -53,6 +54,8 @@ class Connection:
 
     # Streams to whose messages there is a shorter way than the API, as exact as that, and the way.
     direct: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})
+    # Streams of which many messages in a row can be had for one request: from a sequence on, of a subject.
+    runs: Mapping[str, Callable[[int, str], Awaitable[list[StoredMessage]]]] = MappingProxyType({})
 
     def __init__(self, client: Client, timeout: float) -> None:
         self.client = client
@@ -112,6 +115,14 @@ class Connection:
             raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s{told}") from None
         except errors.Error as error:
             raise UnreachableError(f"the connection failed while asking {subject}: {error}") from None
+
+    @asynccontextmanager
+    async def foreseen(self, wanted: Iterable[Wanted]) -> AsyncIterator[None]:
+        """Say what will be asked for in the meantime, to a connection that knows how to get it at once.
+
+        :param wanted: what will be asked for
+        """
+        yield
 
     async def status(self, subject: str, payload: bytes) -> str:
         """Send a request that is answered by a status only.

@@ -152,7 +152,11 @@ def one_line(text: str | None) -> str | None:
     """
     if not text:
         return None
-    shown = ("\ufffd" if unicodedata.category(character) in _UNSHOWN else character for character in _words(text))
+    words = _words(text)
+    if words.isascii() and words.isprintable():
+        # By far the most frequent, and a twentieth of the price.
+        return words[:_LONGEST_TEXT].rstrip() or None
+    shown = ("\ufffd" if unicodedata.category(character) in _UNSHOWN else character for character in words)
     return "".join(shown)[:_LONGEST_TEXT].rstrip() or None
 
 

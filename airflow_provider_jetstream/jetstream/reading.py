@@ -55,6 +55,24 @@ async def read_range(
     """
     if stop is None:
         stop = int((await stream_info(connection, stream))["state"]["last_seq"])
+    read = _in_runs if stream in connection.runs else _one_by_one
+    async for message in read(connection, stream, subject, start, stop):
+        yield message
+
+
+async def _in_runs(
+    connection: Connection, stream: str, subject: str, start: int, stop: int
+) -> AsyncGenerator[StoredMessage, None]:
+    while start <= stop and (messages := await connection.runs[stream](start, subject)):
+        for message in messages:
+            if message.sequence <= stop:
+                yield message
+        start = messages[-1].sequence + 1
+
+
+async def _one_by_one(
+    connection: Connection, stream: str, subject: str, start: int, stop: int
+) -> AsyncGenerator[StoredMessage, None]:
     width, heaviest = 32, 1024
     while start <= stop:
         head = await next_message(connection, stream, start, subject)

@@ -12,12 +12,12 @@ import logging
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Mapping
 
     from nats.aio.msg import Msg
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-_NO_MESSAGE = 10037
+NO_MESSAGE: Final = 10037
 _NO_STREAM = 10059
 _NO_CONSUMER = 10014
 
@@ -114,7 +114,7 @@ async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
     try:
         return await connection.api(f"STREAM.INFO.{stream}")
     except ApiError as error:
-        raise _missing(error, f"stream {stream}") from None
+        raise missing(error, f"stream {stream}") from None
 
 
 async def consumer_info(connection: Connection, stream: str, consumer: str) -> dict[str, Any]:
@@ -129,7 +129,7 @@ async def consumer_info(connection: Connection, stream: str, consumer: str) -> d
     try:
         return await connection.api(f"CONSUMER.INFO.{stream}.{consumer}")
     except ApiError as error:
-        raise _missing(error, f"consumer {consumer} of stream {stream}") from None
+        raise missing(error, f"consumer {consumer} of stream {stream}") from None
 
 
 async def consumer_names(connection: Connection, stream: str) -> list[str]:
@@ -145,7 +145,7 @@ async def consumer_names(connection: Connection, stream: str) -> list[str]:
         try:
             answer = await connection.api(f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
         except ApiError as error:
-            raise _missing(error, f"stream {stream}") from None
+            raise missing(error, f"stream {stream}") from None
         page: list[str] = answer.get("consumers") or []
         names += page
         if not page or len(names) >= answer.get("total", 0):
@@ -236,9 +236,18 @@ async def _get(connection: Connection, stream: str, request: dict[str, Any]) -> 
     try:
         answer = await connection.api(f"STREAM.MSG.GET.{stream}", request)
     except ApiError as error:
-        if error.err_code == _NO_MESSAGE:
+        if error.err_code == NO_MESSAGE:
             return None
-        raise _missing(error, f"stream {stream}") from None
+        raise missing(error, f"stream {stream}") from None
+    return message_of(answer)
+
+
+def message_of(answer: Mapping[str, Any]) -> StoredMessage:
+    """Take an answer of the API apart.
+
+    :param answer: the answer, decoded
+    :return: the message
+    """
     message = answer["message"]
     return StoredMessage(
         subject=message["subject"],
@@ -261,7 +270,13 @@ def parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
     return tuple((name, value.strip()) for name, value in pairs)
 
 
-def _missing(error: ApiError, what: str) -> Exception:
+def missing(error: ApiError, what: str) -> Exception:
+    """Give the error that says that something doesn't exist, where that is what the server means.
+
+    :param error: the server's refusal
+    :param what: what was asked about
+    :return: what to raise
+    """
     if error.err_code in (_NO_STREAM, _NO_CONSUMER):
         return NotFoundError(f"expected {what} on the server, found none: provision the queue first, or check the name")
     return error

@@ -6,6 +6,7 @@ one token, ``>`` for one or more at the end.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
@@ -50,6 +51,7 @@ def overlaps(left: str, right: str) -> bool:
     return len(ours) == len(theirs)
 
 
+@lru_cache(maxsize=4096)
 def covers(outer: str, inner: str) -> bool:
     """Tell whether every subject that matches ``inner`` matches ``outer``.
 

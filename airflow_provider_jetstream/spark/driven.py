@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.connection import Connection
 from airflow_provider_jetstream.jetstream.discovery import list_streams
-from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, parse_headers
+from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
+from airflow_provider_jetstream.spark.api_gets import ApiGets
+from airflow_provider_jetstream.spark.asking import Ask
 from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.driving import Ask, Driver
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.spark.direct_gets import NOBODY, STATUS, DirectGets
+from airflow_provider_jetstream.spark.driving import Driver
 from airflow_provider_jetstream.spark.wire import Wire
 
 if TYPE_CHECKING:
@@ -24,15 +23,14 @@ if TYPE_CHECKING:
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.foresight import Wanted
     from airflow_provider_jetstream.jetstream.headers import Headers
+    from airflow_provider_jetstream.spark.gets import Gets
 
     _Result = TypeVar("_Result")
 
-_NOBODY = b"NATS/1.0 503"
-_NO_MESSAGE = b"NATS/1.0 404"
-_STATUS = slice(9, 12)
-# What the server adds to the headers of a direct get: stream, subject, sequence and time, in this order.
-_ADDED = 4
+# The API level from which on one direct get may have many answers.
+_BATCHES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,7 @@ class DrivenConnection(Connection):
         super().__init__(cast("Client", None), wire.timeout)
         self._driver = Driver(wire)
         self.wire = wire
+        self._gets: Mapping[str, Gets] = {}
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -93,7 +92,7 @@ class DrivenConnection(Connection):
         :raises UnreachableError: the connection is gone, or nobody serves the subject just now
         """
         header, body = await Ask(subject, payload)
-        if header.startswith(_NOBODY):
+        if header.startswith(NOBODY):
             raise UnreachableError(
                 f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
             )
@@ -109,9 +108,9 @@ class DrivenConnection(Connection):
         :raises UnreachableError: the connection is gone, or nobody serves the subject just now
         """
         header, _ = await Ask(subject, payload)
-        if header.startswith(_NOBODY):
+        if header.startswith(NOBODY):
             raise UnreachableError(f"nobody can be asked on {subject}")
-        return header[_STATUS].decode(errors="replace").strip()
+        return header[STATUS].decode(errors="replace").strip()
 
     async def publish(self, subject: str, body: bytes, headers: Headers | None = None, reply: str = "") -> None:
         """Send a message and don't wait for anything.
@@ -135,7 +134,7 @@ class DrivenConnection(Connection):
         :raises DeadlineError: no answer within the time limit; it may be stored all the same
         """
         header, answer = await Ask(subject, body, _block(headers))
-        if header.startswith(_NOBODY):
+        if header.startswith(NOBODY):
             raise UnreachableError(f"no stream captures {subject} just now")
         return answer
 
@@ -160,27 +159,35 @@ class DrivenConnection(Connection):
             return
         configs = [info["config"] for info in await list_streams(self)]
         mirrored = {each["mirror"]["name"] for each in configs if each.get("mirror") and each.get("mirror_direct")}
-        self.direct = {
-            each["name"]: partial(self._read, each["name"])
+        batches = self.api_level >= _BATCHES
+        direct = {
+            each["name"]: DirectGets(each["name"], batches=batches)
             for each in configs
             if each["name"] in asked - mirrored
             and each.get("allow_direct")
             and each["num_replicas"] == 1
             and not each.get("mirror")
         }
+        self.runs = {name: each.run for name, each in direct.items()} if batches else {}
+        self._gets = {name: direct.get(name) or ApiGets(name) for name in asked}
+        self.direct = {name: each.get for name, each in self._gets.items()}
 
-    async def _read(self, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
-        subject = f"$JS.API.DIRECT.GET.{stream}"
-        # By far the most frequent one is written by hand, at a third of the price.
-        plain = request.keys() == {"seq"}
-        header, body = await Ask(subject, b'{"seq":%d}' % request["seq"] if plain else json.dumps(request).encode())
-        if header.startswith(b"NATS/1.0\r\n"):
-            return _message(header, body)
-        if header.startswith(_NO_MESSAGE):
-            return None
-        if header.startswith(_NOBODY):
-            raise UnreachableError(f"nobody answers on {subject}: {stream} is away, or takes no direct gets any more")
-        raise ApiError(int(header[_STATUS]), 0, header.decode(errors="replace").strip(), subject)
+    @asynccontextmanager
+    async def foreseen(self, wanted: Iterable[Wanted]) -> AsyncIterator[None]:
+        """Get at once what will be asked for in the meantime, as far as a stream allows that.
+
+        :param wanted: what will be asked for
+        """
+        found: list[Gets] = []
+        try:
+            for each in wanted:
+                if gets := self._gets.get(each.stream):
+                    found.append(gets)
+                    await gets.foresee(each.sequences, each.subjects)
+            yield
+        finally:
+            for gets in found:
+                gets.forget()
 
 
 @contextmanager
@@ -199,21 +206,6 @@ def driven(given: Mapping[str, str]) -> Iterator[DrivenConnection]:
         yield DrivenConnection(wire)
     finally:
         wire.close()
-
-
-def _message(header: bytes, body: bytes) -> StoredMessage:
-    pairs = parse_headers(header)
-    added = dict(pairs[-_ADDED:])
-    try:
-        return StoredMessage(
-            subject=added["Nats-Subject"],
-            sequence=int(added["Nats-Sequence"]),
-            time=added["Nats-Time-Stamp"],
-            headers=pairs[:-_ADDED],
-            data=body,
-        )
-    except (KeyError, ValueError):
-        raise WireError(f"expected an answer to a direct get, found the headers {header[:200]!r}") from None
 
 
 def _block(headers: Headers | None) -> bytes:

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.together import Pause, Together
+from airflow_provider_jetstream.spark.asking import Ask, AskAll, AskEach
 from airflow_provider_jetstream.spark.frames import next_frame
 
 if TYPE_CHECKING:
-    from collections.abc import Coroutine, Generator
+    from collections.abc import Coroutine
 
     from airflow_provider_jetstream.spark.wire import Wire
 
@@ -25,25 +26,25 @@ _Result = TypeVar("_Result")
 
 _ANSWER = re.compile(rb"(H?)MSG \S+\.(\d+) \S+ (?:(\d+) )?(\d+)\r\n")
 _CHUNK = 1 << 16
+_STATUS = b"NATS/1.0 "
+# A message may have been stored with a status in its first line.
+_MESSAGE = b"\r\nNats-Sequence: "
 
 
-class Ask:
-    """A request that waits for its answer.
+class _Waiting:
+    """Who waits, and for what: one answer, a list of as many as are left, or one of all until a status."""
 
-    :param subject: where it goes
-    :param header: its header as it is on the wire
-    :param payload: its body
-    """
+    __slots__ = ("answers", "first", "left", "running", "since", "subject")
 
-    __slots__ = ("header", "payload", "subject")
-
-    def __init__(self, subject: str, payload: bytes, header: bytes = b"") -> None:
+    def __init__(
+        self, running: _Running, subject: str, first: int, answers: list[Any] | None = None, left: int = 1
+    ) -> None:
+        self.running = running
         self.subject = subject
-        self.header = header
-        self.payload = payload
-
-    def __await__(self) -> Generator[Ask, tuple[bytes, bytes], tuple[bytes, bytes]]:
-        return (yield self)
+        self.since = time.monotonic()
+        self.first = first
+        self.left = left
+        self.answers = answers
 
 
 class _Group:
@@ -78,7 +79,7 @@ class Driver:
         self._chunk: list[bytes] = []
         self._size = 0
         # Who waits for which answer, since when, and where it was asked; the oldest first.
-        self._waiting: dict[int, tuple[_Running, float, str]] = {}
+        self._waiting: dict[int, _Waiting] = {}
         self._ready: deque[tuple[_Running, Any, Exception | None]] = deque()
         self._pausing: list[tuple[float, _Running]] = []
         self._result: Any = None
@@ -137,13 +138,18 @@ class Driver:
 
     def _wait(self, running: _Running, asked: Any) -> None:
         match asked:
+            case Ask() | AskAll() | AskEach() if self.broken:
+                self._ready.append((running, None, type(self.broken)(str(self.broken))))
             case Ask():
-                if self.broken:
-                    self._ready.append((running, None, type(self.broken)(str(self.broken))))
-                    return
                 self._number += 1
-                self._waiting[self._number] = (running, time.monotonic(), asked.subject)
+                self._waiting[self._number] = _Waiting(running, asked.subject, self._number)
                 self.send(asked.subject, asked.payload, asked.header, b"%b.%d" % (self._inbox, self._number))
+            case AskAll():
+                self._number += 1
+                self._waiting[self._number] = _Waiting(running, asked.subject, self._number, [], 0)
+                self.send(asked.subject, asked.payload, b"", b"%b.%d" % (self._inbox, self._number))
+            case AskEach():
+                self._ask_each(running, asked)
             case Together():
                 group = _Group(running, len(asked.coroutines))
                 if not group.left:
@@ -154,6 +160,14 @@ class Driver:
                 self._pausing.append((time.monotonic() + asked.seconds, running))
             case _:
                 raise TypeError(f"expected a request, found {asked!r}: this coroutine needs an event loop")
+
+    def _ask_each(self, running: _Running, asked: AskEach) -> None:
+        count, first = len(asked.payloads), self._number + 1
+        self._number += count
+        waiting = _Waiting(running, asked.subject, first, [None] * count, count)
+        self._waiting.update(dict.fromkeys(range(first, first + count), waiting))
+        for number, payload in enumerate(asked.payloads, first):
+            self.send(asked.subject, payload, b"", b"%b.%d" % (self._inbox, number))
 
     def _ended(self, running: _Running, result: Any) -> None:
         group = running.group
@@ -174,26 +188,23 @@ class Driver:
             return
         try:
             self._flush()
-            _, since, _ = next(iter(self._waiting.values()))
-            left = since + self.wire.timeout - time.monotonic()
+            left = next(iter(self._waiting.values())).since + self.wire.timeout - time.monotonic()
             with suppress(DeadlineError):
                 self.wire.receive(lambda _buffer, _filled: True, max(left, 0.0))
                 self._hear()
             self._give_up_the_late()
         except TransientError as error:
             self.broken = error
-            for running, _, _ in self._waiting.values():
-                self._ready.append((running, None, type(error)(str(error))))
+            for waiting in dict.fromkeys(self._waiting.values()):
+                self._ready.append((waiting.running, None, type(error)(str(error))))
             self._waiting.clear()
 
     def _give_up_the_late(self) -> None:
         now = time.monotonic()
-        for number, (running, since, subject) in list(self._waiting.items()):
-            if since + self.wire.timeout > now:
-                return
-            del self._waiting[number]
-            error = DeadlineError(f"no answer on {subject} within {self.wire.timeout:g} s")
-            self._ready.append((running, None, error))
+        while self._waiting and (waiting := next(iter(self._waiting.values()))).since + self.wire.timeout <= now:
+            self._waiting = {number: each for number, each in self._waiting.items() if each is not waiting}
+            error = DeadlineError(f"no answer on {waiting.subject} within {self.wire.timeout:g} s")
+            self._ready.append((waiting.running, None, error))
 
     def _flush(self) -> None:
         chunk, self._chunk, self._size = self._chunk, [], 0
@@ -217,9 +228,8 @@ class Driver:
             if end + 2 > filled:
                 break
             at = end + 2
-            if waiting := self._waiting.pop(int(number), None):
-                header = body + int(header_size or 0)
-                self._ready.append((waiting[0], (bytes(buffer[body:header]), bytes(buffer[header:end])), None))
+            header = body + int(header_size or 0)
+            self._answered(int(number), bytes(buffer[body:header]), bytes(buffer[header:end]))
         while frame := next_frame(buffer, at, filled):
             at = frame.end
             if not frame.sid:
@@ -227,6 +237,25 @@ class Driver:
                 continue
             subject, subject_end, _, _, header, body, end = frame.parts
             token = bytes(buffer[subject:subject_end]).rpartition(b".")[2]
-            if waiting := self._waiting.pop(int(token) if token.isdigit() else -1, None):
-                self._ready.append((waiting[0], (bytes(buffer[header:body]), bytes(buffer[body:end])), None))
+            number = int(token) if token.isdigit() else -1
+            self._answered(number, bytes(buffer[header:body]), bytes(buffer[body:end]))
         wire.consume(at)
+
+    def _answered(self, number: int, header: bytes, body: bytes) -> None:
+        if (waiting := self._waiting.get(number)) is None:
+            return
+        answer = (header, body)
+        if waiting.answers is None:
+            del self._waiting[number]
+            self._ready.append((waiting.running, answer, None))
+        elif waiting.left:
+            del self._waiting[number]
+            waiting.answers[number - waiting.first] = answer
+            waiting.left -= 1
+            if not waiting.left:
+                self._ready.append((waiting.running, waiting.answers, None))
+        else:
+            waiting.answers.append(answer)
+            if header.startswith(_STATUS) and _MESSAGE not in header:
+                del self._waiting[number]
+                self._ready.append((waiting.running, waiting.answers, None))

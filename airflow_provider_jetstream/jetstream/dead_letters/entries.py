@@ -81,6 +81,14 @@ class Index:
         self._told_at.append((mention.told_at - _EPOCH) // _MICROSECOND)
         self._deliveries.append(mention.deliveries)
 
+    def tells(self, kind: Kind) -> bool:
+        """Tell whether any entry is of a kind.
+
+        :param kind: the kind
+        :return: whether one is
+        """
+        return kind in self._kinds
+
     def mentions(self, sequence: int) -> tuple[Mention, ...]:
         """Give what is said about one job.
 

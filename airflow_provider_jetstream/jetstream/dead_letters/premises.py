@@ -101,7 +101,7 @@ class Premises:
     async def _metrics(self, connection: Connection, archive: Archive | None, index: Index) -> AckMetrics:
         asked = {
             sequence
-            for sequence, mentions in index.jobs()
+            for sequence, mentions in (index.jobs() if self.vanished or index.tells(Kind.DELETION) else ())
             if self.vanished or all(each.kind == Kind.DELETION for each in mentions)
         }
         first = await archive.find(min(asked)) if archive and asked else None

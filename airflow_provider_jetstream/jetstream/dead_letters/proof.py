@@ -14,16 +14,23 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention, alive_at, consumer_of, deaths
-from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear, read_parked
+from airflow_provider_jetstream.jetstream.dead_letters.testimony import ADVISORIES, hear, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.verdicts import ENDED, Dismissal, Verdict
 from airflow_provider_jetstream.jetstream.death import Death, Reason
-from airflow_provider_jetstream.jetstream.names import completion_subject, marker_filter, marker_subject
+from airflow_provider_jetstream.jetstream.foresight import Wanted
+from airflow_provider_jetstream.jetstream.names import (
+    completion_subject,
+    letter_audit_subject,
+    marker_filter,
+    marker_subject,
+)
+from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.archive import Archive
     from airflow_provider_jetstream.jetstream.audit import Audit, LetterRecord
@@ -61,6 +68,32 @@ class Judge:
     doubted: Collection[str] = ()
     vanished: bool = False
 
+    async def judge_all(self, jobs: Sequence[tuple[int, tuple[Mention, ...]]]) -> list[DeadLetter | Dismissal]:
+        """Find out what became of some jobs.
+
+        :param jobs: stream sequences in order, and what the dead letter queue says about each
+        :return: for each the dead letter, or why it is none
+        """
+        async with self.connection.foreseen(self._wanted(jobs)):
+            return await at_once(lambda job: self.judge(*job), jobs)
+
+    def _wanted(self, jobs: Sequence[tuple[int, tuple[Mention, ...]]]) -> Iterator[Wanted]:
+        """Say what judging some jobs takes, in the order in which single ones are asked for it."""
+        queue, sequences = self.around.queue, [sequence for sequence, _ in jobs]
+        markers = [marker_subject(queue, each) for each in sequences] if self._marks() else []
+        yield Wanted(queue, sequences, markers)
+        if self.events is not None:
+            told = ((sequence, consumer_of(mentions)) for sequence, mentions in jobs)
+            ends = [completion_subject(queue, consumer, sequence) for sequence, consumer in told if consumer]
+            yield Wanted(self.events, subjects=ends)
+        if self.audit:
+            yield Wanted(self.audit.stream, subjects=[letter_audit_subject(queue, each) for each in sequences])
+        records = (each.entry for _, mentions in jobs for each in mentions if each.kind not in ADVISORIES)
+        yield Wanted(self.letters, sorted(records))
+
+    def _marks(self) -> bool:
+        return covered_by_any(self.around.config.get("subjects") or [], marker_filter(self.around.queue))
+
     async def judge(self, sequence: int, mentions: tuple[Mention, ...]) -> DeadLetter | Dismissal:
         """Find out what became of a job.
 
@@ -82,7 +115,7 @@ class Judge:
             consumer = consumer or (taker.name if taker else None)
             return Dismissal(sequence, found, entries, consumer, stored=message is not None)
         # What is left about an earlier stream's job of that number goes with it.
-        return replace(found, entries=entries)
+        return found if found.entries == entries else replace(found, entries=entries)
 
     async def _judge_stored(
         self, message: StoredMessage, taker: ConsumerState | None, mentions: Sequence[Mention]
@@ -91,7 +124,7 @@ class Judge:
         if taker is None:
             copies = [each for each in mentions if each.kind in (Kind.COPY, Kind.FOUND)]
             kept = any(each.told_at >= message.stored_at for each in copies)
-            letter = self._letter(message, Source.QUEUE, self._untold(message, None), None, kept=kept)
+            letter = self._letter(message, Source.QUEUE, self._untold(message, None), None, kept=kept, told=mentions)
             return await self._begun(letter, done)
         since = alive_at(message, taker, done)
         # It is stored, so whoever said that it was deleted was wrong.
@@ -105,7 +138,7 @@ class Judge:
             death, kept = testimony.death, testimony.job is not None
         else:
             death = self._untold(message, taker)
-        letter = self._letter(message, Source.QUEUE, death, taker, kept=kept)
+        letter = self._letter(message, Source.QUEUE, death, taker, kept=kept, told=mentions)
         return await self._begun(letter, done)
 
     async def _begun(self, letter: DeadLetter, done: LetterRecord | None) -> DeadLetter:
@@ -113,7 +146,7 @@ class Judge:
         if done and done.action == "redriven":
             return replace(letter, copied_as=done.new_sequence)
         queue = self.around.queue
-        if covered_by_any(self.around.config.get("subjects") or [], marker_filter(queue)):
+        if self._marks():
             marker = await last_message(self.connection, queue, marker_subject(queue, letter.sequence))
             # An atomic redrive stores the new job right behind its marker.
             return replace(letter, copied_as=marker.sequence + 1) if marker else letter
@@ -181,6 +214,7 @@ class Judge:
         *,
         kept: bool,
         parked: str | None = None,
+        told: Sequence[Mention] = (),
     ) -> DeadLetter:
         return DeadLetter(
             death=death,
@@ -189,14 +223,14 @@ class Judge:
             headers=message.headers,
             time=message.time,
             source=source,
-            entries=(),
+            entries=tuple(each.entry for each in told),
             kept=kept,
             ready_at=death.died_at + (taker.patience if taker else timedelta()),
             parked=parked,
         )
 
     async def _completed(self, sequence: int, consumers: Collection[str | None]) -> bool:
-        for consumer in consumers:
+        for consumer in consumers if self.events is not None else ():
             if self.events is not None and consumer is not None:
                 subject = completion_subject(self.around.queue, consumer, sequence)
                 last = await last_message(self.connection, self.events, subject)

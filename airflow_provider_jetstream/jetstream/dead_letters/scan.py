@@ -27,7 +27,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.reading import at_once, read_range
+from airflow_provider_jetstream.jetstream.reading import read_range
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -217,13 +217,10 @@ class Scan:
             # The server may have forgotten deaths that it had told of.
             reckoning = await reckon(self.connection, self.around, self.index, self.audit)
             self._judge.doubted = reckoning.doubted
-        return await at_once(self._prove, sequences)
-
-    async def _prove(self, sequence: int) -> DeadLetter | Dismissal:
-        return await self._judge.judge(sequence, self.index.mentions(sequence))
+        return await self._judge.judge_all([(sequence, self.index.mentions(sequence)) for sequence in sequences])
 
     async def _page(self, batch: list[tuple[int, tuple[Mention, ...]]], selection: Selection) -> Page:
-        judged = await at_once(lambda job: self._judge.judge(*job), batch)
+        judged = await self._judge.judge_all(batch)
         letters: list[DeadLetter] = []
         dismissed: list[Dismissal] = []
         for (_, mentions), found in zip(batch, judged, strict=True):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention, consumer_of
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 # A worker's copy tells more than a scan's, and that more than what is left when a letter was parked.
 _TELLING = (Kind.COPY, Kind.FOUND, Kind.PARKED)
-_ADVISORIES = (Kind.DELIVERIES, Kind.TERMINATION, Kind.DELETION)
+ADVISORIES: Final = (Kind.DELIVERIES, Kind.TERMINATION, Kind.DELETION)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ async def hear(
     explanation = told.explanation if told else None
     if Kind.TERMINATION in kinds and not explanation:
         explanation = await _explanation(connection, letters, mentions)
-    died_at = max((each.told_at for each in mentions if each.kind in _ADVISORIES), default=None)
+    died_at = max((each.told_at for each in mentions if each.kind in ADVISORIES), default=None)
     if died_at is None and told and told_at:
         died_at = min(told.died_at, told_at)
     death = Death(

@@ -9,7 +9,6 @@ from pyspark.sql import functions as f
 from airflow_provider_jetstream.jetstream.archive import Archive
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.spark.bulk_redrive.looking import audit_over
 from airflow_provider_jetstream.spark.dead_letters.columns import CHANGEABLE, REPAIRED, SEQUENCE
 
@@ -64,5 +63,5 @@ async def any_dead(connection: DrivenConnection, found: Look, sequences: Sequenc
     audit = audit_over(connection, found) if scan.audit else None
     doubted = scan.reckoning.doubted
     judge = await scan.premises.judge(connection, scan.index, archive=archive, audit=audit, doubted=doubted)
-    judged = await at_once(lambda sequence: judge.judge(sequence, scan.index.mentions(sequence)), sequences)
+    judged = await judge.judge_all([(sequence, scan.index.mentions(sequence)) for sequence in sequences])
     return any(isinstance(each, DeadLetter) and Selection().matches(each) for each in judged)

@@ -228,7 +228,7 @@ class _Task:
             raise self._connection.broken
 
     async def _prove(self, batch: list[Work]) -> list[DeadLetter | Dismissal]:
-        return await at_once(lambda work: self._judge.judge(work.row.sequence, work.mentions), batch)
+        return await self._judge.judge_all([(work.row.sequence, work.mentions) for work in batch])
 
     def _is_meant(self, letter: DeadLetter, outcomes: Outcomes) -> bool:
         selection = self._share.order.selection

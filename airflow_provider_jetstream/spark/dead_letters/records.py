@@ -10,11 +10,29 @@ import pyarrow as pa
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.spark.dead_letters.columns import (
+    BODY_SOURCE,
     CIRCULATING,
+    CONSUMER,
+    DELIVERIES,
+    DIED_AT,
+    ENTRIES,
+    ERROR_CLASS,
+    ERROR_MESSAGE,
+    ERROR_PLACE,
+    EXPLANATION,
+    FINGERPRINT,
+    FIRST_FAILED_AT,
     GONE,
     IS_PARKED,
+    KEPT,
     LETTER_SCHEMA,
     LOST,
+    REASON,
+    SEQUENCE,
+    STATE,
+    STREAM,
+    STREAM_CREATED,
+    TRACEBACK_DIGEST,
 )
 
 if TYPE_CHECKING:
@@ -36,6 +54,7 @@ _HEADERS = "array<struct<key:string,value:string>>"
 # For data frames: the same columns in Spark's language.
 LETTER_DDL: Final = ", ".join(f"{field.name} {_DDL.get(field.type, _HEADERS)}" for field in LETTER_SCHEMA)
 
+_TOLD = (DELIVERIES, EXPLANATION, ERROR_CLASS, ERROR_MESSAGE, TRACEBACK_DIGEST, ERROR_PLACE, FINGERPRINT)
 _LARGEST = {pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
 
 
@@ -47,8 +66,9 @@ def batch_of(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> pa.Re
     :return: a row each
     """
     rows = [*map(_row, letters), *map(_row_of_lost, lost)]
-    columns = [pa.array([row.get(field.name) for row in rows], field.type) for field in LETTER_SCHEMA]
-    return pa.RecordBatch.from_arrays(columns, schema=LETTER_SCHEMA)
+    columns = zip(*rows, strict=True) if rows else ([] for _ in LETTER_SCHEMA)
+    arrays = [pa.array(column, field.type) for column, field in zip(columns, LETTER_SCHEMA, strict=True)]
+    return pa.RecordBatch.from_arrays(arrays, schema=LETTER_SCHEMA)
 
 
 def letter_of(row: Mapping[str, Any]) -> DeadLetter:
@@ -93,6 +113,8 @@ def shown(text: str) -> str:
     :param text: with such bytes escaped, as headers are read
     :return: text that can be encoded
     """
+    if text.isascii():
+        return text
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -112,52 +134,72 @@ def shown_pairs(headers: Pairs) -> list[dict[str, str]]:
     return [{"key": shown(name), "value": shown(value)} for name, value in headers]
 
 
-def _row(letter: DeadLetter) -> dict[str, Any]:
-    origin = letter.origin
-    told = {
-        "subject": shown(letter.subject),
-        "body": letter.body,
-        "headers": shown_pairs(letter.headers),
-        "first_stored": datetime.fromisoformat(letter.time) if letter.time else None,
-        "job_id": shown(letter.job_id),
-        "redrive_count": min(letter.redrives, _LARGEST[pa.int64()]),
-        "body_source": letter.source.value,
-        "state": CIRCULATING if letter.parked is None else IS_PARKED,
-        "parked": letter.parked,
-        "time": letter.time,
-        "entries": letter.entries,
-        "kept": letter.kept,
-        "ready_at": letter.ready_at,
-        "copied_as": letter.copied_as,
+def _row(letter: DeadLetter) -> tuple[Any, ...]:
+    """Give the columns' values in the order of the schema: rows as mappings would cost more than all else here."""
+    sequence, consumer, *told = _death(letter.death)
+    origin: tuple[Any, ...] = (None, None, None, None)
+    if found := letter.origin:
+        index = max(-1, min(found.map_index, _LARGEST[pa.int32()]))
+        origin = (shown(found.dag_id), shown(found.run_id), shown(found.task_id), index)
+    return (
+        sequence,
+        shown(letter.subject),
+        letter.body,
+        shown_pairs(letter.headers),
+        letter.death.reason.value,
+        consumer,
+        *told,
+        datetime.fromisoformat(letter.time) if letter.time else None,
+        letter.death.first_failed_at,
+        letter.death.died_at,
+        shown(letter.job_id),
+        *origin,
+        min(letter.redrives, _LARGEST[pa.int64()]),
+        letter.source.value,
+        CIRCULATING if letter.parked is None else IS_PARKED,
+        letter.parked,
+        letter.death.stream,
+        letter.death.created,
+        letter.time,
+        letter.entries,
+        letter.kept,
+        letter.ready_at,
+        letter.copied_as,
+    )
+
+
+def _row_of_lost(death: Death) -> tuple[Any, ...]:
+    sequence, consumer, *told = _death(death)
+    known = {
+        SEQUENCE: sequence,
+        REASON: death.reason.value,
+        CONSUMER: consumer,
+        **dict(zip(_TOLD, told, strict=True)),
+        FIRST_FAILED_AT: death.first_failed_at,
+        DIED_AT: death.died_at,
+        STREAM: death.stream,
+        STREAM_CREATED: death.created,
+        BODY_SOURCE: GONE,
+        STATE: LOST,
+        KEPT: False,
+        ENTRIES: (),
     }
-    if origin:
-        last = _LARGEST[pa.int32()]
-        told |= {"dag_id": shown(origin.dag_id), "run_id": shown(origin.run_id), "task_id": shown(origin.task_id)}
-        told["map_index"] = max(-1, min(origin.map_index, last))
-    return _death(letter.death) | told
+    return tuple(known.get(field.name) for field in LETTER_SCHEMA)
 
 
-def _row_of_lost(death: Death) -> dict[str, Any]:
-    return _death(death) | {"body_source": GONE, "state": LOST, "kept": False, "entries": ()}
-
-
-def _death(death: Death) -> dict[str, Any]:
-    return {
-        "stream": death.stream,
-        "stream_created": death.created,
-        "sequence": death.sequence,
-        "consumer": _told(death.consumer),
-        "reason": death.reason.value,
-        "died_at": death.died_at,
-        "first_failed_at": death.first_failed_at,
-        "deliveries": death.deliveries,
-        "explanation": _told(death.explanation),
-        "error_class": _told(death.error_class),
-        "error_message": _told(death.error_message),
-        "traceback_digest": death.traceback_digest,
-        "error_place": _told(death.error_place),
-        "fingerprint": death.fingerprint,
-    }
+def _death(death: Death) -> tuple[Any, ...]:
+    """Give what both kinds of rows tell of a death: sequence, consumer, and what ``_TOLD`` names."""
+    return (
+        death.sequence,
+        _told(death.consumer),
+        death.deliveries,
+        _told(death.explanation),
+        _told(death.error_class),
+        _told(death.error_message),
+        death.traceback_digest,
+        _told(death.error_place),
+        death.fingerprint,
+    )
 
 
 def _told(text: str | None) -> str | None:

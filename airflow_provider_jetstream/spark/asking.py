@@ -1,0 +1,64 @@
+"""What coroutines that are driven over a wire wait for: answers of the server."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeAlias
+
+if TYPE_CHECKING:
+    from collections.abc import Generator, Sequence
+
+# Header and body, as they came.
+Answer: TypeAlias = tuple[bytes, bytes]
+
+
+class Ask:
+    """A request that waits for its answer.
+
+    :param subject: where it goes
+    :param header: its header as it is on the wire
+    :param payload: its body
+    """
+
+    __slots__ = ("header", "payload", "subject")
+
+    def __init__(self, subject: str, payload: bytes, header: bytes = b"") -> None:
+        self.subject = subject
+        self.header = header
+        self.payload = payload
+
+    def __await__(self) -> Generator[Ask, Answer, Answer]:
+        return (yield self)
+
+
+class AskAll:
+    """A request that waits for many answers, of which a status is the last.
+
+    :param subject: where it goes
+    :param payload: its body
+    """
+
+    __slots__ = ("payload", "subject")
+
+    def __init__(self, subject: str, payload: bytes) -> None:
+        self.subject = subject
+        self.payload = payload
+
+    def __await__(self) -> Generator[AskAll, list[Answer], list[Answer]]:
+        return (yield self)
+
+
+class AskEach:
+    """Requests that wait for an answer each; the result has them in the order of the requests.
+
+    :param subject: where they go
+    :param payloads: their bodies
+    """
+
+    __slots__ = ("payloads", "subject")
+
+    def __init__(self, subject: str, payloads: Sequence[bytes]) -> None:
+        self.subject = subject
+        self.payloads = payloads
+
+    def __await__(self) -> Generator[AskEach, list[Answer], list[Answer]]:
+        return (yield self)
