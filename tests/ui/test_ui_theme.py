@@ -6,23 +6,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from playwright.sync_api import expect
-from ui_browsing import picture
+from ui_browsing import lightness, picture
 
 if TYPE_CHECKING:
-    from playwright.sync_api import FrameLocator, Page
     from ui_browsing import Browsing
-
-LIGHTNESS = """element => {
-    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
-    canvas.fillStyle = getComputedStyle(element.ownerDocument.documentElement).backgroundColor;
-    canvas.fillRect(0, 0, 1, 1);
-    return canvas.getImageData(0, 0, 1, 1).data[0] / 255;
-}"""
-
-
-def lightness(page: Page | FrameLocator) -> float:
-    """Tell how light the background is."""
-    return float(page.locator("body").evaluate(LIGHTNESS))
 
 
 @pytest.mark.parametrize(("scheme", "light"), [("light", True), ("dark", False)])

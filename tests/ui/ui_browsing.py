@@ -9,12 +9,18 @@ from typing import TYPE_CHECKING, Any
 from testbed.airflow_client import AirflowClient
 
 if TYPE_CHECKING:
-    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Frame, Locator, Page
+    from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Frame, FrameLocator, Locator, Page
 
 _PICTURES = Path(__file__).resolve().parents[2] / "docs" / "screenshots"
 _PAGE = "/jetstream/"
 PHONE = {"width": 390, "height": 844}
 DESKTOP = {"width": 1280, "height": 800}
+_LIGHTNESS = """element => {
+    const canvas = new OffscreenCanvas(1, 1).getContext("2d");
+    canvas.fillStyle = getComputedStyle(element.ownerDocument.documentElement).backgroundColor;
+    canvas.fillRect(0, 0, 1, 1);
+    return canvas.getImageData(0, 0, 1, 1).data[0] / 255;
+}"""
 
 
 class Browsing:
@@ -111,3 +117,12 @@ def cell(page: Page | Frame, name: str, label: str) -> Locator:
     :param label: its column
     """
     return row(page, name).locator(f'td[data-label="{label}"]')
+
+
+def lightness(page: Page | FrameLocator) -> float:
+    """
+    Tell how light the background is.
+
+    :param page: the page, or the frame
+    """
+    return float(page.locator("body").evaluate(_LIGHTNESS))

@@ -18,17 +18,36 @@ export const LABELS = { redrive: "Redrive", park: "Park", in_place: "Requeue in 
  * @property {Action} action
  */
 
-/** @type {Intent | null} */
+/** @type {(Intent & {number: number}) | null} */
 let intent = null;
+let intents = 0;
 const listeners = new Set();
 
-/** Open the dialog, or close it. The page holds it, not the row of the button, which a refresh may take away. */
+/**
+ * Open the dialog. The page holds it, not the row of the button, which a refresh may take away.
+ *
+ * @param {Intent} next
+ */
 export function intend(next) {
+  // The browser tells a moment later that a dialog was closed: somebody may have opened the next one by then.
+  tell({ ...next, number: ++intents });
+}
+
+/**
+ * Close the dialog, unless another one was opened since.
+ *
+ * @param {number} number the dialog's
+ */
+export function withdraw(number) {
+  if (intent?.number === number) tell(null);
+}
+
+function tell(next) {
   intent = next;
   for (const listener of listeners) listener(next);
 }
 
-/** @returns {Intent | null} */
+/** @returns {(Intent & {number: number}) | null} */
 export function useIntent() {
   const [current, setCurrent] = useState(intent);
   useEffect(() => {

@@ -1,7 +1,7 @@
 /** What is about to be done: counted first, then done by a DAG run that Airflow authorises and audits. */
 
 import { ApiError, dryRun, triggerDag } from "./api.js";
-import { LABELS, intend, useIntent } from "./acting.js";
+import { LABELS, useIntent, withdraw } from "./acting.js";
 import { counted, exact } from "./format.js";
 import { html, useEffect, useRef, useState } from "./html.js";
 import { Badge, Failure, Loading } from "./parts.js";
@@ -20,10 +20,10 @@ const SAYS = {
 /** The dialog, where there is something to confirm. */
 export function Confirmation() {
   const intent = useIntent();
-  return intent && html`<${Confirm} key=${JSON.stringify(intent)} ...${intent} />`;
+  return intent && html`<${Confirm} key=${intent.number} ...${intent} />`;
 }
 
-function Confirm({ connection, queue, select, action }) {
+function Confirm({ connection, queue, select, action, number }) {
   const me = useMe();
   const dialog = useRef(null);
   const [found, setFound] = useState();
@@ -60,7 +60,7 @@ function Confirm({ connection, queue, select, action }) {
     }
   };
   return html`
-    <dialog ref=${dialog} class="dialog" aria-labelledby="act-title" onClose=${() => intend(null)}>
+    <dialog ref=${dialog} class="dialog" aria-labelledby="act-title" onClose=${() => withdraw(number)}>
       <form onSubmit=${confirm}>
         <h2 id="act-title">${label}</h2>
         <p>${SAYS[action]}</p>
