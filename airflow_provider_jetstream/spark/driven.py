@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
@@ -17,7 +18,7 @@ from airflow_provider_jetstream.spark.driving import Driver
 from airflow_provider_jetstream.spark.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
     from typing import TypeVar
 
     from nats.aio.client import Client
@@ -188,6 +189,24 @@ class DrivenConnection(Connection):
         finally:
             for gets in found:
                 gets.forget()
+
+
+def asked_apart(given: Mapping[str, str], work: Callable[[DrivenConnection], Coroutine[Any, Any, _Result]]) -> _Result:
+    """Ask the server over a connection of its own.
+
+    :param given: where and as whom, as the data source's options say it
+    :param work: a coroutine function
+    :return: its result
+    :raises Exception: what it raises
+    """
+
+    def ask() -> _Result:
+        with driven(given) as connection:
+            return connection.run(work(connection))
+
+    # In a thread, since a notebook has an event loop of its own, and nothing here is for that.
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(ask).result()
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.reading import at_once, read_range
 from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.storing import store
 from airflow_provider_jetstream.jetstream.together import pause
-from airflow_provider_jetstream.spark.bulk_redrive.looking import asked_apart
+from airflow_provider_jetstream.spark.driven import asked_apart
 from airflow_provider_jetstream.spark.frames import next_frame
 from testbed.queues import CONSUMER, small_queue
 

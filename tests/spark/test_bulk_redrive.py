@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.headers import Headers
 from airflow_provider_jetstream.jetstream.names import run_audit_subject
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
 from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive.looking import asked_apart
+from airflow_provider_jetstream.spark.driven import asked_apart
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:

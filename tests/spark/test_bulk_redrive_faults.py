@@ -13,10 +13,11 @@ from faulty_shares import FailingShare, KilledShare
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive import run as running
-from airflow_provider_jetstream.spark.bulk_redrive.looking import asked_apart, begin_run, look
+from airflow_provider_jetstream.spark.bulk_redrive.looking import begin_run, look
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
 from airflow_provider_jetstream.spark.bulk_redrive.share import Share
+from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from bisect import bisect_left, bisect_right
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, Terminated, parse_advisory
 from airflow_provider_jetstream.jetstream.completions import DELETED_IN_FLIGHT
@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.stored import stream_info
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any, covers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
@@ -35,6 +35,27 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 # What an entry says may be anything; these are the server's own limits.
 _LAST_SEQUENCE = 2**64 - 1
 _MOST_DELIVERIES = 2**32 - 1
+
+
+class Columns(NamedTuple):
+    """An index as columns, for whoever sends it elsewhere: an element for each entry, repeats of a job together.
+
+    :param sequences: the jobs' stream sequences
+    :param entries: sequences in the dead letter queue
+    :param kinds: of entries
+    :param consumers: places among ``names``
+    :param told_at: microseconds since the epoch
+    :param deliveries: how often jobs were delivered
+    :param names: consumers
+    """
+
+    sequences: array[int]
+    entries: array[int]
+    kinds: array[int]
+    consumers: array[int]
+    told_at: array[int]
+    deliveries: array[int]
+    names: Sequence[str | None]
 
 
 class Index:
@@ -119,6 +140,43 @@ class Index:
             mentions.append(self._mention(place))
         if mentions:
             yield current, tuple(mentions)
+
+    def columns(self) -> Columns:
+        """Give all of it, in the order of the jobs.
+
+        :return: the columns
+        """
+        order = self._sorted()
+
+        def ordered(column: array[int]) -> array[int]:
+            return array(column.typecode, map(column.__getitem__, order))
+
+        return Columns(
+            ordered(self._sequences),
+            ordered(self._entries),
+            ordered(self._kinds),
+            ordered(self._consumers),
+            ordered(self._told_at),
+            ordered(self._deliveries),
+            self._names,
+        )
+
+    def take(self, columns: Columns) -> None:
+        """Take note of what is known about further jobs.
+
+        :param columns: what another index gave
+        """
+        for name in columns.names:
+            if name not in self._numbers:
+                self._numbers[name] = len(self._names)
+                self._names.append(name)
+        numbers = [self._numbers[name] for name in columns.names]
+        self._sequences.extend(columns.sequences)
+        self._entries.extend(columns.entries)
+        self._kinds.extend(columns.kinds)
+        self._consumers.extend(map(numbers.__getitem__, columns.consumers))
+        self._told_at.extend(columns.told_at)
+        self._deliveries.extend(columns.deliveries)
 
     def _sorted(self) -> array[int]:
         if len(self._order) != len(self):

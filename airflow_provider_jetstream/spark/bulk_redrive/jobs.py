@@ -8,6 +8,8 @@ from math import ceil
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from py4j.protocol import Py4JError
+from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.utils import is_remote
 
@@ -32,6 +34,10 @@ _RATE_OF_A_TASK = 50
 # What is said about so many jobs is sent to every executor, and the frame needn't be sorted for a join.
 _SENT_TO_ALL = 100_000
 _TICK = 0.2
+
+
+class SparkGaveUpError(Exception):
+    """Spark gave a job up, or was told to."""
 
 
 def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked: int | None) -> int:
@@ -83,7 +89,7 @@ def run_watched(rows: DataFrame, share: Share, tick: Callable[[Callable[[], None
     :param share: what each does
     :param tick: called a few times a second with what stops the job at once
     :return: what became of the letters
-    :raises PySparkException: Spark gave it up
+    :raises SparkGaveUpError: Spark gave it up, or it was stopped
     """
     session, tag = rows.sparkSession, f"redrive-{uuid4().hex}"
 
@@ -113,4 +119,8 @@ def run_watched(rows: DataFrame, share: Share, tick: Callable[[Callable[[], None
         finally:
             if not running.done():
                 stop()
-        return running.result()
+        try:
+            return running.result()
+        except (PySparkException, Py4JError) as error:
+            # How a result is collected decides which of the two it is.
+            raise SparkGaveUpError(str(error).partition("\n\tat ")[0]) from error

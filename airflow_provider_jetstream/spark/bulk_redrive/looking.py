@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from heapq import merge
-from typing import TYPE_CHECKING, Any, TypeVar
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.choice import Choice, choose
-from airflow_provider_jetstream.spark.dead_letters.proving import JOB_SCHEMA, jobs_batch
-from airflow_provider_jetstream.spark.driven import driven
+from airflow_provider_jetstream.spark.dead_letters.told import declared_queue, told_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Coroutine, Mapping
+    from collections.abc import Mapping
+
+    import pyarrow as pa
 
     from airflow_provider_jetstream.jetstream.audit import Audit, RunRecord
-    from airflow_provider_jetstream.jetstream.dead_letters.mentions import Mention
     from airflow_provider_jetstream.jetstream.redrive.order import RedriveOrder
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.spark.driven import DrivenConnection
-
-_Result = TypeVar("_Result")
-
-_ROWS_OF_A_BATCH = 10_000
-# Sequences beyond are no server's, but an entry may say anything.
-_LAST_SEQUENCE = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,24 +39,6 @@ class Look:
     jobs: pa.Table
 
 
-def asked_apart(given: Mapping[str, str], work: Callable[[DrivenConnection], Coroutine[Any, Any, _Result]]) -> _Result:
-    """Ask the server over a connection of its own.
-
-    :param given: where and as whom
-    :param work: a coroutine function
-    :return: its result
-    :raises Exception: what it raises
-    """
-
-    def ask() -> _Result:
-        with driven(given) as connection:
-            return connection.run(work(connection))
-
-    # In a thread, since a notebook has an event loop of its own, and nothing here is for that.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(ask).result()
-
-
 async def look(connection: DrivenConnection, queue: Any, order: RedriveOrder) -> Look:
     """Look at a queue as a whole.
 
@@ -80,10 +50,7 @@ async def look(connection: DrivenConnection, queue: Any, order: RedriveOrder) ->
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
-    if isinstance(queue, str) and not queue.endswith((".yaml", ".yml")):
-        declared = await discover_queue(connection, queue)
-    else:
-        declared = WorkQueue.load(queue)
+    declared = await declared_queue(connection, queue)
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.learn(stream.name for stream in streams if stream)
     scan = await Scan.begin(connection, declared, vanished=order.selection.vanished)
@@ -92,21 +59,7 @@ async def look(connection: DrivenConnection, queue: Any, order: RedriveOrder) ->
         connection, scan.index, archive=scan.archive, audit=scan.audit, doubted=scan.reckoning.doubted
     )
     acknowledged = frozenset(await judge.metrics.acknowledged())
-    return Look(scan, choice, acknowledged, dict(connection.wire.banner), await _jobs(scan, order))
-
-
-async def _jobs(scan: Scan, order: RedriveOrder) -> pa.Table:
-    untold: list[tuple[int, tuple[Mention, ...]]] = [(sequence, ()) for sequence in await scan.untold(order.selection)]
-    batches: list[pa.RecordBatch] = []
-    rows: list[tuple[int, tuple[Mention, ...]]] = []
-    for job in merge(scan.index.jobs(), untold, key=lambda job: job[0]):
-        if job[0] > _LAST_SEQUENCE:
-            break
-        rows.append(job)
-        if len(rows) == _ROWS_OF_A_BATCH:
-            batches.append(jobs_batch(rows))
-            rows = []
-    return pa.Table.from_batches([*batches, jobs_batch(rows)], JOB_SCHEMA)
+    return Look(scan, choice, acknowledged, dict(connection.wire.banner), await told_jobs(scan, order.selection))
 
 
 async def begin_run(connection: DrivenConnection, found: Look, order: RedriveOrder, report: RedriveReport) -> RunRecord:

@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from pyspark.errors import PySparkException
-
 from airflow_provider_jetstream.jetstream.connection import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, RedriveOrderError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.order import Protocol, RedriveOrder
@@ -20,13 +18,20 @@ from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.run import redrive
 from airflow_provider_jetstream.jetstream.stored import stream_info
 from airflow_provider_jetstream.spark.bulk_redrive.fitting import any_dead, missing, repaired
-from airflow_provider_jetstream.spark.bulk_redrive.jobs import MOST_TASKS, divided, run_watched, tasks_for
-from airflow_provider_jetstream.spark.bulk_redrive.looking import Look, asked_apart, audit_over, begin_run, look
+from airflow_provider_jetstream.spark.bulk_redrive.jobs import (
+    MOST_TASKS,
+    SparkGaveUpError,
+    divided,
+    run_watched,
+    tasks_for,
+)
+from airflow_provider_jetstream.spark.bulk_redrive.looking import Look, audit_over, begin_run, look
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, add_outcomes, add_previews
 from airflow_provider_jetstream.spark.bulk_redrive.repairs import used_columns
 from airflow_provider_jetstream.spark.bulk_redrive.share import Share
 from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.dead_letters.columns import LETTER_SCHEMA, SEQUENCE
+from airflow_provider_jetstream.spark.driven import asked_apart
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
@@ -241,7 +246,7 @@ class _Run:
         rows = divided(letters, self._columns, found.jobs, tasks)
         try:
             told = run_watched(rows, share, lambda stop: self._tick(found, record, stop))
-        except PySparkException as error:
+        except SparkGaveUpError as error:
             if self._told_to_stop:
                 report.cancelled = True
                 return frozenset()

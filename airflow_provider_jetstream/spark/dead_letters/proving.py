@@ -3,67 +3,33 @@
 from __future__ import annotations
 
 import time
-from array import array
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
-from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
 from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear
 from airflow_provider_jetstream.jetstream.dead_letters.verdicts import Verdict
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.dead_letters.records import batch_of
+from airflow_provider_jetstream.spark.dead_letters.told import index_of
 from airflow_provider_jetstream.spark.driven import driven
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Mapping
 
+    import pyarrow as pa
+
+    from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
     from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.death import Death
 
-# What a scan knows about a job before it is judged: nothing more where nobody told of it.
-JOB_SCHEMA: Final = pa.schema(
-    [
-        pa.field("sequence", pa.int64(), nullable=False),
-        pa.field("entries", pa.list_(pa.int64())),
-        pa.field("kinds", pa.list_(pa.int8())),
-        pa.field("consumers", pa.list_(pa.string())),
-        pa.field("told_at", pa.list_(pa.int64())),
-        pa.field("deliveries", pa.list_(pa.int64())),
-    ]
-)
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_MICROSECOND = timedelta(microseconds=1)
 _BYTES_AT_A_TIME = 16 << 20
 # Failures in a row, without a page between them, after which the task gives up and Spark decides.
 _ATTEMPTS = 5
 _PAUSE = 0.5
-
-
-def jobs_batch(jobs: list[tuple[int, tuple[Mention, ...]]]) -> pa.RecordBatch:
-    """Write what is said about jobs as rows.
-
-    :param jobs: sequences, and what is said about each
-    :return: a row each
-    """
-    columns: list[list[Any]] = [
-        [sequence for sequence, _ in jobs],
-        [[each.entry for each in mentions] for _, mentions in jobs],
-        [[int(each.kind) for each in mentions] for _, mentions in jobs],
-        [[each.consumer for each in mentions] for _, mentions in jobs],
-        [[(each.told_at - _EPOCH) // _MICROSECOND for each in mentions] for _, mentions in jobs],
-        [[each.deliveries for each in mentions] for _, mentions in jobs],
-    ]
-    arrays = [pa.array(values, field.type) for values, field in zip(columns, JOB_SCHEMA, strict=True)]
-    return pa.RecordBatch.from_arrays(arrays, schema=JOB_SCHEMA)
 
 
 @dataclass(frozen=True)
@@ -90,7 +56,8 @@ class Proving:
         :return: the dead letters among them
         :raises TransientError: the server was away for too long
         """
-        index, reckoning = self._jobs(batches)
+        index, untold = index_of(batches)
+        reckoning = Reckoning(untold, doubted=set(self.doubted))
         after = failures = 0
         while True:
             try:
@@ -106,18 +73,6 @@ class Proving:
                 time.sleep(_PAUSE * failures)
             else:
                 return
-
-    def _jobs(self, batches: Iterator[pa.RecordBatch]) -> tuple[Index, Reckoning]:
-        index, orphans = Index(), array("Q")
-        for batch in batches:
-            for sequence, *told in zip(*(column.to_pylist() for column in batch.columns), strict=True):
-                mentions = list(zip(*told, strict=True))
-                if not mentions:
-                    orphans.append(sequence)
-                for entry, kind, consumer, told_at, deliveries in mentions:
-                    moment = _EPOCH + timedelta(microseconds=told_at)
-                    index.add(sequence, Mention(entry, Kind(kind), consumer, moment, deliveries))
-        return index, Reckoning(array("Q", sorted(orphans)), doubted=set(self.doubted))
 
     def _pages(self, index: Index, reckoning: Reckoning, after: int) -> Iterator[tuple[Page, list[Death]]]:
         with driven(self.given) as connection:

@@ -3,37 +3,31 @@
 from __future__ import annotations
 
 import logging
-from concurrent.futures import ThreadPoolExecutor
-from heapq import merge
 from math import ceil
 from typing import TYPE_CHECKING, Any
 
-import pyarrow as pa
-
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
-from airflow_provider_jetstream.spark.dead_letters.proving import JOB_SCHEMA, Proving, jobs_batch
+from airflow_provider_jetstream.spark.dead_letters.proving import Proving
 from airflow_provider_jetstream.spark.dead_letters.records import LETTER_DDL
-from airflow_provider_jetstream.spark.driven import driven
+from airflow_provider_jetstream.spark.dead_letters.told import declared_queue, told_jobs
+from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
     from pathlib import Path
 
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.jetstream.dead_letters.mentions import Mention
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.spark.driven import DrivenConnection
 
 log = logging.getLogger(__name__)
 
-_ROWS_OF_A_BATCH = 10_000
 # Some seconds of work: what is lost where a task is tried again.
 _ROWS_OF_A_TASK = 20_000
-# Sequences beyond are no server's, but an entry may say anything.
-_LAST_SEQUENCE = 2**63 - 1
 
 
 def read_letters(
@@ -65,9 +59,8 @@ def read_letters(
     """
     given = {"connection": connection} if isinstance(connection, str) else dict(connection or {})
     selection = Selection.of(select)
-    # In a thread, since a notebook has an event loop of its own, which would be taken for the scan's.
-    with ThreadPoolExecutor(1) as thread:
-        jobs, scan = thread.submit(_look, given, queue, selection).result()
+    jobs, scan = asked_apart(given, lambda connection: _look(connection, queue, selection))
+    _tell(jobs, scan)
     proving = Proving(given, scan.premises, frozenset(scan.reckoning.doubted), selection, lost)
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -78,19 +71,14 @@ def read_letters(
     return told.mapInArrow(prove, LETTER_DDL)
 
 
-def _look(given: Mapping[str, str], queue: Any, selection: Selection) -> tuple[pa.Table, Scan]:
-    with driven(given) as connection:
+async def _look(connection: DrivenConnection, queue: Any, selection: Selection) -> tuple[pa.Table, Scan]:
+    declared = await declared_queue(connection, queue)
+    await connection.learn(stream.name for stream in (declared, *declared.companions()))
+    scan = await Scan.begin(connection, declared, vanished=selection.vanished)
+    return await told_jobs(scan, selection), scan
 
-        async def look() -> tuple[pa.Table, Scan]:
-            if isinstance(queue, str) and not queue.endswith((".yaml", ".yml")):
-                declared = await discover_queue(connection, queue)
-            else:
-                declared = WorkQueue.load(queue)
-            await connection.learn(stream.name for stream in (declared, *declared.companions()))
-            scan = await Scan.begin(connection, declared, vanished=selection.vanished)
-            return await _jobs(scan, selection), scan
 
-        jobs, scan = connection.run(look())
+def _tell(jobs: pa.Table, scan: Scan) -> None:
     log.info("Entries about %d jobs in %s to prove", jobs.num_rows, scan.letters_name)
     if scan.reckoning.uncertain:
         log.warning("%d more dead letters can't be told apart yet: jobs are in flight", scan.reckoning.uncertain)
@@ -98,18 +86,3 @@ def _look(given: Mapping[str, str], queue: Any, selection: Selection) -> tuple[p
         log.warning("%d jobs of %s match no consumer", scan.undeliverable, scan.queue.name)
     for risk in scan.risks:
         log.warning("%s", risk)
-    return jobs, scan
-
-
-async def _jobs(scan: Scan, selection: Selection) -> pa.Table:
-    untold: list[tuple[int, tuple[Mention, ...]]] = [(sequence, ()) for sequence in await scan.untold(selection)]
-    batches: list[pa.RecordBatch] = []
-    rows: list[tuple[int, tuple[Mention, ...]]] = []
-    for job in merge(scan.index.jobs(), untold, key=lambda job: job[0]):
-        if job[0] > _LAST_SEQUENCE or (selection.sequences is not None and job[0] not in selection.sequences):
-            continue
-        rows.append(job)
-        if len(rows) == _ROWS_OF_A_BATCH:
-            batches.append(jobs_batch(rows))
-            rows = []
-    return pa.Table.from_batches([*batches, jobs_batch(rows)], JOB_SCHEMA)

@@ -1,0 +1,126 @@
+"""What a dead letter queue says about which jobs, as rows on their way from the driver to tasks."""
+
+from __future__ import annotations
+
+from array import array
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_jetstream.jetstream.dead_letters.entries import Columns, Index
+from airflow_provider_jetstream.jetstream.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.queue import WorkQueue
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable
+
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.spark.driven import DrivenConnection
+
+# A row for each job: nothing more than its sequence where nobody told of it.
+JOB_SCHEMA: Final = pa.schema(
+    [
+        pa.field("sequence", pa.int64(), nullable=False),
+        pa.field("entries", pa.list_(pa.int64())),
+        pa.field("kinds", pa.list_(pa.int8())),
+        pa.field("consumers", pa.list_(pa.string())),
+        pa.field("told_at", pa.list_(pa.int64())),
+        pa.field("deliveries", pa.list_(pa.int64())),
+    ]
+)
+
+# Sequences beyond are no server's, but an entry may say anything.
+_LAST_SEQUENCE = 2**63 - 1
+
+
+async def declared_queue(connection: DrivenConnection, queue: Any) -> WorkQueue:
+    """Give a queue's declaration.
+
+    :param connection: the server
+    :param queue: the declaration in any form, or a name, which is looked up
+    :return: the declaration
+    :raises NotFoundError: there is no such queue
+    """
+    if isinstance(queue, str) and not queue.endswith((".yaml", ".yml")):
+        return await discover_queue(connection, queue)
+    return WorkQueue.load(queue)
+
+
+async def told_jobs(scan: Scan, selection: Selection) -> pa.Table:
+    """Give what is known about the jobs that may be meant.
+
+    :param scan: the look at the queue
+    :param selection: which letters
+    :return: a row for each job, in their order
+    """
+    return jobs_table(scan.index, await scan.untold(selection), selection.sequences)
+
+
+def jobs_table(index: Index, others: array[int], wanted: Collection[int] | None = None) -> pa.Table:
+    """Write an index as rows.
+
+    :param index: what is said about jobs
+    :param others: jobs of which nothing is said
+    :param wanted: the only jobs that are meant
+    :return: a row for each job, in their order
+    """
+    columns = index.columns()
+    sequences, untold = np.frombuffer(columns.sequences, np.uint64), np.frombuffer(others, np.uint64)
+    meant = sequences <= _LAST_SEQUENCE
+    if wanted is not None:
+        some = np.fromiter(wanted, np.uint64)
+        meant &= np.isin(sequences, some)
+        untold = untold[np.isin(untold, some)]
+    sequences = sequences[meant]
+    jobs, counts = np.unique(sequences, return_counts=True)
+    # Jobs without entries come between those with some, whose entries stay in their order.
+    order = np.argsort(np.concatenate([jobs, untold]), kind="stable")
+    jobs = np.concatenate([jobs, untold])[order]
+    counts = np.concatenate([counts, np.zeros(len(untold), counts.dtype)])[order]
+    offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
+    names = pa.array(columns.names, pa.string()).take(pa.array(np.frombuffer(columns.consumers, np.uint32)[meant]))
+    told = {
+        "entries": _of(columns.entries, np.uint64, meant),
+        "kinds": _of(columns.kinds, np.uint8, meant),
+        "consumers": names,
+        "told_at": _of(columns.told_at, np.int64, meant),
+        "deliveries": _of(columns.deliveries, np.uint32, meant),
+    }
+    lists = [
+        pa.ListArray.from_arrays(offsets, told[field.name].cast(field.type.value_type))
+        for field in list(JOB_SCHEMA)[1:]
+    ]
+    return pa.Table.from_arrays([pa.array(jobs.astype(np.int64)), *lists], schema=JOB_SCHEMA)
+
+
+def index_of(batches: Iterable[pa.RecordBatch]) -> tuple[Index, array[int]]:
+    """Take such rows.
+
+    :param batches: of rows
+    :return: what is said about jobs, and the jobs of which nothing is said
+    """
+    index, untold = Index(), array("Q")
+    for batch in batches:
+        sequences = batch.column(0).to_numpy()
+        counts = np.diff(batch.column(1).offsets.to_numpy())
+        untold.extend(sequences[counts == 0].tolist())
+        entries, kinds, consumers, told_at, deliveries = (column.flatten() for column in batch.columns[1:])
+        places = consumers.dictionary_encode()
+        index.take(
+            Columns(
+                array("Q", np.repeat(sequences, counts).tolist()),
+                array("Q", entries.to_pylist()),
+                array("B", kinds.to_pylist()),
+                array("I", [len(places.dictionary) if each is None else each for each in places.indices.to_pylist()]),
+                array("q", told_at.to_pylist()),
+                array("I", deliveries.to_pylist()),
+                [*places.dictionary.to_pylist(), None],
+            )
+        )
+    return index, array("Q", sorted(untold))
+
+
+def _of(values: array[int], kind: type[np.generic], meant: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(np.frombuffer(values, kind)[meant])

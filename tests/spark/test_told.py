@@ -1,0 +1,50 @@
+"""What is said about jobs arrives in tasks as it was."""
+
+from __future__ import annotations
+
+from array import array
+from datetime import UTC, datetime, timedelta
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
+from airflow_provider_jetstream.spark.dead_letters.told import JOB_SCHEMA, index_of, jobs_table
+
+LAST = 2**63 - 1
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+mentions = st.builds(
+    Mention,
+    entry=st.integers(1, LAST),
+    kind=st.sampled_from(Kind),
+    consumer=st.sampled_from([None, "till", "press", ""]),
+    told_at=st.integers(0, 2**50).map(lambda each: EPOCH + timedelta(microseconds=each)),
+    deliveries=st.integers(0, 2**32 - 1),
+)
+sequences = st.one_of(st.integers(1, 12), st.integers(1, 2**64 - 1))
+
+
+@settings(deadline=None)
+@given(
+    st.lists(st.tuples(sequences, mentions), max_size=40),
+    st.sets(st.integers(1, LAST)),
+    st.none() | st.sets(st.integers(1, 12)),
+    st.integers(1, 7),
+)
+def test_an_index_arrives_as_it_was(
+    told: list[tuple[int, Mention]], others: set[int], wanted: set[int] | None, size: int
+) -> None:
+    index = Index()
+    for sequence, mention in told:
+        index.add(sequence, mention)
+    others -= {sequence for sequence, _ in told}
+    table = jobs_table(index, array("Q", sorted(others)), wanted)
+    assert table.schema == JOB_SCHEMA
+    meant = [sequence for sequence, _ in told if sequence <= LAST and (wanted is None or sequence in wanted)]
+    left = sorted(each for each in others if wanted is None or each in wanted)
+    assert table.column("sequence").to_pylist() == sorted({*meant, *left})
+    found, untold = index_of(table.to_batches(max_chunksize=size))
+    assert list(found.jobs()) == [job for job in index.jobs() if job[0] in set(meant)]
+    assert list(untold) == left
