@@ -13,6 +13,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from pyspark.sql.utils import is_remote
 
+from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import OUTCOME_DDL
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
 from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
@@ -34,10 +35,6 @@ _RATE_OF_A_TASK = 50
 # What is said about so many jobs is sent to every executor, and the frame needn't be sorted for a join.
 _SENT_TO_ALL = 100_000
 _TICK = 0.2
-
-
-class SparkGaveUpError(Exception):
-    """Spark gave a job up, or was told to."""
 
 
 def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked: int | None) -> int:
@@ -89,7 +86,7 @@ def run_watched(rows: DataFrame, share: Share, tick: Callable[[Callable[[], None
     :param share: what each does
     :param tick: called a few times a second with what stops the job at once
     :return: what became of the letters
-    :raises SparkGaveUpError: Spark gave it up, or it was stopped
+    :raises RedriveError: Spark gave it up, or it was stopped
     """
     session, tag = rows.sparkSession, f"redrive-{uuid4().hex}"
 
@@ -123,4 +120,8 @@ def run_watched(rows: DataFrame, share: Share, tick: Callable[[Callable[[], None
             return running.result()
         except (PySparkException, Py4JError) as error:
             # How a result is collected decides which of the two it is.
-            raise SparkGaveUpError(str(error).partition("\n\tat ")[0]) from error
+            why = str(error).partition("\n\tat ")[0]
+            raise RedriveError(
+                f"Spark gave up the redrive {share.order.run}: {why}; whatever was done is done, and running it again"
+                " under the same key goes on with it"
+            ) from error
