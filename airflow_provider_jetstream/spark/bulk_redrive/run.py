@@ -20,7 +20,6 @@ from airflow_provider_jetstream.jetstream.stored import stream_info
 from airflow_provider_jetstream.spark.bulk_redrive.fitting import any_dead, missing, repaired
 from airflow_provider_jetstream.spark.bulk_redrive.jobs import (
     MOST_TASKS,
-    SparkGaveUpError,
     divided,
     run_watched,
     tasks_for,
@@ -246,14 +245,11 @@ class _Run:
         rows = divided(letters, self._columns, found.jobs, tasks)
         try:
             told = run_watched(rows, share, lambda stop: self._tick(found, record, stop))
-        except SparkGaveUpError as error:
-            if self._told_to_stop:
-                report.cancelled = True
-                return frozenset()
-            raise RedriveError(
-                f"Spark gave up the redrive {self._order.run}: {error}; whatever was done is done, and running it again"
-                " under the same key goes on with it"
-            ) from error
+        except RedriveError:
+            if not self._told_to_stop:
+                raise
+            report.cancelled = True
+            return frozenset()
         return add_outcomes(report, told)
 
     def _tick(self, found: Look, record: RunRecord | None, stop: Callable[[], None]) -> None:
