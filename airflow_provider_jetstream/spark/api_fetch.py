@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.spark.columns import constant
 from airflow_provider_jetstream.spark.frames import next_frame
 from airflow_provider_jetstream.spark.headers import HEADERS, own_pairs
+from airflow_provider_jetstream.spark.losses import Fetched, first_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -46,22 +48,24 @@ class ApiFetch:
         self._max_bytes = options.max_bytes
         self._topic = f"STREAM.MSG.GET.{stream.name}"
 
-    def fetch(self, first: int, last: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def fetch(self, first: int, last: int) -> Iterator[Fetched]:
         """Read a span.
 
         :param first: its first sequence
         :param last: its last sequence
-        :return: batches, each with the sequence to go on with after it
+        :return: the messages
         """
         next_one, width, heaviest = first, min(_FIRST_WIDTH, self._widest), 1
         while next_one <= last:
             answers = self._round(next_one, min(width, last - next_one + 1))
             found = {stored.sequence: stored for stored in answers if stored and stored.sequence <= last}
             final = answers[-1]
+            began = next_one
             next_one = last + 1 if final is None else max(next_one + len(answers), final.sequence + 1)
             messages = [found[sequence] for sequence in sorted(found)]
             if messages:
-                yield self._batch_of(messages), next_one
+                gap = first_missing(began, np.array(sorted(found)))
+                yield Fetched(self._batch_of(messages), next_one, gap)
             heaviest = max([heaviest, *(len(stored.body) + len(stored.header) for stored in messages)])
             width = min(width * 2, self._widest) if len(messages) * 2 >= width else max(width // 4, 1)
             width = max(1, min(width, int(self._max_bytes / (heaviest * _BASE64))))

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
+from airflow_provider_jetstream.spark.compression import decompressed
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.headers import HEADERS
 
@@ -41,17 +42,20 @@ class Columns:
 
     :param names: their names
     :param nullable: whether Spark lets each be null
+    :param decompress: whether bodies are decompressed
     """
 
     names: tuple[str, ...]
     nullable: tuple[bool, ...]
+    decompress: bool = False
 
     @classmethod
-    def of(cls, schema: StructType, *, with_headers: bool) -> Columns:
+    def of(cls, schema: StructType, *, with_headers: bool, decompress: bool = False) -> Columns:
         """Take the columns of a schema, which may be fewer than there are and in another order.
 
         :param schema: Spark's
         :param with_headers: whether headers are read
+        :param decompress: whether bodies are decompressed
         :return: the columns
         :raises SparkOptionError: one of them isn't there
         """
@@ -65,7 +69,7 @@ class Columns:
                 )
             if field.name == "headers" and not with_headers:
                 raise SparkOptionError("expected includeHeaders true for the column headers, found it false: set it")
-        return cls(tuple(schema.fieldNames()), tuple(field.nullable for field in schema.fields))
+        return cls(tuple(schema.fieldNames()), tuple(field.nullable for field in schema.fields), decompress)
 
     def __contains__(self, name: str) -> bool:
         return name in self.names
@@ -82,7 +86,10 @@ class Columns:
         ]
         if not fields:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
-        return pa.RecordBatch.from_arrays([makers[name]() for name in self.names], schema=pa.schema(fields))
+        columns = {name: makers[name]() for name in self.names}
+        if self.decompress and "value" in columns:
+            columns["value"] = decompressed(columns["value"])
+        return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
 def constant(text: str, count: int) -> pa.StringArray:

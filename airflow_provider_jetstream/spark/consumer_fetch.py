@@ -21,6 +21,7 @@ from airflow_provider_jetstream.spark.deliveries import deliveries
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gathering import as_text, gathered
 from airflow_provider_jetstream.spark.headers import own_pairs, pairs
+from airflow_provider_jetstream.spark.losses import Fetched, first_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -60,12 +61,12 @@ class ConsumerFetch:
         self._outstanding = 0
         self._position = 0
 
-    def fetch(self, first: int, last: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def fetch(self, first: int, last: int) -> Iterator[Fetched]:
         """Read a span.
 
         :param first: its first sequence
         :param last: its last sequence
-        :return: batches, each with the sequence to go on with after it
+        :return: the messages
         """
         pending = self._create(first)
         next_one = first
@@ -73,9 +74,10 @@ class ConsumerFetch:
             while next_one <= last and pending:
                 self._ask(last - next_one + 1)
                 self._wire.receive(lambda _buffer, filled: filled >= _BURST)
-                if (told := self._batch_that_came(last)) is not None:
-                    batch, next_one, pending = told
-                    yield batch, next_one
+                if (told := self._batch_that_came(next_one, last)) is not None:
+                    fetched, pending = told
+                    next_one = fetched.following
+                    yield fetched
         finally:
             with suppress(JetStreamProviderError):
                 self._stream.api(f"CONSUMER.DELETE.{self._stream.name}.{self._name}")
@@ -115,8 +117,8 @@ class ConsumerFetch:
         if requests:
             self._wire.send(requests)
 
-    def _batch_that_came(self, last: int) -> tuple[pa.RecordBatch, int, int] | None:
-        """Take what came apart: the messages, where to go on, and what the consumer has left."""
+    def _batch_that_came(self, next_one: int, last: int) -> tuple[Fetched, int] | None:
+        """Take what came apart: the messages, and how many the consumer has left."""
         wire = self._wire
         parsed = parse(wire.buffer, wire.filled, wire.sid)
         for frame in parsed.others:
@@ -132,7 +134,8 @@ class ConsumerFetch:
             self._check(told)
             wanted = slice(int(np.searchsorted(told.sequences, last, "right")))
             batch = self._batch_of(rows.where(wanted), told, wanted)
-            result = batch, int(told.sequences[-1]) + 1, told.pending
+            gap = first_missing(next_one, told.sequences)
+            result = Fetched(batch, int(told.sequences[-1]) + 1, gap), told.pending
         wire.consume(parsed.end)
         return result
 

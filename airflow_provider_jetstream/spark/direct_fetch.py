@@ -20,6 +20,7 @@ from airflow_provider_jetstream.spark.columns import constant
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gathering import gathered
 from airflow_provider_jetstream.spark.headers import got, pairs
+from airflow_provider_jetstream.spark.losses import Fetched, first_missing
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -66,12 +67,12 @@ class DirectFetch:
         self._max_bytes = options.max_bytes
         self._bold = bold
 
-    def fetch(self, first: int, last: int) -> Iterator[tuple[pa.RecordBatch, int]]:
+    def fetch(self, first: int, last: int) -> Iterator[Fetched]:
         """Read a span.
 
         :param first: its first sequence
         :param last: its last sequence
-        :return: batches, each with the sequence to go on with after it
+        :return: the messages
         """
         next_one = asked = first
         waiting, patience = False, time.monotonic() + self._wire.timeout
@@ -87,12 +88,13 @@ class DirectFetch:
                 waiting, asked = False, int(end[1]) + 1
                 if self._wire.filled < _ENOUGH and asked <= last:
                     continue
-            batch, next_one, ends = self._parsed(next_one, last)
+            fetched, ends = self._parsed(next_one, last)
             if [found[1] for end in ends[: len(taken)] if (found := _END.search(end))] != taken:
                 raise WireError(f"a message of {self._stream.name} ends like an answer of the server")
-            if batch:
+            if fetched:
                 patience = time.monotonic() + self._wire.timeout
-                yield batch, next_one
+                next_one = fetched.following
+                yield fetched
             for end_of_answer in ends[len(taken) :]:
                 waiting = False
                 if not self._goes_on(end_of_answer, next_one, last, patience):
@@ -129,23 +131,24 @@ class DirectFetch:
         subject = f"{self._stream.prefix}.DIRECT.GET.{self._stream.name}"
         self._wire.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self._wire.reply().encode(), len(body), body))
 
-    def _parsed(self, next_one: int, last: int) -> tuple[pa.RecordBatch | None, int, list[bytes]]:
-        """Take what came apart: the messages, where to go on, and the last words of each answer that ended."""
+    def _parsed(self, next_one: int, last: int) -> tuple[Fetched | None, list[bytes]]:
+        """Take what came apart: the messages, and the last words of each answer that ended."""
         wire = self._wire
         parsed = parse(wire.buffer, wire.filled, wire.sid)
         for frame in parsed.others:
             wire.answer(frame)
         rows, ends = self._messages(parsed.rows)
-        batch = None
+        fetched = None
         if len(rows.end):
             told = got(gathered(wire.buffer, rows.header, rows.body))
             if told.sequences[0] < next_one or (np.diff(told.sequences) <= 0).any():
                 raise WireError(f"expected messages of {self._stream.name} in order, found them out of order")
             wanted = slice(int(np.searchsorted(told.sequences, last, "right")))
             batch = self._batch_of(rows.where(wanted), told, wanted)
-            next_one = int(told.sequences[-1]) + 1
+            gap = first_missing(next_one, told.sequences)
+            fetched = Fetched(batch, int(told.sequences[-1]) + 1, gap)
         wire.consume(parsed.end)
-        return batch, next_one, ends
+        return fetched, ends
 
     def _batch_of(self, rows: Rows, told: Got, wanted: slice) -> pa.RecordBatch:
         buffer, count = self._wire.buffer, len(rows.end)

@@ -33,6 +33,7 @@ _READING = (
     "fetchMethod",
     "fetchBatch",
     "fetchMaxBytes",
+    "payloadCompression",
 )
 _WRITING = ("subject", "maxInFlight", "ackTimeout", "minDuplicateWindow", "msgIdPrefix")
 _ONCE = ("endingOffsets", "endingTimestamp", "pushFilters")
@@ -47,12 +48,11 @@ _NAMES: dict[Purpose, tuple[str, ...]] = {
     "writeStream": (*_ALWAYS, *_WRITING, "checkpointLocation", "queryName"),
 }
 _METHODS = ("auto", "consumer", "direct", "api")
+_COMPRESSIONS = ("none", "zlib")
 _EXTREMES = ("earliest", "latest")
 _BIGGEST_FETCH = 10_000
 _MOST_IN_FLIGHT = 10_000
 _MILLISECOND = 1_000_000
-_PREFIX = re.compile(r"[A-Za-z0-9_$.-]+")
-_STREAM = re.compile(r"[^\s.*>/\\]+")
 
 
 @dataclass(frozen=True)
@@ -97,6 +97,7 @@ class ReadOptions(StreamOptions):
     batch: int | None
     max_bytes: int
     push_filters: bool
+    decompress: bool
 
 
 @dataclass(frozen=True)
@@ -130,10 +131,11 @@ def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
         max_per_trigger=given.read("maxOffsetsPerTrigger", _at_least(1), default=None),
         fail_on_data_loss=given.read("failOnDataLoss", _boolean, default=True),
         include_headers=given.read("includeHeaders", _boolean, default=False),
-        method=given.read("fetchMethod", _method, default="auto"),
+        method=given.read("fetchMethod", _one_of(_METHODS), default="auto"),
         batch=given.read("fetchBatch", _between(1, _BIGGEST_FETCH), default=None),
         max_bytes=given.read("fetchMaxBytes", _size, default=4 << 20),
         push_filters=given.read("pushFilters", _boolean, default=False),
+        decompress=given.read("payloadCompression", _one_of(_COMPRESSIONS), default="none") == "zlib",
     )
 
 
@@ -222,10 +224,13 @@ def _boolean(text: str) -> bool:
     return text.strip().lower() == "true"
 
 
-def _method(text: str) -> str:
-    if text.strip().lower() not in _METHODS:
-        raise ValueError(f"expected one of {', '.join(_METHODS)}")
-    return text.strip().lower()
+def _one_of(names: tuple[str, ...]) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if text.strip().lower() not in names:
+            raise ValueError(f"expected one of {', '.join(names)}")
+        return text.strip().lower()
+
+    return convert
 
 
 def _size(text: str) -> int:
@@ -253,16 +258,17 @@ def _subject(text: str) -> str:
     return text
 
 
-def _stream(text: str) -> str:
-    if not _STREAM.fullmatch(text):
-        raise ValueError("expected a stream's name, without dots, spaces and wildcards")
-    return text
+def _matching(form: re.Pattern[str], expected: str) -> Callable[[str], str]:
+    def convert(text: str) -> str:
+        if not form.fullmatch(text):
+            raise ValueError(f"expected {expected}")
+        return text
+
+    return convert
 
 
-def _token(text: str) -> str:
-    if not _PREFIX.fullmatch(text):
-        raise ValueError("expected letters, digits, dots, - and _")
-    return text
+_stream = _matching(re.compile(r"[^\s.*>/\\]+"), "a stream's name, without dots, spaces and wildcards")
+_token = _matching(re.compile(r"[A-Za-z0-9_$.-]+"), "letters, digits, dots, - and _")
 
 
 def _id_prefix(text: str) -> str:

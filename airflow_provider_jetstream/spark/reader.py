@@ -71,7 +71,9 @@ class JetStreamReader(DataSourceReader):
     def __init__(self, given: Mapping[str, str], schema: StructType, snapshot: Snapshot | None) -> None:
         self._given = dict(given)
         self._options = read_options(given, "read")
-        self._columns = Columns.of(schema, with_headers=self._options.include_headers)
+        self._columns = Columns.of(
+            schema, with_headers=self._options.include_headers, decompress=self._options.decompress
+        )
         self._snapshot = snapshot
         self._wanted = Narrowed(subjects=self._options.filters or None)
 

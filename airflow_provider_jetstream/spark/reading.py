@@ -14,6 +14,7 @@ from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.consumer_fetch import ConsumerFetch
 from airflow_provider_jetstream.spark.direct_fetch import DirectFetch
 from airflow_provider_jetstream.spark.errors import DataLossError
+from airflow_provider_jetstream.spark.losses import Losses
 from airflow_provider_jetstream.spark.planning import lost
 from airflow_provider_jetstream.spark.streams import Stream
 from airflow_provider_jetstream.spark.wire import Wire
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
     from airflow_provider_jetstream.spark.columns import Columns
+    from airflow_provider_jetstream.spark.losses import Fetched
     from airflow_provider_jetstream.spark.options import ReadOptions
     from airflow_provider_jetstream.spark.planning import Range
 
@@ -68,14 +70,18 @@ def _scan(
     next_one, failures = part.first, 0
     while next_one <= part.last:
         try:
-            with closing(Wire(wire_settings(given))) as wire:
+            with closing(Wire(wire_settings(given))) as wire, Losses(given, options, asked=part.must_exist) as losses:
                 stream = Stream(wire, options.stream, options.api_prefix)
                 _require(stream, part, next_one)
                 fetched = _fetched(stream, options, columns, part, subjects, next_one, bold=not failures)
-                for batch, following in fetched:
+                for batch, following, missing in fetched:
+                    if missing is not None:
+                        losses.look(missing)
                     next_one, failures = following, 0
                     if batch.num_rows:
                         yield batch
+                if next_one <= part.last:
+                    losses.look(next_one)
                 return
         except TransientError:
             failures += 1
@@ -93,7 +99,7 @@ def _fetched(
     first: int,
     *,
     bold: bool,
-) -> Iterator[tuple[pa.RecordBatch, int]]:
+) -> Iterator[Fetched]:
     if part.method == "consumer":
         return ConsumerFetch(stream, subjects, columns, options).fetch(first, part.last)
     if part.method == "direct":

@@ -43,7 +43,9 @@ class JetStreamStreamReader(DataSourceStreamReader):
     def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
         self._given = dict(given)
         self._options = read_options(given, "readStream")
-        self._columns = Columns.of(schema, with_headers=self._options.include_headers)
+        self._columns = Columns.of(
+            schema, with_headers=self._options.include_headers, decompress=self._options.decompress
+        )
         self._wire: Wire | None = None
 
     def __getstate__(self) -> dict[str, Any]:

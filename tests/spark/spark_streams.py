@@ -79,7 +79,7 @@ def read_all(
     with opened(given) as stream:
         facts = stream.facts()
         method = fetch_method(options, facts, stream.wire.version)
-    columns = Columns(tuple(names), (True,) * len(names))
+    columns = Columns(tuple(names), (True,) * len(names), options.decompress)
     rows: list[dict[str, Any]] = []
     low, high = first or facts.first, facts.last if last is None else last
     for part in ranges(low, high, options, facts, method, options.filters):

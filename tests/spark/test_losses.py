@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark_streams import METHODS, count_up, delete, make_stream, publish, purge, read_all
+
+from airflow_provider_jetstream.spark.columns import Columns
+from airflow_provider_jetstream.spark.errors import DataLossError
+from airflow_provider_jetstream.spark.options import read_options
+from airflow_provider_jetstream.spark.planning import ranges
+from airflow_provider_jetstream.spark.reading import read_range
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.streams import Stream
+
+
+def _numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return [int(row["value"]) for row in rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gaps_are_leapt_over(given: dict[str, str], stream: Stream, method: str) -> None:
+    make_stream(stream)
+    count_up(stream, 400)
+    gone = {1, 2, 50, *range(100, 290), 399, 400}
+    delete(stream, [*sorted(gone - {1}), 1])
+    given = {**given, "fetchMethod": method, "failOnDataLoss": "false"}
+    rows = read_all(given, first=1, last=400)
+    assert [row["seq"] for row in rows] == [sequence for sequence in range(1, 401) if sequence not in gone]
+    assert read_all(given, first=120, last=200) == []
+
+
+def test_a_wide_gap_costs_few_requests(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream, allow_direct=False)
+    publish(stream, [(f"{stream.name}.a", None, b"first")])
+    stream.api(f"STREAM.PURGE.{stream.name}", {})
+    # A purge to a sequence beyond the end makes a gap as wide as wanted.
+    stream.api(f"STREAM.PURGE.{stream.name}", {"seq": 1_000_000})
+    before = stream.api("INFO")["api"]["total"]
+    count_up(stream, 3)
+    rows = read_all({**given, "fetchMethod": "api", "failOnDataLoss": "false"}, first=1)
+    assert _numbers(rows) == [0, 1, 2]
+    assert stream.api("INFO")["api"]["total"] - before < 150
+
+
+def test_a_stream_that_was_made_anew_while_it_was_read_is_told(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    count_up(stream, 10)
+    old = stream.facts()
+    stream.api(f"STREAM.DELETE.{stream.name}")
+    make_stream(stream)
+    count_up(stream, 10)
+    assert stream.facts().created != old.created
+    options = read_options(given, "read")
+    (part,) = ranges(1, 10, options, old, "consumer", ())
+    with pytest.raises(DataLossError, match="deleted and made anew"):
+        list(read_range(given, options, Columns(("seq",), (True,)), part))
+
+
+def test_what_was_purged_after_planning_is_told(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    count_up(stream, 10)
+    purge(stream, 5)
+    with pytest.raises(DataLossError, match="begins at 5 now, and 1 was to be read"):
+        read_all(given, first=1)
+    assert _numbers(read_all({**given, "failOnDataLoss": "false"}, first=1)) == [4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_expires_under_the_reader_is_told(given: dict[str, str], stream: Stream, method: str) -> None:
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
+    # Messages that are deleted one by one are no loss.
+    delete(stream, [3, 500])
+    given = {**given, "fetchMethod": method, "fetchBatch": "50"}
+    for options, kept in (({}, 1500), ({"failOnDataLoss": "false"}, 2900)):
+        first, rest = _read_while_purging({**given, **options}, stream, kept)
+        if not options:
+            with pytest.raises(DataLossError, match=f"begins at {kept} now, and ([0-9]+) was being read"):
+                list(rest)
+            continue
+        later = [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]
+        assert later[-101:] == list(range(2900, 3001))
+        assert len(first + later) < 1501
+        assert first + later == sorted(set(first + later))
+
+
+def _read_while_purging(given: dict[str, str], stream: Stream, kept: int) -> tuple[list[int], Any]:
+    options, facts = read_options(given, "read"), stream.facts()
+    (part,) = ranges(facts.first, facts.last, options, facts, options.method, ())
+    batches = read_range(given, options, Columns(("seq", "value"), (True, True)), part)
+    first = next(batches).column("seq").to_pylist()
+    purge(stream, kept)
+    return first, batches
