@@ -17,7 +17,7 @@ from airflow_provider_jetstream.spark.frames import Frame, next_frame
 from airflow_provider_jetstream.spark.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.spark.options import WriteOptions
     from airflow_provider_jetstream.spark.rows import Message
@@ -55,12 +55,17 @@ class Publisher:
         self._options = options
         self._where = where
         self._inbox = f"_INBOX.{uuid4().hex}"
-        # Unanswered rows in order: the message, and when it was sent first.
-        self._rows: dict[int, tuple[Message, float]] = {}
+        self._reply = f"{self._inbox}.r".encode()
+        # Unanswered rows in order.
+        self._rows: dict[int, Message] = {}
         self._bytes = 0
         self._chunk: list[bytes] = []
         self._chunk_bytes = 0
+        # A quarter of the window goes out together.
+        self._together = max(1, options.max_in_flight // 4)
+        # Rows that nobody took, since when, and when they are tried again.
         self._absent: list[int] = []
+        self._absent_since: dict[int, float] = {}
         self._absent_until = 0.0
         self._failures: dict[str, _Failed] = {}
         self._failed = 0
@@ -71,31 +76,27 @@ class Publisher:
         """Hang up."""
         self.wire.close()
 
-    def send(self, message: Message) -> None:
-        """Publish a row, waiting for others where too many are unanswered.
+    def send(self, messages: Iterable[Message]) -> None:
+        """Publish rows, waiting for others where too many are unanswered.
 
-        :param message: the row
+        :param messages: the rows
         :raises RowsNotStoredError: so many failed that the rest isn't tried, or the server is away
         """
-        index = self.count
-        self.count += 1
-        size = len(message.header) + len(message.body)
-        if message.problem:
-            self._fail(index, message, message.problem)
-        elif size > self.wire.max_payload:
-            limit = self.wire.max_payload
-            self._fail(index, message, f"body and headers have more than the {limit} bytes that the server takes")
-        else:
-            self._rows[index] = message, time.monotonic()
-            self._bytes += size
+        for index, message in enumerate(messages, self.count):
+            self.count = index + 1
+            if message.problem or message.size > self._limit:
+                self._fail(index, message, message.problem or self._too_large())
+                if self._failed > _MOST_FAILURES:
+                    self.settle()
+                continue
+            self._rows[index] = message
+            self._bytes += message.size
             self._put(index, message)
-        if self._failed > _MOST_FAILURES:
-            self.settle()
-        if len(self._rows) >= self._options.max_in_flight or self._bytes >= _BYTES_IN_FLIGHT:
-            # A quarter of the window goes out together.
-            self._settle(self._options.max_in_flight * 3 // 4, _BYTES_IN_FLIGHT * 3 // 4)
-        elif self._chunk_bytes >= _CHUNK:
-            self._carefully(self._flush)
+            if len(self._chunk) >= self._together or self._chunk_bytes >= _CHUNK:
+                self._carefully(self._flush)
+                self._settle(self._options.max_in_flight - self._together, _BYTES_IN_FLIGHT * 3 // 4)
+                if self._failed > _MOST_FAILURES:
+                    self.settle()
 
     def settle(self) -> None:
         """Wait until every row is answered.
@@ -108,18 +109,19 @@ class Publisher:
 
     def _open(self) -> None:
         self.wire = Wire(wire_settings(self._given), self._inbox)
-        stream = re.escape(self._options.stream.encode())
-        self._acknowledgement = re.compile(
-            rb"MSG %b\.r(\d+) %b \d+\r\n"
+        self._limit = self.wire.max_payload
+        acknowledgement = (
+            rb"MSG %b(\d+) %b \d+\r\n"
             rb'\{"stream": ?"%b", ?"seq": ?\d+(?:, ?"domain": ?"[^"]*")?(, ?"duplicate": ?true)?\}\r\n'
-            % (re.escape(self._inbox.encode()), re.escape(self.wire.sid), stream)
+            % tuple(map(re.escape, (self._reply, self.wire.sid, self._options.stream.encode())))
         )
+        self._acknowledgement = re.compile(acknowledgement)
+        # Possessive: what was matched is never looked at again.
+        self._acknowledgements = re.compile(rb"(?:%b)*+" % acknowledgement)
 
     def _put(self, index: int, message: Message) -> None:
-        header, body = message.header, message.body
-        words = f"HPUB {message.subject} {self._inbox}.r{index} {len(header)} {len(header) + len(body)}\r\n"
-        self._chunk += (words.encode(), header, body, b"\r\n")
-        self._chunk_bytes += len(header) + len(body)
+        self._chunk.append(b"HPUB %b %b%d%b" % (message.subject, self._reply, index, message.rest))
+        self._chunk_bytes += message.size
 
     def _flush(self) -> None:
         chunk, self._chunk, self._chunk_bytes = self._chunk, [], 0
@@ -153,34 +155,38 @@ class Publisher:
                 raise
         buffer, filled, at = self.wire.buffer, self.wire.filled, 0
         while True:
-            if found := self._acknowledgement.match(buffer, at, filled):
+            found = self._acknowledgements.match(buffer, at, filled)
+            if found and found.end() > at:
+                self._acknowledged(self._acknowledgement.findall(buffer, at, found.end()))
                 at = found.end()
-                self._acknowledged(int(found[1]), duplicate=found[2] is not None)
-            elif frame := next_frame(buffer, at, filled):
+            if frame := next_frame(buffer, at, filled):
                 at = frame.end
                 self._other(frame)
             else:
                 break
         self.wire.consume(at)
 
-    def _acknowledged(self, index: int, *, duplicate: bool) -> None:
-        if self._taken(index):
-            self.stored += 1
-            self.duplicates += duplicate
-            self._broken = 0
+    def _acknowledged(self, answers: Iterable[tuple[bytes, bytes]]) -> None:
+        """Take rows for stored: for each, its number, and whether the stream had it already."""
+        for index, duplicate in answers:
+            if self._taken(int(index)):
+                self.stored += 1
+                self._broken = 0
+                if duplicate:
+                    self.duplicates += 1
 
     def _taken(self, index: int) -> Message | None:
-        message, _ = self._rows.pop(index, (None, 0.0))
+        message = self._rows.pop(index, None)
         if message:
-            self._bytes -= len(message.header) + len(message.body)
+            self._bytes -= message.size
         return message
 
     def _other(self, frame: Frame) -> None:
         if not frame.sid:
             if refused := _FORBIDDEN_SUBJECT.search(frame.line):
-                subject = refused[1].decode(errors="replace")
-                for index in [index for index, (message, _) in self._rows.items() if message.subject == subject]:
-                    self._refuse(index, f"the server doesn't allow publishing to {subject}")
+                subject = refused[1]
+                for index in [index for index, message in self._rows.items() if message.subject == subject]:
+                    self._refuse(index, f"the server doesn't allow publishing to {subject.decode()}")
                 return
             self.wire.answer(frame)
             return
@@ -205,13 +211,13 @@ class Publisher:
         if error := answer.get("error"):
             self._refuse(index, f"{error.get('description')} (error {error.get('err_code')})")
         elif answer.get("stream") == self._options.stream and isinstance(answer.get("seq"), int):
-            self._acknowledged(index, duplicate=bool(answer.get("duplicate")))
+            self._acknowledged([(b"%d" % index, b"again" if answer.get("duplicate") else b"")])
 
     def _nobody(self, index: int) -> None:
-        message, sent = self._rows[index]
         now = time.monotonic()
-        if now - sent > self._options.ack_timeout:
-            self._refuse(index, f"no stream stores {message.subject}: {self._options.stream} doesn't, or it is away")
+        if now - self._absent_since.setdefault(index, now) > self._options.ack_timeout:
+            subject = self._rows[index].subject.decode()
+            self._refuse(index, f"no stream stores {subject}: {self._options.stream} doesn't, or it is away")
             return
         if not self._absent:
             self._absent_until = now + _PAUSE
@@ -221,7 +227,7 @@ class Publisher:
         waiting, self._absent = self._absent, []
         for index in waiting:
             if index in self._rows:
-                self._put(index, self._rows[index][0])
+                self._put(index, self._rows[index])
         self._absent_until = now + _PAUSE
         self._flush()
 
@@ -236,7 +242,7 @@ class Publisher:
             try:
                 self._open()
                 self._chunk, self._chunk_bytes, self._absent = [], 0, []
-                for index, (message, _) in self._rows.items():
+                for index, message in self._rows.items():
                     self._put(index, message)
                 self._flush()
             except TransientError as another:
@@ -251,6 +257,9 @@ class Publisher:
             self._refuse(index, f"no acknowledgement: {error}")
         raise RowsNotStoredError(self._report()) from None
 
+    def _too_large(self) -> str:
+        return f"body and headers have more than the {self._limit} bytes that the server takes"
+
     def _refuse(self, index: int, reason: str) -> None:
         if message := self._taken(index):
             self._fail(index, message, reason)
@@ -260,7 +269,7 @@ class Publisher:
         failed.indexes.append(index)
         self._failed += 1
         if len(failed.examples) < _EXAMPLES:
-            failed.examples.append(f"{message.subject} {message.message_id}")
+            failed.examples.append(f"{message.subject.decode()} {message.message_id.decode()}")
 
     def _report(self) -> str:
         lines = [

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import hashlib
+from hashlib import blake2b
 from typing import TYPE_CHECKING, NamedTuple
+
+import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.subjects import subject_problem
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    import pyarrow as pa
     from pyspark.sql.types import StructType
 
 _TYPES = {
@@ -24,6 +25,7 @@ _TYPES = {
 _RESERVED = {"nats-msg-id", "nats-expected-stream"}
 _FORBIDDEN = ("\r", "\n")
 _REMEMBERED = 100_000
+_AROUND_ID = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n")
 
 
 class Message(NamedTuple):
@@ -31,15 +33,15 @@ class Message(NamedTuple):
 
     :param subject: its subject
     :param message_id: what the stream knows repeats by
-    :param header: its header as it is on the wire
-    :param body: its body
+    :param size: the bytes of header and body
+    :param rest: what follows the reply subject on the wire: sizes, header, body
     :param problem: why it can't be published
     """
 
-    subject: str
-    message_id: str
-    header: bytes = b""
-    body: bytes = b""
+    subject: bytes
+    message_id: bytes
+    size: int = 0
+    rest: bytes = b""
     problem: str | None = None
 
 
@@ -77,33 +79,41 @@ class Encoder:
 
     def __init__(self, stream: str, subject: str | None, identity: str) -> None:
         self._expected = f"\r\nNats-Expected-Stream: {stream}\r\n".encode()
-        self._subject = subject
-        self._identity = identity
+        self._subject = subject.encode() if subject is not None else None
+        self._identity = identity.encode()
         self._index = 0
-        self._problems: dict[str | None, str | None] = {}
+        self._problems: dict[bytes | None, str | None] = {}
 
-    def messages(self, batch: pa.RecordBatch) -> Iterator[Message]:
+    def messages(self, batch: pa.RecordBatch) -> list[Message]:
         """Make messages of rows.
 
         :param batch: the rows, following those of the last call
         :return: a message for each
         """
         empty: list[None] = [None] * batch.num_rows
-        columns = {name: batch.column(at).to_pylist() for at, name in enumerate(batch.schema.names)}
-        rows = zip(
-            columns["value"],
-            columns.get("subject", empty),
-            columns.get("headers", empty),
-            columns.get("msg_id", empty),
-            strict=True,
+        names = set(batch.schema.names)
+        values, subjects, ids = (
+            # Text is bytes already, which Arrow gives away without a copy.
+            batch.column(name).cast(pa.binary()).to_pylist() if name in names else empty
+            for name in ("value", "subject", "msg_id")
         )
-        for value, subject, headers, message_id in rows:
-            body = value.encode() if isinstance(value, str) else value or b""
-            yield self._message(body, subject or self._subject, headers, message_id)
-            self._index += 1
+        headers = batch.column("headers").to_pylist() if "headers" in names else empty
+        found = [
+            self._message(index, value or b"", subject or self._subject, pairs, message_id)
+            for index, (value, subject, pairs, message_id) in enumerate(
+                zip(values, subjects, headers, ids, strict=True), self._index
+            )
+        ]
+        self._index += len(found)
+        return found
 
     def _message(
-        self, body: bytes, subject: str | None, headers: Sequence[dict[str, str]] | None, message_id: str | None
+        self,
+        index: int,
+        body: bytes,
+        subject: bytes | None,
+        headers: Sequence[dict[str, str]] | None,
+        message_id: bytes | None,
     ) -> Message:
         problem = self._problems.get(subject, "")
         if problem == "":
@@ -116,23 +126,27 @@ class Encoder:
             if not problem:
                 lines = "".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers).encode()
         if message_id is None:
-            message_id = self._derived(subject or "", lines, body)
-        elif not message_id or any(character in message_id for character in _FORBIDDEN):
+            message_id = self._derived(index, subject or b"", lines, body)
+        elif not message_id or b"\n" in message_id or b"\r" in message_id:
             problem = problem or "its msg_id is empty or has more than one line"
         if problem:
-            return Message(subject or "", message_id, problem=problem)
-        header = b"NATS/1.0\r\nNats-Msg-Id: " + message_id.encode() + self._expected + lines + b"\r\n"
-        return Message(subject or "", message_id, header, body)
+            return Message(subject or b"", message_id, problem=problem)
+        header_size = _AROUND_ID + len(message_id) + len(self._expected) + len(lines)
+        size = header_size + len(body)
+        told = header_size, size, message_id, self._expected, lines, body
+        rest = b" %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b%b\r\n%b\r\n" % told
+        return Message(subject or b"", message_id, size, rest)
 
-    def _derived(self, subject: str, lines: bytes, body: bytes) -> str:
+    def _derived(self, index: int, subject: bytes, lines: bytes, body: bytes) -> bytes:
         # No subject holds a line feed, and lines of headers end with an empty one: no two rows make the same content.
-        content = b"%b\n%b\r\n%b" % (subject.encode(), lines, body)
-        return f"{self._identity}:{self._index}:{hashlib.blake2b(content, digest_size=8).hexdigest()}"
+        content = b"%b\n%b\r\n%b" % (subject, lines, body)
+        return b"%b:%d:%b" % (self._identity, index, blake2b(content, digest_size=8).hexdigest().encode())
 
 
-def _subject_problem(subject: str | None) -> str | None:
-    if subject is None:
+def _subject_problem(given: bytes | None) -> str | None:
+    if given is None:
         return "it has no subject, and there is no option subject"
+    subject = given.decode()
     problem = subject_problem(subject, wildcards=False)
     return f"its subject {subject[:80]!r} can't be used: {problem}" if problem else None
 

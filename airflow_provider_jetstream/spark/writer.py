@@ -32,6 +32,7 @@ log = logging.getLogger(__name__)
 
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
+_TOGETHER = 500
 
 
 @dataclass
@@ -93,8 +94,9 @@ class _Rows:
         with closing(Publisher(self.given, self.options, f"partition {partition}")) as publisher:
             window = self.check(publisher.wire)
             for batch in batches:
-                for message in encoder.messages(batch):
-                    publisher.send(message)
+                # Few at a time: thousands of rows that live for long keep Python's garbage collector busy.
+                for start in range(0, batch.num_rows, _TOGETHER):
+                    publisher.send(encoder.messages(batch.slice(start, _TOGETHER)))
             publisher.settle()
         if (took := time.monotonic() - begun) > window:
             log.warning(

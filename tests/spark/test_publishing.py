@@ -30,8 +30,7 @@ def _write(given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity
     publisher = Publisher(given, options, "partition 0")
     try:
         for start in range(0, len(rows), 500):
-            for message in encoder.messages(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)):
-                publisher.send(message)
+            publisher.send(encoder.messages(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)))
         publisher.settle()
     finally:
         publisher.close()
@@ -177,8 +176,7 @@ def test_rows_are_named_when_the_server_stays_away(
     publisher = Publisher(given, options, "partition 3")
     rows = [{"value": b"x", "subject": f"{name}.a"} for _ in range(10)]
     own_nats.kill()
-    for message in Encoder(name, None, "w:3").messages(pa.RecordBatch.from_pylist(rows, _SCHEMA)):
-        publisher.send(message)
+    publisher.send(Encoder(name, None, "w:3").messages(pa.RecordBatch.from_pylist(rows, _SCHEMA)))
     with pytest.raises(RowsNotStoredError, match=r"(?s)10 rows of partition 3.*rows 0-9: no acknowledgement") as caught:
         publisher.settle()
     assert "no NATS server reached" in str(caught.value)
