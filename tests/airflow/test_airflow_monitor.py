@@ -178,6 +178,11 @@ def test_the_plugin_is_there_without_an_error(airflow: Airflow) -> None:
     views = {view["destination"]: view for view in plugin["external_views"]}
     assert views.keys() == {"nav", "dag_run", "task_instance"}
     assert not any(view["href"].startswith("/") for view in views.values())
+    (card,) = plugin["react_apps"]
+    assert card["destination"] == "dashboard"
+    script = airflow.request("GET", card["bundle_url"])
+    assert (script.status_code, script.headers["content-type"]) == (200, "text/javascript; charset=utf-8")
+    assert f'"{card["name"]}"' in script.text
 
 
 @pytest.mark.usefixtures("fleet")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
@@ -112,3 +113,20 @@ def test_a_queue_without_dead_letter_queue_says_so(browsing: Browsing, settings:
     expect(page.get_by_text("No consumer: nobody can do its jobs")).to_be_visible()
     page.get_by_role("link", name="Dead letters").click()
     expect(page.get_by_text("This queue keeps no dead letters")).to_be_visible()
+
+
+def test_the_dashboard_has_a_card(browsing: Browsing, shop: str) -> None:
+    page = browsing.open(airflow=True)
+    frame = page.frame_locator('iframe[title="JetStream"]')
+    letters = frame.locator(".tile").filter(has_text="Dead letters").locator("strong")
+    expect(letters).not_to_have_text("0")
+    # All of it is seen, and nothing else is in it.
+    expect(frame.get_by_role("table")).to_have_count(0)
+    inside, outside = letters.bounding_box(), page.locator('iframe[title="JetStream"]').bounding_box()
+    assert inside is not None
+    assert outside is not None
+    assert inside["y"] + inside["height"] <= outside["y"] + outside["height"]
+    picture(page, "dashboard")
+    frame.get_by_role("link", name="JetStream").click()
+    expect(page).to_have_url(re.compile("/plugin/jetstream"))
+    expect(page.frame_locator("iframe").get_by_role("table", name="Queues")).to_be_visible()

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 STATIC = VENDOR.parent
-SCRIPTS = sorted((STATIC / "app").rglob("*.js"))
+SCRIPTS = sorted([*(STATIC / "app").rglob("*.js"), *(STATIC / "host").rglob("*.js")])
 OWN = [*SCRIPTS, *sorted((STATIC / "css").glob("*.css")), STATIC / "index.html"]
 LIBRARIES = {name: file for _, name, file in vendored(json.loads(MANIFEST.read_text()))}
 

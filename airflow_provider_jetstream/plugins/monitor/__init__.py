@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
-from airflow.providers.common.compat.sdk import AirflowPlugin
+from airflow.providers.common.compat.sdk import AirflowPlugin, conf
 
 _PAGE = "jetstream"
 # Relative, so that they hold under a base_url with a path too.
@@ -15,7 +16,7 @@ _ICONS = {"icon": f"{_PAGE}/static/icon.svg", "icon_dark_mode": f"{_PAGE}/static
 
 
 class JetStreamMonitorPlugin(AirflowPlugin):
-    """Registers the page, and its views on DAG runs and task instances.
+    """Registers the page, its views on DAG runs and task instances, and its card on the dashboard.
 
     Every Airflow process loads it, so what serves the page is imported by the one that asks for it.
     """
@@ -46,3 +47,11 @@ class JetStreamMonitorPlugin(AirflowPlugin):
         from airflow_provider_jetstream.plugins.monitor.app import make_app
 
         return [{"app": make_app(), "url_prefix": f"/{_PAGE}", "name": "JetStream"}]
+
+    @property
+    def react_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
+        """The card on the dashboard, where Airflow shows nothing but these; it is a frame with the page in small."""
+        # Before 3.3 a relative address would be taken as relative to Airflow's own scripts.
+        path = urlsplit(conf.get("api", "base_url", fallback=None) or "").path.rstrip("/")
+        card = f"{path}/{_PAGE}/static/host/card.js"
+        return [{"name": "JetStream card", "bundle_url": card, "destination": "dashboard"}]

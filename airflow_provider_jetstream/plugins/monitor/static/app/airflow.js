@@ -25,6 +25,9 @@ export function taskAddress({ dag_id: dagId, run_id: runId, task_id: taskId, map
   return mapIndex >= 0 ? `${address}/mapped/${mapIndex}` : address;
 }
 
+/** Where Airflow shows the page. */
+export const pageAddress = "../plugin/jetstream";
+
 /** @returns {string} where Airflow has people log in */
 export const loginAddress = "../auth/login";
 

@@ -9,6 +9,7 @@ import { queueAddress, groupsAddress, jobsAddress, lettersAddress, queuesAddress
 import { Runs } from "./runs.js";
 import { selectionOf } from "./selection.js";
 import { Session } from "./session.js";
+import { CardView } from "./views/card.js";
 import { DeadView } from "./views/dead.js";
 import { JobsView } from "./views/jobs.js";
 import { LetterView } from "./views/letter.js";
@@ -17,6 +18,7 @@ import { QueueView } from "./views/queue.js";
 import { QueuesView } from "./views/queues.js";
 
 const VIEWS = {
+  card: CardView,
   queues: QueuesView,
   queue: QueueView,
   dead: DeadView,
@@ -43,12 +45,16 @@ export function App() {
     began.current = false;
   }, [place]);
   const View = VIEWS[route.view];
+  const card = route.view === "card";
   return html`
-    <header class="top">
-      <${Trail} route=${route} />
-      <${Live} />
-    </header>
-    <main ref=${main} tabindex="-1">
+    ${
+      !card &&
+      html`<header class="top">
+        <${Trail} route=${route} />
+        <${Live} />
+      </header>`
+    }
+    <main ref=${main} tabindex="-1" class=${card ? "card" : ""}>
       <${Guard} key=${place}>
         ${!me.data && me.error && html`<${Failure} error=${me.error} reload=${me.reload} />`}
         ${!me.data && !me.error && html`<${Loading} what="the page" rows=${6} />`}
@@ -56,7 +62,7 @@ export function App() {
           me.data &&
           html`<${Session.Provider} value=${me.data}>
             ${me.error?.status === 401 && html`<${Failure} error=${me.error} />`}
-            <${Runs} />
+            ${!card && html`<${Runs} />`}
             <${View} ...${route} />
             <${Confirmation} />
           <//>`

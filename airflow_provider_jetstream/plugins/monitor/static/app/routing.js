@@ -23,7 +23,7 @@ export const jobsAddress = (query) => address("/jobs", query);
 
 /**
  * @typedef {object} Route
- * @property {"queues" | "queue" | "dead" | "letters" | "letter" | "jobs"} view
+ * @property {"card" | "queues" | "queue" | "dead" | "letters" | "letter" | "jobs"} view
  * @property {string} [connection]
  * @property {string} [queue]
  * @property {string} [sequence]
@@ -42,6 +42,7 @@ export function parse(hash) {
   }
   const [first, connection, queue, tab, sequence] = parts;
   if (first === "jobs") return { view: "jobs", query };
+  if (first === "card") return { view: "card", query };
   if (first !== "queues" || !queue) return { view: "queues", query };
   const at = { connection, queue, query };
   if (tab === "letters" && sequence) return { view: "letter", sequence, ...at };

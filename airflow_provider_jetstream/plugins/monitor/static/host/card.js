@@ -1,0 +1,12 @@
+/** The card on Airflow's dashboard, loaded by Airflow: a frame with the page in small, since Airflow's own parts change. */
+
+const NAME = "JetStream card";
+const ADDRESS = new URL("../../#/card", import.meta.url).href;
+
+globalThis[NAME] = () =>
+  globalThis.React.createElement("iframe", {
+    src: ADDRESS,
+    title: "JetStream",
+    // The page in it sets the height to what it needs.
+    style: { width: "100%", height: "150px", border: 0 },
+  });
