@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from contextlib import asynccontextmanager, suppress
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.connection_failures import (
@@ -25,16 +24,15 @@ from airflow_provider_jetstream.jetstream.errors import (
     JetStreamDisabledError,
     UnreachableError,
 )
+from airflow_provider_jetstream.jetstream.shortcuts import Shortcuts
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+    from collections.abc import AsyncIterator, Mapping
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.foresight import Wanted
     from airflow_provider_jetstream.jetstream.headers import Headers
-    from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
 __all__ = ["MINIMUM_SERVER", "Connection", "ConnectionSettings", "connect", "connection_settings"]
 
@@ -45,17 +43,12 @@ _PATIENCE = 1.0
 _PAUSE = 0.25
 
 
-class Connection:
+class Connection(Shortcuts):
     """An open connection with JetStream behind it; belongs to the event loop that opened it.
 
     :param client: the connected client
     :param timeout: seconds for one API request
     """
-
-    # Streams to whose messages there is a shorter way than the API, as exact as that, and the way.
-    direct: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})
-    # Streams of which many messages in a row can be had for one request: from a sequence on, of a subject.
-    runs: Mapping[str, Callable[[int, str], Awaitable[list[StoredMessage]]]] = MappingProxyType({})
 
     def __init__(self, client: Client, timeout: float) -> None:
         self.client = client
@@ -115,14 +108,6 @@ class Connection:
             raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s{told}") from None
         except errors.Error as error:
             raise UnreachableError(f"the connection failed while asking {subject}: {error}") from None
-
-    @asynccontextmanager
-    async def foreseen(self, wanted: Iterable[Wanted]) -> AsyncIterator[None]:
-        """Say what will be asked for in the meantime, to a connection that knows how to get it at once.
-
-        :param wanted: what will be asked for
-        """
-        yield
 
     async def status(self, subject: str, payload: bytes) -> str:
         """Send a request that is answered by a status only.

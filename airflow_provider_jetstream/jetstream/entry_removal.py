@@ -9,6 +9,7 @@ from bisect import bisect_right
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.asking import ask_each
 from airflow_provider_jetstream.jetstream.dead_letters import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.names import dead_letter_subjects, late_ack_subject
@@ -57,15 +58,19 @@ async def remove_entries(connection: Connection, queue: WorkQueue, entries: Sequ
 
 
 async def _delete(connection: Connection, letters: str, entries: Sequence[int]) -> int:
-    async def stays(sequence: int) -> bool:
-        try:
-            # The server's default overwrites the message on disk, at milliseconds each.
-            await connection.api(f"STREAM.MSG.DELETE.{letters}", {"seq": sequence, "no_erase": True})
-        except (ApiError, TransientError):
-            return await get_message(connection, letters, sequence) is not None
-        return False
+    # The server's default overwrites the message on disk, at milliseconds each.
+    asked = [(f"$JS.API.STREAM.MSG.DELETE.{letters}", b'{"seq":%d,"no_erase":true}' % each) for each in entries]
+    answers = await ask_each(connection, asked)
+    doubtful = [
+        entry
+        for entry, answer in zip(entries, answers, strict=True)
+        if isinstance(answer, TransientError) or b'"success":true' not in answer
+    ]
 
-    return sum(await at_once(stays, entries))
+    async def stays(sequence: int) -> bool:
+        return await get_message(connection, letters, sequence) is not None
+
+    return sum(await at_once(stays, doubtful))
 
 
 async def _acknowledge(connection: Connection, letters: str, queue: str, entries: Sequence[int]) -> int:

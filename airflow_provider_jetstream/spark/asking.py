@@ -50,15 +50,13 @@ class AskAll:
 class AskEach:
     """Requests that wait for an answer each; the result has them in the order of the requests.
 
-    :param subject: where they go
-    :param payloads: their bodies
+    :param requests: where they go, and their bodies
     """
 
-    __slots__ = ("payloads", "subject")
+    __slots__ = ("requests",)
 
-    def __init__(self, subject: str, payloads: Sequence[bytes]) -> None:
-        self.subject = subject
-        self.payloads = payloads
+    def __init__(self, requests: Sequence[tuple[str, bytes]]) -> None:
+        self.requests = requests
 
     def __await__(self) -> Generator[AskEach, list[Answer], list[Answer]]:
         return (yield self)

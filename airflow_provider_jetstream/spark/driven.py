@@ -11,21 +11,22 @@ from airflow_provider_jetstream.jetstream.connection import Connection
 from airflow_provider_jetstream.jetstream.discovery import list_streams
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
 from airflow_provider_jetstream.spark.api_gets import ApiGets
-from airflow_provider_jetstream.spark.asking import Ask
+from airflow_provider_jetstream.spark.asking import Ask, AskEach
 from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.direct_gets import NOBODY, STATUS, DirectGets
 from airflow_provider_jetstream.spark.driving import Driver
+from airflow_provider_jetstream.spark.gets import WIDEST
 from airflow_provider_jetstream.spark.wire import Wire
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
     from typing import TypeVar
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.foresight import Wanted
     from airflow_provider_jetstream.jetstream.headers import Headers
+    from airflow_provider_jetstream.jetstream.shortcuts import Wanted
     from airflow_provider_jetstream.spark.gets import Gets
 
     _Result = TypeVar("_Result")
@@ -52,6 +53,7 @@ class DrivenConnection(Connection):
         self._driver = Driver(wire)
         self.wire = wire
         self._gets: Mapping[str, Gets] = {}
+        self.ask_each = self._ask_each
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -98,6 +100,21 @@ class DrivenConnection(Connection):
                 f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
             )
         return cast("Msg", _Answer(body))
+
+    async def _ask_each(self, requests: Sequence[tuple[str, bytes]]) -> list[bytes | TransientError]:
+        answers: list[bytes | TransientError] = []
+        for start in range(0, len(requests), WIDEST):
+            part = requests[start : start + WIDEST]
+            try:
+                answered = await AskEach(part)
+            except TransientError as error:
+                # Some may have been answered; those who asked look what became of it.
+                answers += [error] * len(part)
+                continue
+            for (subject, _), (header, body) in zip(part, answered, strict=True):
+                nobody = header.startswith(NOBODY)
+                answers.append(UnreachableError(f"nobody answers on {subject}; try again") if nobody else body)
+        return answers
 
     async def status(self, subject: str, payload: bytes) -> str:
         """Send a request that is answered by a status only.

@@ -162,12 +162,15 @@ class Driver:
                 raise TypeError(f"expected a request, found {asked!r}: this coroutine needs an event loop")
 
     def _ask_each(self, running: _Running, asked: AskEach) -> None:
-        count, first = len(asked.payloads), self._number + 1
+        count, first = len(asked.requests), self._number + 1
+        if not count:
+            self._ready.append((running, [], None))
+            return
         self._number += count
-        waiting = _Waiting(running, asked.subject, first, [None] * count, count)
+        waiting = _Waiting(running, asked.requests[0][0], first, [None] * count, count)
         self._waiting.update(dict.fromkeys(range(first, first + count), waiting))
-        for number, payload in enumerate(asked.payloads, first):
-            self.send(asked.subject, payload, b"", b"%b.%d" % (self._inbox, number))
+        for number, (subject, payload) in enumerate(asked.requests, first):
+            self.send(subject, payload, b"", b"%b.%d" % (self._inbox, number))
 
     def _ended(self, running: _Running, result: Any) -> None:
         group = running.group

@@ -83,9 +83,8 @@ class Gets(ABC):
     async def _each(self, requests: Sequence[Mapping[str, Any]]) -> list[StoredMessage]:
         found: list[StoredMessage] = []
         for start in range(0, len(requests), WIDEST):
-            asked = [_written(request) for request in requests[start : start + WIDEST]]
-            answers = await AskEach(self._subject, asked)
-            found += [message for answer in answers if (message := self.read(*answer))]
+            asked = [(self._subject, _written(request)) for request in requests[start : start + WIDEST]]
+            found += [message for answer in await AskEach(asked) if (message := self.read(*answer))]
         return found
 
 

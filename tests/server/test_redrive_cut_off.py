@@ -46,7 +46,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     if death == "untold":
         await connection.api(f"STREAM.PURGE.{name}-dead")
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_original", keep_original)
+        patch.setattr(doing, "remove_originals", keep_original)
         report = await redrive(connection, queue, RUN)
     assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
     assert await stored_count(connection, name) == 4
@@ -102,7 +102,7 @@ async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without
     undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     order = RedriveOrder(undeliverable, subject=f"{name}.jobs.probe")
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_original", keep_original)
+        patch.setattr(doing, "remove_originals", keep_original)
         assert (await redrive(connection, queue, order)).failures == 1
     await duplicates_forgotten(connection, queue)
     report = await redrive(connection, queue, order)

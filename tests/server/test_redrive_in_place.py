@@ -196,7 +196,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_original", fail)
+        patch.setattr(doing, "remove_originals", fail)
         only_a = RedriveOrder(Selection(sequences=frozenset({1})))
         assert (await redrive(connection, queue, only_a)).failures == 1
     report = await redrive(connection, queue, IN_PLACE)

@@ -164,7 +164,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_original", fail)
+        patch.setattr(doing, "remove_originals", fail)
         report = await redrive(connection, queue, ALL)
     assert report.failed == dict.fromkeys((1, 2), "it is parked, but the original could not be removed")
     assert len((await find_dead_letters(connection, queue)).letters) == 2
@@ -187,7 +187,7 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_original", fail)
+        patch.setattr(doing, "remove_originals", fail)
         assert (await redrive(connection, queue)).failures == 1
     report = await redrive(connection, queue, ALL)
     assert (report.redriven, list(report.parked)) == ({1: 2}, [])

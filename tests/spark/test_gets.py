@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.connection import connect
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError
-from airflow_provider_jetstream.jetstream.foresight import Wanted
 from airflow_provider_jetstream.jetstream.headers import Headers
 from airflow_provider_jetstream.jetstream.reading import at_once, read_range
+from airflow_provider_jetstream.jetstream.shortcuts import Wanted
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
 from airflow_provider_jetstream.jetstream.storing import store
 from airflow_provider_jetstream.jetstream.together import together
@@ -157,7 +157,7 @@ async def test_answers_that_do_not_come_are_given_up_in_time(
     await connection.client.subscribe(name, cb=first_only)
     await connection.client.flush()
     with driven({"servers": nats.url, "timeout": "0.5"}) as over:
-        for asked in (AskEach(name, [b"0", b"1", b"2"]), AskAll(name, b"0"), Ask(name, b"1")):
+        for asked in (AskEach([(name, b"0"), (name, b"1"), (name, b"2")]), AskAll(name, b"0"), Ask(name, b"1")):
 
             async def ask(what: AskEach | AskAll | Ask = asked) -> object:
                 return await what
@@ -169,7 +169,7 @@ async def test_answers_that_do_not_come_are_given_up_in_time(
             return await together([ask_each(b"1"), ask_each(b"0")])
 
         async def ask_each(payload: bytes) -> list[bytes]:
-            return [body for _, body in await AskEach(name, [b"0", payload])]
+            return [body for _, body in await AskEach([(name, b"0"), (name, payload)])]
 
         late, come = await run(over, both())
         assert isinstance(late, DeadlineError)

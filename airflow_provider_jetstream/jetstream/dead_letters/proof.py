@@ -17,7 +17,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Men
 from airflow_provider_jetstream.jetstream.dead_letters.testimony import ADVISORIES, hear, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.verdicts import ENDED, Dismissal, Verdict
 from airflow_provider_jetstream.jetstream.death import Death, Reason
-from airflow_provider_jetstream.jetstream.foresight import Wanted
 from airflow_provider_jetstream.jetstream.names import (
     completion_subject,
     letter_audit_subject,
@@ -25,6 +24,7 @@ from airflow_provider_jetstream.jetstream.names import (
     marker_subject,
 )
 from airflow_provider_jetstream.jetstream.reading import at_once
+from airflow_provider_jetstream.jetstream.shortcuts import Wanted
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.units import parse_duration

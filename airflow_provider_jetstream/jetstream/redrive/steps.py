@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.redrive.copying import (
     outgoing,
 )
 from airflow_provider_jetstream.jetstream.redrive.order import Protocol
-from airflow_provider_jetstream.jetstream.redrive.originals import AGAIN, remove_original
+from airflow_provider_jetstream.jetstream.redrive.originals import AGAIN, remove_originals
 from airflow_provider_jetstream.jetstream.redrive.parking import park
 from airflow_provider_jetstream.jetstream.redrive.repair import content_of
 
@@ -83,14 +83,14 @@ class Steps:
         """
         # Whatever is asked for now: the new job of one that was cut off is stored, and may be done already.
         begun = [letter for letter in letters if letter.copied_as is not None]
-        worn_out = [letter for letter in letters if letter.copied_as is None and self._order.parks(letter)]
-        others = [letter for letter in letters if letter.copied_as is None and not self._order.parks(letter)]
+        fresh = [letter for letter in letters if letter.copied_as is None]
+        worn_out = [letter for letter in fresh if self._order.parks(letter)]
+        others = [letter for letter in fresh if not self._order.parks(letter)]
         stored = [self._begun(letter) for letter in begun]
         stored += [done for done in await at_once(self._park, worn_out) if done] + await self._copy(others)
         recorded = [done for done in await at_once(self._write_down, stored) if done]
-        removed = [done for done in await at_once(self._remove_original, recorded) if done]
         entries: list[int] = []
-        for letter, record in removed:
+        for letter, record in await self._remove_originals(recorded):
             if record.action == "parked":
                 self._report.park(letter.sequence)
                 # Parking that was cut off may have found its own entry again.
@@ -111,12 +111,12 @@ class Steps:
             if each.verdict not in ENDED:
                 continue
             entries += each.entries
-            if each.verdict == Verdict.COMPLETED and each.stored:
-                # Its worker was stopped between storing the completion and acknowledging.
-                try:
-                    await remove_original(self._connection, self._queue.name, each.consumer, each.sequence)
-                except RedriveError as error:
-                    self._report.fail(each.sequence, f"it is completed, but {error}")
+        # Their workers were stopped between storing the completion and acknowledging.
+        completed = {
+            each.sequence: each.consumer for each in dismissed if each.verdict == Verdict.COMPLETED and each.stored
+        }
+        for sequence, error in (await remove_originals(self._connection, self._queue.name, completed)).items():
+            self._report.fail(sequence, f"it is completed, but {error}")
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
 
     async def write_requeued(self, letters: Sequence[DeadLetter]) -> None:
@@ -208,12 +208,13 @@ class Steps:
                 return None
         return done
 
-    async def _remove_original(self, done: _Done) -> _Done | None:
-        letter, record = done
-        if letter.source == Source.QUEUE:
-            try:
-                await remove_original(self._connection, self._queue.name, letter.death.consumer, letter.sequence)
-            except JetStreamProviderError as error:
-                self._report.fail(letter.sequence, f"it is {record.action}, but {error}")
-                return None
-        return done
+    async def _remove_originals(self, done: Sequence[_Done]) -> list[_Done]:
+        stored = {letter.sequence: letter.death.consumer for letter, _ in done if letter.source == Source.QUEUE}
+        try:
+            failed = await remove_originals(self._connection, self._queue.name, stored)
+        except JetStreamProviderError as error:
+            failed = dict.fromkeys(stored, error)
+        for letter, record in done:
+            if letter.sequence in failed:
+                self._report.fail(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
+        return [each for each in done if each[0].sequence not in failed]
