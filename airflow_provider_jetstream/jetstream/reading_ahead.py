@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import time
 from bisect import bisect_left
 from collections import deque
@@ -50,6 +51,9 @@ _GATHERING_SECONDS = 0.001
 _MOST_DELETED = 50_000
 _STATUS = slice(9, 12)
 _TOLD_SEQUENCE = b"\r\nNats-Sequence: "
+# What the server writes behind a message's own headers.
+_ADDED = b"\r\nNats-Stream: "
+_TOLD = re.compile(rb"\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d+)\r\nNats-Time-Stamp: ([^\r]*)\r\n")
 _sequence = attrgetter("sequence")
 
 
@@ -258,14 +262,13 @@ def _ends(header: bytes) -> bool:
 
 
 def _message(header: bytes, body: bytes) -> StoredMessage:
-    pairs = parse_headers(header)
     # The message may have headers of these names itself; the server's come last, and the stream's name is their first.
-    own = max(place for place, (name, _) in enumerate(pairs) if name == "Nats-Stream")
-    added = dict(pairs[own:])
+    own = header.rindex(_ADDED)
+    subject, sequence, time_ = _TOLD.findall(header, own)[0]
     return StoredMessage(
-        subject=added["Nats-Subject"],
-        sequence=int(added["Nats-Sequence"]),
-        time=added["Nats-Time-Stamp"],
-        headers=pairs[:own],
+        subject=subject.decode("utf-8", "surrogateescape"),
+        sequence=int(sequence),
+        time=time_.decode(),
+        headers=parse_headers(header[:own]),
         data=body,
     )

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.overview import QueueLook
 
 _MOST_CHANGED = 20_000
+_FEW_ENTRIES = 500
 # While jobs come and go, without a word about deaths.
 _ASKED_AGE = 15.0
 _UNASKED_AGE = 60.0
@@ -115,7 +116,7 @@ class Scanner:
     async def _run(self, scan: QueueScan, look: QueueLook, turn: asyncio.Semaphore) -> None:
         try:
             async with turn, self._shared() as connection:
-                await self._scan(connection, look.name, scan)
+                await self._scan(connection, look, scan)
             scan.seen_of, scan.error = look, None
         except TransientError as error:
             scan.error = error
@@ -126,11 +127,13 @@ class Scanner:
             scan.ended_at, scan.running = time.monotonic(), None
             self._forget()
 
-    async def _scan(self, connection: Connection, queue: str, scan: QueueScan) -> None:
+    async def _scan(self, connection: Connection, look: QueueLook, scan: QueueScan) -> None:
         began, scan.seen = time.monotonic(), 0
-        declared = await discover_queue(connection, queue)
-        ahead = await ReadingAhead.over(connection, declared)
-        looked = await Scan.begin(ahead, declared)
+        declared = await discover_queue(connection, look.name)
+        # Finding out what can be read ahead takes a list of all streams.
+        many = look.letters is not None and look.letters["state"]["messages"] > _FEW_ENTRIES
+        ahead = await ReadingAhead.over(connection, declared) if many else None
+        looked = await Scan.begin(ahead or connection, declared)
         looked.page_size = _page_size(looked)
         index = await self._what_changed(scan, looked) if scan.may_carry_over(looked) else None
         if index is None:
@@ -144,7 +147,8 @@ class Scanner:
                 scan.seen = len(index)
             scan.full_at = time.monotonic()
         # From here on it proves single letters, as they are when they are shown.
-        ahead.stop()
+        if ahead:
+            ahead.stop()
         scan.index, scan.scan, scan.risks = index, looked, looked.risks
         took, lost = time.monotonic() - began, looked.dismissed[Verdict.LOST]
         scan.counts = _counts(index, looked.reckoning.uncertain, took, lost)
