@@ -115,8 +115,10 @@ class Steps:
         completed = {
             each.sequence: each.consumer for each in dismissed if each.verdict == Verdict.COMPLETED and each.stored
         }
-        for sequence, error in (await remove_originals(self._connection, self._queue.name, completed)).items():
-            self._report.fail(sequence, f"it is completed, but {error}")
+        if completed:
+            failed = await remove_originals(self._connection, self._queue.name, completed)
+            for sequence, error in failed.items():
+                self._report.fail(sequence, f"it is completed, but {error}")
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
 
     async def write_requeued(self, letters: Sequence[DeadLetter]) -> None:
