@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
 
 _LF, _CR, _COLON, _SPACE, _TAB = b"\n\r: \t"
+_WORD = 8
 _FIRST_LINE = len(b"NATS/1.0\r\n")
 # What the server writes after the message's own headers, in this order, before the empty line.
 _ADDED = (b"Nats-Stream: ", b"Nats-Subject: ", b"Nats-Sequence: ", b"Nats-Time-Stamp: ")
@@ -64,8 +65,7 @@ def got(headers: pa.BinaryArray) -> Got:
     if (ends[:, 0] < bounds[:-1]).any():
         raise WireError(f"expected an answer to a direct get, found the headers {headers[0].as_py()[:200]!r}")
     for at, name in enumerate(names):
-        found = content[starts[:, at, None] + np.arange(len(name))]
-        if (found != np.frombuffer(name, np.uint8)).any():
+        if not _all_begin(content, starts[:, at], name):
             raise WireError(f"expected {name.decode()!r} in the answer to a direct get, found something else")
     values = [gathered(content, starts[:, at] + len(name), ends[:, at + 1] - 1) for at, name in enumerate(names[:4])]
     return Got(
@@ -73,6 +73,18 @@ def got(headers: pa.BinaryArray) -> Got:
         np.asarray(values[2].cast(pa.string()).cast(pa.int64())),
         values[3].cast(pa.string()).cast(pa.timestamp("ns", "UTC")).cast(pa.timestamp("us", "UTC"), safe=False),
         starts[:, 0] - bounds[:-1],
+    )
+
+
+def _all_begin(content: NDArray[np.uint8], starts: Integers, name: bytes) -> bool:
+    """Tell whether a name of at least eight bytes is at all of these places, by looking at eight bytes at a time."""
+    if len(content) < _WORD:
+        return False
+    words = np.ndarray((len(content) - _WORD + 1,), np.uint64, content, strides=(1,))
+    edge = len(name) - _WORD
+    return all(
+        bool((words[np.minimum(starts + at, len(words) - 1)] == np.frombuffer(name, np.uint64, 1, at)[0]).all())
+        for at in {*range(0, edge, _WORD), edge}
     )
 
 

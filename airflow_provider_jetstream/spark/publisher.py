@@ -6,21 +6,25 @@ import json
 import re
 import time
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
+
+import numpy as np
 
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.publish_report import ranges
 from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from airflow_provider_jetstream.spark.frames import Frame, next_frame
+from airflow_provider_jetstream.spark.parts import Part
 from airflow_provider_jetstream.spark.wire import Wire
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.spark.options import WriteOptions
-    from airflow_provider_jetstream.spark.rows import Message
+    from airflow_provider_jetstream.spark.rows import Messages
 
 # Connections in a row that brought no acknowledgement, after which the task gives up and Spark decides.
 _ATTEMPTS = 5
@@ -56,11 +60,10 @@ class Publisher:
         self._where = where
         self._inbox = f"_INBOX.{uuid4().hex}"
         self._reply = f"{self._inbox}.r".encode()
-        # Unanswered rows in order.
-        self._rows: dict[int, Message] = {}
+        # Unanswered rows in order, with their sizes, and what they are parts of.
+        self._rows: dict[int, int] = {}
+        self._parts: list[Part] = []
         self._bytes = 0
-        self._chunk: list[bytes] = []
-        self._chunk_bytes = 0
         # A quarter of the window goes out together.
         self._together = max(1, options.max_in_flight // 4)
         # Rows that nobody took, since when, and when they are tried again.
@@ -76,27 +79,33 @@ class Publisher:
         """Hang up."""
         self.wire.close()
 
-    def send(self, messages: Iterable[Message]) -> None:
+    def send(self, messages: Messages) -> None:
         """Publish rows, waiting for others where too many are unanswered.
 
         :param messages: the rows
         :raises RowsNotStoredError: so many failed that the rest isn't tried, or the server is away
         """
-        for index, message in enumerate(messages, self.count):
-            self.count = index + 1
-            if message.problem or message.size > self._limit:
-                self._fail(index, message, message.problem or self._too_large())
-                if self._failed > _MOST_FAILURES:
-                    self.settle()
-                continue
-            self._rows[index] = message
-            self._bytes += message.size
-            self._put(index, message)
-            if len(self._chunk) >= self._together or self._chunk_bytes >= _CHUNK:
-                self._carefully(self._flush)
-                self._settle(self._options.max_in_flight - self._together, _BYTES_IN_FLIGHT * 3 // 4)
-                if self._failed > _MOST_FAILURES:
-                    self.settle()
+        oldest = next(iter(self._rows), self.count)
+        part = Part.of(messages, self.count, self._reply)
+        self._parts = [*(part for part in self._parts if part.end > oldest), part]
+        sizes: dict[int, int] = dict(zip(range(self.count, part.end), messages.sizes.tolist(), strict=True))
+        self.count = part.end
+        problems = {part.start + place: problem for place, problem in messages.problems.items()}
+        for place in np.flatnonzero(messages.sizes > self._limit).tolist():
+            problems.setdefault(part.start + place, self._too_large())
+        for index in sorted(problems):
+            del sizes[index]
+            self._fail(index, problems[index])
+        if self._failed > _MOST_FAILURES:
+            self.settle()
+        for first, last in part.stretches(sorted(problems), self._together, _CHUNK):
+            self._settle(self._options.max_in_flight - (last - first), _BYTES_IN_FLIGHT)
+            if self._failed > _MOST_FAILURES:
+                self.settle()
+            for index in range(first, last):
+                self._rows[index] = sizes[index]
+                self._bytes += sizes[index]
+            self._carefully(partial(self._send, part.frames(first, last)))
 
     def settle(self) -> None:
         """Wait until every row is answered.
@@ -119,14 +128,14 @@ class Publisher:
         # Possessive: what was matched is never looked at again.
         self._acknowledgements = re.compile(rb"(?:%b)*+" % acknowledgement)
 
-    def _put(self, index: int, message: Message) -> None:
-        self._chunk.append(b"HPUB %b %b%d%b" % (message.subject, self._reply, index, message.rest))
-        self._chunk_bytes += message.size
+    def _send(self, frames: memoryview) -> None:
+        self.wire.send(frames)
 
-    def _flush(self) -> None:
-        chunk, self._chunk, self._chunk_bytes = self._chunk, [], 0
-        if chunk:
-            self.wire.send(b"".join(chunk))
+    def _part(self, index: int) -> Part:
+        return next(part for part in self._parts if index < part.end)
+
+    def _send_again(self, indexes: Iterable[int]) -> None:
+        self.wire.send(b"".join(self._part(index).frames(index, index + 1) for index in indexes))
 
     def _settle(self, rows: int, size: int) -> None:
         while len(self._rows) > rows or self._bytes > size:
@@ -143,7 +152,6 @@ class Publisher:
             self._give_up(error)
 
     def _listen(self) -> None:
-        self._flush()
         now = time.monotonic()
         if self._absent and now >= self._absent_until:
             self._retry_absent(now)
@@ -175,17 +183,16 @@ class Publisher:
                 if duplicate:
                     self.duplicates += 1
 
-    def _taken(self, index: int) -> Message | None:
-        message = self._rows.pop(index, None)
-        if message:
-            self._bytes -= message.size
-        return message
+    def _taken(self, index: int) -> bool:
+        size = self._rows.pop(index, None)
+        self._bytes -= size or 0
+        return size is not None
 
     def _other(self, frame: Frame) -> None:
         if not frame.sid:
             if refused := _FORBIDDEN_SUBJECT.search(frame.line):
                 subject = refused[1]
-                for index in [index for index, message in self._rows.items() if message.subject == subject]:
+                for index in [index for index in self._rows if self._part(index).subject(index) == subject]:
                     self._refuse(index, f"the server doesn't allow publishing to {subject.decode()}")
                 return
             self.wire.answer(frame)
@@ -216,7 +223,7 @@ class Publisher:
     def _nobody(self, index: int) -> None:
         now = time.monotonic()
         if now - self._absent_since.setdefault(index, now) > self._options.ack_timeout:
-            subject = self._rows[index].subject.decode()
+            subject = self._part(index).subject(index).decode()
             self._refuse(index, f"no stream stores {subject}: {self._options.stream} doesn't, or it is away")
             return
         if not self._absent:
@@ -225,11 +232,8 @@ class Publisher:
 
     def _retry_absent(self, now: float) -> None:
         waiting, self._absent = self._absent, []
-        for index in waiting:
-            if index in self._rows:
-                self._put(index, self._rows[index])
         self._absent_until = now + _PAUSE
-        self._flush()
+        self._send_again(index for index in waiting if index in self._rows)
 
     def _again(self, error: JetStreamProviderError) -> None:
         """Connect anew, and send again whatever isn't acknowledged: the stream knows it by its id if it has it."""
@@ -241,10 +245,8 @@ class Publisher:
             time.sleep(_PAUSE * self._broken)
             try:
                 self._open()
-                self._chunk, self._chunk_bytes, self._absent = [], 0, []
-                for index, message in self._rows.items():
-                    self._put(index, message)
-                self._flush()
+                self._absent = []
+                self._send_again(self._rows)
             except TransientError as another:
                 error = another
             except JetStreamProviderError as another:
@@ -261,15 +263,15 @@ class Publisher:
         return f"body and headers have more than the {self._limit} bytes that the server takes"
 
     def _refuse(self, index: int, reason: str) -> None:
-        if message := self._taken(index):
-            self._fail(index, message, reason)
+        if self._taken(index):
+            self._fail(index, reason)
 
-    def _fail(self, index: int, message: Message, reason: str) -> None:
+    def _fail(self, index: int, reason: str) -> None:
         failed = self._failures.setdefault(reason, _Failed())
         failed.indexes.append(index)
         self._failed += 1
         if len(failed.examples) < _EXAMPLES:
-            failed.examples.append(f"{message.subject.decode()} {message.message_id.decode()}")
+            failed.examples.append(self._part(index).name(index))
 
     def _report(self) -> str:
         lines = [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from hashlib import blake2b
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.subjects import subject_problem
 from airflow_provider_jetstream.spark.errors import SparkOptionError
@@ -13,6 +15,7 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
     from pyspark.sql.types import StructType
 
 _TYPES = {
@@ -25,24 +28,25 @@ _TYPES = {
 _RESERVED = {"nats-msg-id", "nats-expected-stream"}
 _FORBIDDEN = ("\r", "\n")
 _REMEMBERED = 100_000
+_DIGEST = 8
 _AROUND_ID = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n")
 
 
-class Message(NamedTuple):
-    """A row that can be published, or why it can't.
+class Messages(NamedTuple):
+    """Rows that can be published, in columns, or why they can't.
 
-    :param subject: its subject
-    :param message_id: what the stream knows repeats by
-    :param size: the bytes of header and body
-    :param rest: what follows the reply subject on the wire: sizes, header, body
-    :param problem: why it can't be published
+    :param subjects: their subjects
+    :param ids: what the stream knows repeats by
+    :param rests: what follows the reply subject on the wire: sizes, header, body
+    :param sizes: the bytes of header and body
+    :param problems: by row, why it can't be published
     """
 
-    subject: bytes
-    message_id: bytes
-    size: int = 0
-    rest: bytes = b""
-    problem: str | None = None
+    subjects: pa.BinaryArray
+    ids: pa.BinaryArray
+    rests: pa.BinaryArray
+    sizes: NDArray[np.int64]
+    problems: dict[int, str]
 
 
 def check_schema(schema: StructType, subject: str | None) -> None:
@@ -80,67 +84,108 @@ class Encoder:
     def __init__(self, stream: str, subject: str | None, identity: str) -> None:
         self._expected = f"\r\nNats-Expected-Stream: {stream}\r\n".encode()
         self._subject = subject.encode() if subject is not None else None
-        self._identity = identity.encode()
+        self._identity = f"{identity}:".encode()
         self._index = 0
-        self._problems: dict[bytes | None, str | None] = {}
+        self._known: dict[bytes | None, str | None] = {}
 
-    def messages(self, batch: pa.RecordBatch) -> list[Message]:
+    def messages(self, batch: pa.RecordBatch) -> Messages:
         """Make messages of rows.
 
         :param batch: the rows, following those of the last call
-        :return: a message for each
+        :return: the messages
         """
-        empty: list[None] = [None] * batch.num_rows
-        names = set(batch.schema.names)
-        values, subjects, ids = (
-            # Text is bytes already, which Arrow gives away without a copy.
-            batch.column(name).cast(pa.binary()).to_pylist() if name in names else empty
-            for name in ("value", "subject", "msg_id")
-        )
-        headers = batch.column("headers").to_pylist() if "headers" in names else empty
-        found = [
-            self._message(index, value or b"", subject or self._subject, pairs, message_id)
-            for index, (value, subject, pairs, message_id) in enumerate(
-                zip(values, subjects, headers, ids, strict=True), self._index
-            )
-        ]
-        self._index += len(found)
-        return found
+        count, problems = batch.num_rows, dict[int, str]()
+        bodies = _filled(_column(batch, "value"), b"")
+        subjects = self._subjects(_column(batch, "subject"), problems)
+        lines = _lines(batch, problems)
+        ids = self._ids(_column(batch, "msg_id"), [subjects, b"\n", lines, b"\r\n", bodies], problems)
+        self._index += count
+        before = _AROUND_ID + len(self._expected) + _lengths(ids) + _lengths(lines)
+        sizes = before + _lengths(bodies)
+        start, middle, end = b"\r\nNATS/1.0\r\nNats-Msg-Id: ", self._expected, b"\r\n"
+        numbers = b" ", digits(before), b" ", digits(sizes)
+        rests = joined(*numbers, start, ids, middle, lines, end, bodies, end)
+        return Messages(subjects, ids, rests, sizes, problems)
 
-    def _message(
-        self,
-        index: int,
-        body: bytes,
-        subject: bytes | None,
-        headers: Sequence[dict[str, str]] | None,
-        message_id: bytes | None,
-    ) -> Message:
-        problem = self._problems.get(subject, "")
-        if problem == "":
-            problem = _subject_problem(subject)
-            if len(self._problems) < _REMEMBERED:
-                self._problems[subject] = problem
-        lines = b""
-        if headers and not problem:
-            problem = next((found for header in headers if (found := _header_problem(header))), None)
-            if not problem:
-                lines = "".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers).encode()
-        if message_id is None:
-            message_id = self._derived(index, subject or b"", lines, body)
-        elif not message_id or b"\n" in message_id or b"\r" in message_id:
-            problem = problem or "its msg_id is empty or has more than one line"
-        if problem:
-            return Message(subject or b"", message_id, problem=problem)
-        header_size = _AROUND_ID + len(message_id) + len(self._expected) + len(lines)
-        size = header_size + len(body)
-        told = header_size, size, message_id, self._expected, lines, body
-        rest = b" %d %d\r\nNATS/1.0\r\nNats-Msg-Id: %b%b%b\r\n%b\r\n" % told
-        return Message(subject or b"", message_id, size, rest)
+    def _subjects(self, given: pa.BinaryArray, problems: dict[int, str]) -> pa.BinaryArray:
+        if self._subject is not None:
+            given = _filled(given, self._subject)
+        for subject in pc.unique(given).to_pylist():
+            problem = self._known.get(subject, "")
+            if problem == "":
+                problem = _subject_problem(subject)
+                if len(self._known) < _REMEMBERED:
+                    self._known[subject] = problem
+            if problem:
+                same = pc.is_null(given) if subject is None else pc.equal(given, subject)
+                problems.update(dict.fromkeys(_places(same), problem))
+        return _filled(given, b"")
 
-    def _derived(self, index: int, subject: bytes, lines: bytes, body: bytes) -> bytes:
+    def _ids(self, given: pa.BinaryArray, content: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
+        wrong = pc.or_(pc.equal(pc.binary_length(given), 0), pc.match_substring_regex(given, "[\r\n]"))
+        for place in _places(pc.fill_null(wrong, fill_value=False)):
+            problems.setdefault(place, "its msg_id is empty or has more than one line")
+        if not given.null_count:
+            return given
         # No subject holds a line feed, and lines of headers end with an empty one: no two rows make the same content.
-        content = b"%b\n%b\r\n%b" % (subject, lines, body)
-        return b"%b:%d:%b" % (self._identity, index, blake2b(content, digest_size=8).hexdigest().encode())
+        contents = joined(*content).to_pylist()
+        digests = b"".join([blake2b(each, digest_size=_DIGEST).digest() for each in contents]).hex().encode()
+        array = pa.FixedSizeBinaryArray.from_buffers(
+            pa.binary(2 * _DIGEST), len(given), [None, pa.py_buffer(digests)]
+        ).cast(pa.binary())
+        numbers = digits(np.arange(self._index, self._index + len(given)))
+        return pc.coalesce(given, joined(self._identity, numbers, b":", array))
+
+
+def joined(*parts: pa.BinaryArray | bytes) -> pa.BinaryArray:
+    """Join columns and constants row by row.
+
+    :param parts: from left to right
+    :return: a column
+    """
+    return pc.binary_join_element_wise(*parts, b"")
+
+
+def digits(numbers: NDArray[np.int64]) -> pa.BinaryArray:
+    """Write numbers.
+
+    :param numbers: the numbers
+    :return: their decimal digits
+    """
+    return pa.array(numbers).cast(pa.string()).cast(pa.binary())
+
+
+def _column(batch: pa.RecordBatch, name: str) -> pa.BinaryArray:
+    if name not in batch.schema.names:
+        return pa.nulls(batch.num_rows, pa.binary())
+    return batch.column(name).cast(pa.binary())
+
+
+def _filled(array: pa.BinaryArray, fill: bytes) -> pa.BinaryArray:
+    return pc.fill_null(array, fill)
+
+
+def _lengths(array: pa.BinaryArray) -> NDArray[np.int64]:
+    return np.asarray(pc.binary_length(array)).astype(np.int64)
+
+
+def _places(mask: pa.BooleanArray) -> list[int]:
+    return np.flatnonzero(np.asarray(mask)).tolist() if pc.any(mask).as_py() else []
+
+
+def _lines(batch: pa.RecordBatch, problems: dict[int, str]) -> pa.BinaryArray:
+    """Write the rows' own headers, each line with its end."""
+    if "headers" not in batch.schema.names:
+        return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
+    found: list[bytes] = []
+    for place, headers in enumerate(batch.column("headers").to_pylist()):
+        problem = next((problem for header in headers or () if (problem := _header_problem(header))), None)
+        if problem:
+            problems.setdefault(place, problem)
+            found.append(b"")
+            continue
+        found.append("".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers or ()).encode())
+    return pa.array(found, pa.binary())
 
 
 def _subject_problem(given: bytes | None) -> str | None:

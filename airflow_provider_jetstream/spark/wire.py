@@ -86,7 +86,7 @@ class Wire:
         self._replies += 1
         return f"{self.inbox}.{self._replies}"
 
-    def send(self, data: bytes) -> None:
+    def send(self, data: bytes | memoryview) -> None:
         """Send frames.
 
         :param data: whole frames

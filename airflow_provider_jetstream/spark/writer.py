@@ -32,7 +32,8 @@ log = logging.getLogger(__name__)
 
 _QUERY = "sql.streaming.queryId"
 _BATCH = "streaming.sql.batchId"
-_TOGETHER = 500
+_ROWS = 2000
+_BYTES = 4 << 20
 
 
 @dataclass
@@ -94,9 +95,10 @@ class _Rows:
         with closing(Publisher(self.given, self.options, f"partition {partition}")) as publisher:
             window = self.check(publisher.wire)
             for batch in batches:
-                # Few at a time: thousands of rows that live for long keep Python's garbage collector busy.
-                for start in range(0, batch.num_rows, _TOGETHER):
-                    publisher.send(encoder.messages(batch.slice(start, _TOGETHER)))
+                # Rows are copied on their way: few at a time where they are large.
+                together = max(1, min(_ROWS, batch.num_rows * _BYTES // max(batch.nbytes, 1)))
+                for start in range(0, batch.num_rows, together):
+                    publisher.send(encoder.messages(batch.slice(start, together)))
             publisher.settle()
         if (took := time.monotonic() - begun) > window:
             log.warning(

@@ -144,6 +144,39 @@ def test_every_window_stores_every_row(given: dict[str, str], stream: Stream, wi
     assert [row["value"] for row in read_all(given)] == [row["value"] for row in rows]
 
 
+@pytest.mark.parametrize("window", ["2", "50", "1000"])
+def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
+    given: dict[str, str], stream: Stream, window: str
+) -> None:
+    make_stream(stream)
+    rows: list[dict[str, Any]] = [
+        {"value": str(at).encode() + b"x" * ((at * 7919) % 200_000 if at % 10 == 0 else at % 300), "msg_id": f"id-{at}"}
+        for at in range(1200)
+    ]
+    bad = {0, 1, 250, 499, 500, 501, 1198, 1199}
+    for at, row in enumerate(rows):
+        row["subject"] = "a b" if at in bad else f"{stream.name}.a"
+        row["headers"] = [{"key": "At", "value": str(at)}] if at % 3 == 0 else None
+    with pytest.raises(RowsNotStoredError, match=r"rows 0-1, 250, 499-501, 1198-1199: its subject 'a b' can't be used"):
+        _write({**given, "maxInFlight": window}, rows)
+    good = [row for at, row in enumerate(rows) if at not in bad]
+    read = read_all(given)
+    assert [row["value"] for row in read] == [row["value"] for row in good]
+    told = [{pair["key"]: pair["value"] for pair in row["headers"]} for row in read]
+    assert [each["Nats-Msg-Id"] for each in told] == [row["msg_id"] for row in good]
+    assert [each.get("At") for each in told] == [(row["headers"] or [{}])[0].get("value") for row in good]
+
+
+def test_rows_with_an_id_and_without_may_be_mixed(given: dict[str, str], stream: Stream) -> None:
+    make_stream(stream)
+    rows = [{"value": b"x", "subject": f"{stream.name}.a", "msg_id": "mine" if at == 1 else None} for at in range(3)]
+    _write(given, rows)
+    ids = [row["headers"][0]["value"] for row in read_all(given)]
+    assert ids[1] == "mine"
+    assert [re.sub(r"[0-9a-f]{16}$", "…", given) for given in ids[::2]] == ["write:0:0:…", "write:0:2:…"]
+    assert _write(given, rows).duplicates == 3
+
+
 def test_writing_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
     given = {"servers": own_nats.url, "stream": name, "timeout": "3"}
     with opened(given) as stream:

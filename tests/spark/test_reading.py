@@ -5,8 +5,10 @@ import threading
 import time
 import zlib
 from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
+from gateway import Gateway
 from spark_streams import METHODS, count_up, make_stream, opened, publish, read_all
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
@@ -158,6 +160,21 @@ def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monke
         monkeypatch.setattr("spark_streams.read_range", _killing(own_nats))
         with pytest.raises(UnreachableError, match="no NATS server reached"):
             read_all(given)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_server_that_goes_away_is_asked_five_times(
+    given: dict[str, str], stream: Stream, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.spark.reading._PAUSE", 0.01)
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, b"x" * 10_000) for _ in range(2000)))
+    with Gateway(urlsplit(given["servers"]).port or 0, after=5_000_000) as gateway:
+        given = {**given, "servers": gateway.url, "fetchMethod": method, "fetchBatch": "100"}
+        with pytest.raises(UnreachableError):
+            read_all(given)
+        # The first failure is that of the connection which broke.
+        assert gateway.refused == 4
 
 
 def _killing(server: NatsServer) -> Any:
