@@ -1,0 +1,137 @@
+"""A publisher and a worker of a work queue, in a process of their own: how long each waits.
+
+The publisher sends a job every few milliseconds and waits for its acknowledgement; the worker takes jobs and
+acknowledges them at once.
+"""
+
+import argparse
+import json
+import select
+import statistics
+import subprocess
+import sys
+import threading
+import time
+from contextlib import closing
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from airflow_provider_jetstream.spark.connection_options import wire_settings
+from airflow_provider_jetstream.spark.frames import next_frame
+from airflow_provider_jetstream.spark.streams import Stream
+from airflow_provider_jetstream.spark.wire import Wire
+
+WORKER = "worker"
+_PULL = b'{"batch":10000,"expires":600000000000}'
+_HUNDREDTHS = 100
+
+
+@dataclass
+class Waits:
+    """Seconds that were waited.
+
+    :param acks: by the publisher, for each acknowledgement
+    :param jobs: from publishing a job until the worker had it
+    :param rates: jobs done a second, for each time
+    """
+
+    acks: list[float] = field(default_factory=list)
+    jobs: list[float] = field(default_factory=list)
+    rates: list[float] = field(default_factory=list)
+
+    def row(self) -> tuple[str, ...]:
+        """Give medians, 99th percentiles and the longest waits in milliseconds, and the median rate."""
+        return (
+            f"{len(self.acks):,}",
+            *(f"{ms:.2f}" for waits in (self.acks, self.jobs) for ms in _percentiles(waits)),
+            f"{statistics.median(self.rates):.0f} [{min(self.rates):.0f}-{max(self.rates):.0f}]",
+        )
+
+
+HEAD = ("jobs", "ack p50", "p99", "longest", "job p50", "p99", "longest", "jobs/s")
+
+
+class Probe:
+    """Publishes and works while the context is open.
+
+    :param url: the server
+    :param stream: the work queue
+    :param waits: where waits are added
+    """
+
+    def __init__(self, url: str, stream: str, waits: Waits) -> None:
+        self._command = [sys.executable, "-m", "benchmarks.spark_probe", url, stream]
+        self._waits = waits
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        if self._process.stdout is None or not self._process.stdout.readline():
+            raise RuntimeError("the publisher ended before it began")
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        written, _ = self._process.communicate()
+        acks, jobs, took = json.loads(written)
+        if len(acks) != len(jobs):
+            raise AssertionError(f"expected {len(acks)} jobs done, found {len(jobs)}")
+        self._waits.acks += acks
+        self._waits.jobs += jobs
+        self._waits.rates.append(len(jobs) / took)
+
+
+def _percentiles(waits: list[float]) -> tuple[float, float, float]:
+    cuts = statistics.quantiles(waits, n=_HUNDREDTHS)
+    return cuts[49] * 1000, cuts[98] * 1000, max(waits) * 1000
+
+
+def _work(url: str, stream: str, found: list[float]) -> None:
+    with closing(Wire(wire_settings({"servers": url}))) as wire:
+        topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{WORKER}"
+        wire.send(f"PUB {topic} {wire.reply()} {len(_PULL)}\r\n".encode() + _PULL + b"\r\n")
+        while not (found and found[-1] < 0):
+            wire.receive(lambda _buffer, _filled: True, 600)
+            at, acks = 0, b""
+            while frame := next_frame(wire.buffer, at, wire.filled):
+                at = frame.end
+                _, _, reply, reply_end, _, body, end = frame.parts
+                if reply_end > reply:
+                    found.append(time.perf_counter() - float(wire.buffer[body:end]))
+                    acks += b"PUB %b 0\r\n\r\n" % bytes(wire.buffer[reply:reply_end])
+            wire.consume(at)
+            wire.send(acks)
+
+
+def main() -> None:
+    """Publish and work until the other side of the standard input is closed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("stream")
+    parser.add_argument("--pause", type=float, default=0.002)
+    given = parser.parse_args()
+    acks: list[float] = []
+    jobs: list[float] = []
+    subject = f"{given.stream}.probe"
+    with closing(Wire(wire_settings({"servers": given.url}))) as wire:
+        config = {"durable_name": WORKER, "ack_policy": "explicit", "filter_subject": subject}
+        request = {"stream_name": given.stream, "config": config}
+        Stream(wire, given.stream).api(f"CONSUMER.DURABLE.CREATE.{given.stream}.{WORKER}", request)
+        worker = threading.Thread(target=_work, args=(given.url, given.stream, jobs), daemon=True)
+        worker.start()
+        print("ready", flush=True)
+        begun = time.perf_counter()
+        while not select.select([sys.stdin], [], [], given.pause)[0]:
+            sent = time.perf_counter()
+            wire.request(subject, f"{sent:020.9f}".encode())
+            acks.append(time.perf_counter() - sent)
+        took = time.perf_counter() - begun
+        # A time to come tells the worker that this was the last one.
+        wire.request(subject, f"{time.perf_counter() + 3600:020.9f}".encode())
+        worker.join(10)
+    print(json.dumps([acks, [wait for wait in jobs if wait >= 0], took]))
+
+
+if __name__ == "__main__":
+    main()

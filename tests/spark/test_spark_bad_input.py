@@ -1,0 +1,89 @@
+"""What Spark's users are told, and how often a server is asked, where something is wrong."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
+
+import pytest
+from gateway import Gateway
+from pyspark.errors import PySparkException
+from pyspark.sql import functions as f
+from spark_streams import count_up, delete, make_stream, purge
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from pyspark.sql import DataFrame, SparkSession
+
+    from airflow_provider_jetstream.spark.streams import Stream
+
+
+def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
+    return spark.read.format("jetstream").options(**{**given, **{k: str(v) for k, v in options.items()}}).load()
+
+
+def _error(action: Any) -> str:
+    with pytest.raises(PySparkException) as caught:
+        action()
+    return str(caught.value)
+
+
+def _port(given: Mapping[str, str]) -> int:
+    return int(urlsplit(given["servers"]).port or 0)
+
+
+def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, given: dict[str, str]) -> None:
+    rows = spark.range(1).select(f.lit("x").alias("value"))
+    with Gateway(_port(given)) as gateway:
+        gateway.shut = True
+        options = {**given, "servers": gateway.url, "timeout": "2"}
+        assert "no NATS server reached" in _error(lambda: _load(spark, options))
+        assert gateway.refused == 1
+        writer = rows.write.format("jetstream").options(**options, subject="a").mode("append")
+        assert "no NATS server reached" in _error(writer.save)
+        assert gateway.refused == 2
+
+
+def test_what_has_expired_fails_a_read_unless_told_otherwise(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream, max_msgs=100, discard="old")
+    count_up(stream, 300)
+    assert _load(spark, given).count() == 100
+    assert "begins at 201, startingOffsets is 101" in _error(_load(spark, given, startingOffsets=101).collect)
+    tolerant = _load(spark, given, startingOffsets=101, failOnDataLoss="false")
+    assert [row.seq for row in tolerant.select("seq").orderBy("seq").collect()] == list(range(201, 301))
+    loaded, forgiving = _load(spark, given), _load(spark, given, failOnDataLoss="false")
+    delete(stream, [290])
+    assert loaded.count() == 99
+    purge(stream, 251)
+    assert "begins at 251 now, and 201 was to be read" in _error(loaded.collect)
+    assert forgiving.count() == 49
+
+
+def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream, max_msgs=500, discard="new")
+    rows = spark.range(0, 2000, 1, 2).select(f.col("id").cast("string").alias("value"))
+    writer = rows.write.format("jetstream").options(**given, subject=f"{stream.name}.a").mode("append")
+    told = _error(writer.save)
+    assert re.search(r"\d+ rows of partition [01], counted from 0, aren't known to be stored", told)
+    assert re.search(r"rows [-0-9, ]+: maximum messages exceeded \(error 10077\) \(such as ", told)
+    assert stream.facts().last == 500
+
+
+def test_columns_of_another_type_are_told_before_anything_is_read_or_written(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream)
+    count_up(stream, 10)
+    for schema in ("value string", "seq int", "body binary", "timestamp string"):
+        wrong = spark.read.format("jetstream").options(**given).schema(schema).load()
+        assert "expected columns of value binary, subject string" in _error(wrong.collect)
+    numbers = spark.range(10).select(f.col("id").alias("value"))
+    writer = numbers.write.format("jetstream").options(**given, subject=f"{stream.name}.a").mode("append")
+    assert "found value bigint: select or cast before writing" in _error(writer.save)
+    assert stream.facts().last == 10
