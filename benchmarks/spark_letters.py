@@ -20,118 +20,24 @@ import threading
 import time
 from contextlib import closing
 from pathlib import Path
-from typing import Any
 
 import psutil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.names import copy_subject, late_ack_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.pump import pump
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import stream_info
 from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.dead_letters import read_letters, repair, snapshot, triage, write_report
-from airflow_provider_jetstream.spark.streams import Stream
 from airflow_provider_jetstream.spark.wire import Wire
+from benchmarks.spark_fill import BODY, Fill
 from testbed.nats_server import NatsServer
 from testbed.table import table
 
-BODY = b"x" * 1024
-KINDS = 100
 WINDOW = 1000
-BURST = 500
 NAIVE = 2_000
 MEBIBYTE = 2**20
 # Seconds between two looks at the memory of the processes.
 LOOK = 0.2
-
-
-class Fill:
-    """Makes a queue whose jobs are all dead.
-
-    :param url: the server
-    :param name: the queue's name
-    :param letters: how many
-    """
-
-    def __init__(self, url: str, name: str, letters: int) -> None:
-        self.url = url
-        self.letters = letters
-        declared: dict[str, Any] = {
-            "name": name,
-            "subjects": [f"{name}.jobs.*"],
-            "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "300s", "max_ack_pending": -1}],
-            "dead_letters": f"{name}-dead",
-            "archive": False,
-        }
-        self.queue = WorkQueue(**declared)
-
-    async def run(self) -> WorkQueue:
-        """Make it."""
-        settings = connection_settings({"servers": (self.url,), "timeout": 30})
-        async with connect(settings) as connection:
-            await provision(connection, self.queue)
-            with closing(Wire(wire_settings({"servers": self.url, "timeout": "60"}))) as wire:
-                self._publish(wire)
-                self._deliver(wire)
-            count = self.letters + self.letters // 2
-            while (await stream_info(connection, f"{self.queue.name}-dead"))["state"]["messages"] < count:
-                await pump(connection, self.queue.name, "worker")
-        return self.queue
-
-    def _publish(self, wire: Wire) -> None:
-        name, stream = self.queue.name, Stream(wire, self.queue.name)
-        self._send(
-            wire, (b"PUB %b.jobs.%d %d\r\n%b\r\n" % (name.encode(), at % 7, len(BODY), BODY) for at in self._all())
-        )
-        while stream.facts().last < self.letters:
-            time.sleep(0.05)
-
-    def _deliver(self, wire: Wire) -> None:
-        name, stream = self.queue.name, Stream(wire, self.queue.name)
-        while pending := stream.api(f"CONSUMER.INFO.{name}.worker")["num_pending"]:
-            pull = json.dumps({"batch": min(pending, BURST), "no_wait": True}).encode()
-            topic = f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker {wire.reply()}"
-            # The jobs come before the answer to the next question, which drops them.
-            wire.send(b"PUB %b %d\r\n%b\r\n" % (topic.encode(), len(pull), pull))
-        self._send(wire, (self._record(at) for at in self._all() if at % 2 == 0))
-        nak = b"-NAK"
-        self._send(
-            wire,
-            (b"PUB %b 4\r\n%b\r\n" % (late_ack_subject(name, "worker", at).encode(), nak) for at in self._all()),
-        )
-
-    def _record(self, at: int) -> bytes:
-        name = self.queue.name
-        lines = {
-            "Dead-Letter-Version": "1",
-            "Dead-Letter-Sequence": at,
-            "Dead-Letter-Subject": f"{name}.jobs.{at % 7}",
-            "Dead-Letter-Reason": "max_deliveries",
-            "Dead-Letter-Error-Class": f"Error{at % KINDS}",
-            "Dead-Letter-Error-Message": f"no paper in tray {at}",
-        }
-        block = "NATS/1.0\r\n" + "".join(f"{key}: {value}\r\n" for key, value in lines.items()) + "\r\n"
-        subject, header = copy_subject(name, "worker", at).encode(), block.encode()
-        return b"HPUB %b %d %d\r\n%b%b\r\n" % (subject, len(header), len(header) + len(BODY), header, BODY)
-
-    def _all(self) -> range:
-        return range(1, self.letters + 1)
-
-    def _send(self, wire: Wire, frames: Any) -> None:
-        burst: list[bytes] = []
-        for frame in frames:
-            burst.append(frame)
-            if len(burst) == BURST:
-                wire.send(b"".join(burst))
-                burst.clear()
-                # One question for each burst keeps the server from falling behind.
-                wire.request("$JS.API.INFO")
-        wire.send(b"".join(burst))
-        wire.request("$JS.API.INFO")
 
 
 class Memory:

@@ -5,13 +5,15 @@ Fairness: as in ``benchmarks.redrive``, whose queues these are: each way gets a 
 turns; figures are medians. A round counts only if every job waits in the queue exactly once afterwards and no entry is
 left. Spark's session is warm, as it is in a pipeline; its time is all that ``redrive_letters`` takes, the look at the
 queue included. CPU of clients is that of this process and of Spark's Python workers, without the JVM; that of the
-server tells how near it is to being the limit. The naive loop gets a twentieth of the letters.
+server tells how near it is to being the limit. The floor sends the requests of a copy and looks at nothing, see
+``benchmarks.spark_redrive_floor``. The engine without Spark gets a fifth of the letters, the naive loop a fortieth.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -26,13 +28,17 @@ from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
 from airflow_provider_jetstream.jetstream.stored import stream_info
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
-from benchmarks.redrive import prepare
+from benchmarks.spark_fill import Fill
+from benchmarks.spark_redrive_floor import Bare
 from testbed.nats_server import NatsServer
 from testbed.table import table
 
+FLOOR = "floor: the same requests, bare"
 NAIVE = "nats-py, one by one"
-SHARE = 20
-WAYS = ("spark copy", "spark atomic", "copy", "atomic", NAIVE)
+ENGINES = ("copy", "atomic", NAIVE)
+WAYS = (FLOOR, "spark copy", "spark atomic", *ENGINES)
+# Of how many letters a slow way gets one.
+SHARES = {"copy": 5, "atomic": 5, NAIVE: 40}
 
 
 def spark() -> SparkSession:
@@ -70,25 +76,38 @@ def on_spark(session: SparkSession, server: NatsServer, queue: WorkQueue, protoc
 
 def measure(session: SparkSession, way: str, letters: int, turn: int) -> dict[str, float]:
     """Measure one way once."""
-    letters = letters // SHARE if way == NAIVE else letters
+    letters = letters // SHARES.get(way, 1)
     protocol = way.removeprefix("spark ")
     with NatsServer() as server:
-        queue = asyncio.run(prepare(server.url, protocol, f"q{turn}", letters))
+        fill = Fill(server.url, f"q{turn}", letters, told=False, atomic_redrive=protocol == "atomic")
+        queue = asyncio.run(fill.run())
         served = psutil.Process(server.pid)
-        server_before, before = sum(served.cpu_times()[:2]), python_cpu()
-        if way == protocol:
-            declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-            command = [sys.executable, "-m", "benchmarks.redrive", "--measure", server.url, way, declared]
-            ended = subprocess.run(command, check=True, capture_output=True, text=True)
-            seconds = float(json.loads(ended.stdout)["seconds"])
-            own = psutil.Process().cpu_times()
-            client = own.children_user + own.children_system
+        used = ended_cpu if way in ENGINES else python_cpu
+        server_before, before = sum(served.cpu_times()[:2]), used()
+        if way == FLOOR:
+            seconds = Bare(server.url, queue, letters).run()
+        elif way in ENGINES:
+            seconds = elsewhere(server, way, queue)
         else:
             seconds = on_spark(session, server, queue, protocol, letters)
-            client = python_cpu() - before
+        client = used() - before
         asyncio.run(require_exact(server, queue, letters))
         server_cpu = sum(served.cpu_times()[:2]) - server_before
     return {"rate": letters / seconds, "client": client / letters * 1e6, "server": server_cpu / letters * 1e6}
+
+
+def elsewhere(server: NatsServer, way: str, queue: WorkQueue) -> float:
+    """Redrive in a process of its own, and give the seconds."""
+    declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
+    command = [sys.executable, "-m", "benchmarks.redrive", "--measure", server.url, way, declared]
+    ended = subprocess.run(command, check=True, capture_output=True, text=True)
+    return float(json.loads(ended.stdout)["seconds"])
+
+
+def ended_cpu() -> float:
+    """Add up the CPU seconds of processes that have ended, their start included."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def main() -> int:
@@ -104,11 +123,13 @@ def main() -> int:
     for turn in range(asked.rounds):
         for way in asked.ways:
             found.setdefault(way, []).append(measure(session, way, asked.letters, turn))
-    rows = [
-        (way, *(f"{statistics.median(each[key] for each in rounds):,.0f}" for key in ("rate", "client", "server")))
-        for way, rounds in found.items()
-    ]
-    print(table(("way", "letters/s", "client CPU us/letter", "server CPU us/letter"), rows))
+    rows = []
+    for way, rounds in found.items():
+        ratios = [each["rate"] / one["rate"] for each, one in zip(rounds, found.get(FLOOR, rounds), strict=True)]
+        medians = (statistics.median(each[key] for each in rounds) for key in ("rate", "client", "server"))
+        rows.append((way, *(f"{each:,.0f}" for each in medians), f"{statistics.median(ratios):.2f}"))
+    head = ("way", "letters/s", "client CPU us/letter", "server CPU us/letter", "of the floor")
+    print(table(head, rows))
     session.stop()
     return 0
 
