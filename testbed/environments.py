@@ -75,6 +75,15 @@ def executor_environment(folder: Path) -> Path:
     )
 
 
+def locked(package: str) -> str:
+    """
+    Name a package in the version that this project is tested with.
+
+    :param package: its name
+    """
+    return f"{package}=={_locked_versions()[package]}"
+
+
 def _locked_versions() -> dict[str, str | None]:
     lock = tomllib.loads((ROOT / "uv.lock").read_text(encoding="utf-8"))
     return {package["name"]: package.get("version") for package in lock["package"]}

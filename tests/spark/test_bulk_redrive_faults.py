@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlsplit
 
 import pytest
 from bulk_letters import jobs_of, letter_records, make_letters, messages_of
+from dying import kill_executor
 from faulty_shares import FailingShare, KilledShare
+from spark_streams import opened
 
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
@@ -20,14 +28,14 @@ from airflow_provider_jetstream.spark.bulk_redrive.share import Share
 from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from testbed.nats_server import NatsServer
 
 COUNT = 800
+# Some seconds of work, so that there is time to kill somebody.
+MANY = 12_000
 PROTOCOLS = [Protocol.COPY, Protocol.ATOMIC]
 
 
@@ -62,6 +70,44 @@ def test_a_task_that_ends_early_is_tried_again_and_repeats_nothing(
     assert {each.sequence: each.new_sequence for each in records} == dict(report.redriven)
     assert len(records) == COUNT
     assert messages_of(where, f"{name}-dead") == []
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS if os.environ.get("FAULTS") == "full" else PROTOCOLS[:1])
+def test_an_executor_that_is_killed_costs_and_repeats_nothing(
+    nats: NatsServer, where: dict[str, str], name: str, tmp_path: Path, protocol: Protocol
+) -> None:
+    queue = make_letters(where, name, MANY, atomic_redrive=protocol == Protocol.ATOMIC)
+    declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
+    script = str(Path(__file__).parent / "cluster_redrive.py")
+    command = [sys.executable, script, json.dumps(where), declared, protocol.value, str(MANY)]
+
+    def some_are_done() -> bool:
+        with opened({**where, "stream": name}) as stream:
+            return stream.facts().last > MANY + MANY // 10
+
+    with (tmp_path / "driver.log").open("w") as log:
+        driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
+        try:
+            assert told_by(driver) == {"ready": 10}
+            assert driver.stdin is not None
+            driver.stdin.write("\n")
+            driver.stdin.flush()
+            kill_executor(driver.pid, int(urlsplit(nats.url).port or 0), some_are_done)
+            assert told_by(driver) == {"redriven": MANY, "gone": 0, "failed": {}}
+        finally:
+            driver.kill()
+            driver.wait()
+    assert jobs_of(where, queue) == Counter(range(1, MANY + 1))
+    assert Counter(each.sequence for each in letter_records(where, queue)) == Counter(range(1, MANY + 1))
+    assert messages_of(where, f"{name}-dead") == []
+
+
+def told_by(driver: subprocess.Popen[str]) -> Any:
+    assert driver.stdout is not None
+    while line := driver.stdout.readline():
+        if line.startswith("{"):
+            return json.loads(line)
+    raise AssertionError("the driver ended")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

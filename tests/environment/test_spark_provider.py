@@ -1,0 +1,91 @@
+"""The Spark provider beside this package: what it brings writes into pyspark's own folder."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from testbed.airflow import Airflow
+from testbed.environments import ROOT, create_environment, locked
+from testbed.nats_server import NatsServer
+from testbed.queues import let_die, make_queue
+
+# Not the locked one: pyspark-client lags behind pyspark.
+SPARK = "4.1.4"
+OTHER = "4.1.1"
+LETTERS = 5
+
+
+@pytest.fixture(scope="module")
+def beside_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    wanted = [
+        locked("apache-airflow"),
+        "apache-airflow-providers-apache-spark",
+        f"pyspark=={SPARK}",
+        f"pyspark-client=={SPARK}",
+        f"{ROOT}[spark]",
+    ]
+    return create_environment(tmp_path_factory.mktemp("beside") / "venv", Path(sys.executable), wanted)
+
+
+def guarded(python: Path) -> subprocess.CompletedProcess[str]:
+    program = "from airflow_provider_jetstream.spark.application.installed import require_pyspark as r; print(r())"
+    return subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def package(beside_python: Path, tmp_path: Path) -> Path:
+    file = tmp_path / "package.zip"
+    command = [beside_python, "-m", "airflow_provider_jetstream.spark.application.shipping", file]
+    subprocess.run(command, check=True, capture_output=True)
+    return file
+
+
+async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: Path, tmp_path: Path) -> None:
+    with NatsServer(tmp_path / "nats") as nats:
+        async with connect(connection_settings({"servers": (nats.url,)})) as connection:
+            queue = await make_queue(connection, "beside")
+            await let_die(connection, queue, map(str, range(LETTERS)))
+        airflow = Airflow(
+            tmp_path / "airflow",
+            ROOT / "tests" / "environment" / "spark_provider_dags",
+            connections={
+                "nats_default": json.dumps({"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}),
+                "spark_default": json.dumps({"conn_type": "spark", "host": "local[1]"}),
+            },
+            env={
+                "BESIDE_STREAM": queue.name,
+                "BESIDE_FOLDER": str(tmp_path),
+                "NATS_BESIDE_URL": nats.url,
+                "PYSPARK_PYTHON": str(beside_python),
+                "PATH": f"{beside_python.parent}{os.pathsep}{os.environ['PATH']}",
+                "SPARK_LOCAL_IP": "127.0.0.1",
+            },
+            python=str(beside_python),
+        )
+        try:
+            airflow.start("beside")
+            run_id = airflow.trigger("beside")
+            run = airflow.wait_for_run("beside", run_id, 300)
+            logs = {name: airflow.task_log("beside", run_id, name)[-3000:] for name in ("submit", "count", "report")}
+            assert run["state"] == "success", logs
+            counted = json.loads((tmp_path / "counted").read_text())
+            assert counted["messages"] == LETTERS
+            assert package.name in counted["package"]
+            assert airflow.xcom("beside", run_id, "count") == {"messages": LETTERS, "spark": SPARK}
+            assert airflow.xcom("beside", run_id, "report")["letters"] == LETTERS
+        finally:
+            airflow.stop()
+
+
+def test_a_mixture_of_versions_is_refused(beside_python: Path) -> None:
+    assert guarded(beside_python).stdout.strip() == SPARK
+    create_environment(beside_python.parents[1], beside_python, [f"pyspark-client=={OTHER}"], with_dependencies=False)
+    refused = guarded(beside_python)
+    assert f"expected pyspark-client of the version of pyspark, {SPARK}, found {OTHER}" in refused.stderr
