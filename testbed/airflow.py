@@ -98,7 +98,7 @@ class Airflow(AirflowClient):
     ) -> None:
         self.stop()
 
-    def start(self, *dag_ids: str, timeout: float = 120.0) -> None:
+    def start(self, *dag_ids: str, timeout: float = 300.0) -> None:
         """
         Create the database, start all components and wait until they are healthy and the DAGs can run.
 
@@ -129,7 +129,7 @@ class Airflow(AirflowClient):
         terminate_all(list(self._components.values()), grace)
         self._components.clear()
 
-    def start_triggerer(self, name: str = "triggerer", timeout: float = 60.0) -> None:
+    def start_triggerer(self, name: str = "triggerer", timeout: float = 180.0) -> None:
         """
         Start a triggerer and wait until it has reported to the database.
 
@@ -161,7 +161,7 @@ class Airflow(AirflowClient):
         """
         self._components.pop(name).kill()
 
-    def wait_for_dags(self, *dag_ids: str, timeout: float = 60.0) -> None:
+    def wait_for_dags(self, *dag_ids: str, timeout: float = 180.0) -> None:
         """
         Wait until DAGs are parsed, and unpause them.
 

@@ -143,7 +143,7 @@ class AirflowClient:
         self,
         dag_id: str,
         run_id: str,
-        timeout: float = 120.0,
+        timeout: float = 300.0,
         on_poll: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
         """

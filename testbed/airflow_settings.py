@@ -60,7 +60,8 @@ def airflow_env(
         for name, value in {
             "CORE__DAGS_FOLDER": str(dags_folder),
             "CORE__LOAD_EXAMPLES": "False",
-            "CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
+            # A DAG with a schedule is not to run beside those that a test is about.
+            "CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
             "CORE__EXECUTOR": "LocalExecutor",
             "CORE__PARALLELISM": str(parallelism),
             "CORE__FERNET_KEY": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),

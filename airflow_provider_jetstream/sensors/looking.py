@@ -13,6 +13,7 @@ from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.triggers.holding import SHORTEST_MARGIN, noticing_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -98,4 +99,6 @@ class LookingSensor(BaseSensorOperator):
                     "deferred_at": time.time(),
                 }
             )
-        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=self.timeout))
+        # Airflow's own time limit resumes a task too, and fails it if that comes too early.
+        seconds = max(self.timeout, noticing_seconds() + SHORTEST_MARGIN)
+        self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=seconds))

@@ -18,6 +18,14 @@ LONGEST_MARGIN = 10.0
 SETTLED_AFTER = 60.0
 
 
+def noticing_seconds() -> float:
+    """Give how long Airflow may take to notice that the process which deferred a task has ended.
+
+    :return: seconds
+    """
+    return float(conf.getfloat("workers", "min_heartbeat_interval", fallback=5.0))
+
+
 class EarlyFireGuard:
     """Holds the event of one trigger run back for as long as firing might fail the task.
 
@@ -26,10 +34,9 @@ class EarlyFireGuard:
 
     def __init__(self, deferred_at: float) -> None:
         elapsed = time.time() - deferred_at
-        noticing = conf.getfloat("workers", "min_heartbeat_interval", fallback=5.0)
         margin = min(max(elapsed, SHORTEST_MARGIN), LONGEST_MARGIN)
         # A trigger that another triggerer takes over belongs to a task whose end was seen long ago.
-        self._until = time.monotonic() + (noticing + margin if elapsed < SETTLED_AFTER else 0.0)
+        self._until = time.monotonic() + (noticing_seconds() + margin if elapsed < SETTLED_AFTER else 0.0)
 
     async def hold(self) -> None:
         """Return as soon as firing is safe."""

@@ -33,7 +33,7 @@ QUEUES = Path(__file__).parent / "dags" / "queues"
 _Found = TypeVar("_Found")
 
 
-def wait_for(what: Callable[[], _Found | None], describe: str, timeout: float = 60.0) -> _Found:
+def wait_for(what: Callable[[], _Found | None], describe: str, timeout: float = 180.0) -> _Found:
     """Look until there is something, and say what was missing when the time is over."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
@@ -49,7 +49,7 @@ def task_states(airflow: Airflow, dag_id: str, run_id: str) -> dict[str, str]:
 
 
 def wait_for_states(
-    airflow: Airflow, dag_id: str, run_id: str, expected: Mapping[str, str], timeout: float = 60.0
+    airflow: Airflow, dag_id: str, run_id: str, expected: Mapping[str, str], timeout: float = 180.0
 ) -> None:
     """Wait until tasks have the expected states."""
     found: dict[str, str] = {}
@@ -74,7 +74,7 @@ def log_text(airflow: Airflow, dag_id: str, run_id: str, task_id: str, try_numbe
     return "\n".join(lines)
 
 
-def succeeded(airflow: Airflow, dag_id: str, run_id: str, timeout: float = 120.0) -> None:
+def succeeded(airflow: Airflow, dag_id: str, run_id: str, timeout: float = 300.0) -> None:
     """Wait for a run's success; show the logs of what failed."""
     run = airflow.wait_for_run(dag_id, run_id, timeout)
     failed = [task for task in airflow.task_instances(dag_id, run_id) if task["state"] == "failed"]

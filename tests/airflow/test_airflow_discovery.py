@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow_steps import ROOT
+from airflow_steps import ROOT, wait_for
 
 from testbed.ports import LOOPBACK, free_port
 
@@ -68,12 +68,15 @@ def test_no_command_and_no_component_warns_about_the_package(
         (name, line)
         for name, text in texts.items()
         for line in text.splitlines()
-        if PACKAGE in line and any(word in line.lower() for word in ("warn", "deprecat", "traceback"))
+        # What a task warns of is about its queue.
+        if PACKAGE in line and "ti_id=" not in line
+        if any(word in line.lower() for word in ("warn", "deprecat", "traceback"))
     ] == []
 
 
 def test_every_dag_can_be_imported(airflow: Airflow) -> None:
-    airflow.wait_for_dags(*(path.stem for path in (ROOT / "example_dags").glob("*.py")))
+    for path in (ROOT / "example_dags").glob("*.py"):
+        wait_for(lambda dag_id=path.stem: airflow.dag(dag_id), f"the DAG {path.stem}")  # type: ignore[misc]
     assert airflow.import_errors() == []
 
 

@@ -22,6 +22,7 @@ from testbed.queues import make_queue, put, small_queue, take
 if TYPE_CHECKING:
     from airflow.triggers.base import BaseTrigger
     from conftest import Secrets
+    from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
@@ -44,6 +45,13 @@ def undrained(airflow: Airflow, settings: ConnectionSettings) -> str:
     return airflow.trigger("undrained")
 
 
+async def keep_in_hand(job: Msg) -> None:
+    """Keep a job's ack wait from passing, however long Airflow takes."""
+    while True:
+        await job.in_progress()
+        await asyncio.sleep(1)
+
+
 async def test_a_queue_is_awaited_until_it_is_drained(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection, undrained: str
 ) -> None:
@@ -53,10 +61,13 @@ async def test_a_queue_is_awaited_until_it_is_drained(
     await connection.client.jetstream().publish("draining", b"job")
     # A worker has it.
     (job,) = await take(connection, DRAINING, 1)
-    airflow.wait_for_dags("draining")
-    run_id = airflow.trigger("draining")
+    keeping = asyncio.create_task(keep_in_hand(job))
+    await asyncio.to_thread(airflow.wait_for_dags, "draining")
+    run_id = await asyncio.to_thread(airflow.trigger, "draining")
     waiting = {"deferred": "deferred", "poking": "running", "rescheduled": "up_for_reschedule"}
-    wait_for_states(airflow, "draining", run_id, waiting | {"nothing_dead": "deferred"})
+    looking = waiting | {"nothing_dead": "deferred"}
+    await asyncio.to_thread(wait_for_states, airflow, "draining", run_id, looking)
+    keeping.cancel()
     await job.ack_sync()
 
     wait_for_states(airflow, "draining", run_id, dict.fromkeys(waiting, "success") | {"nothing_dead": "deferred"})

@@ -56,7 +56,7 @@ def killed(airflow: Airflow) -> int:
 
 
 async def do(connection: Connection, count: int) -> None:
-    for message in await take(connection, queue("moving"), count, within=30):
+    for message in await take(connection, queue("moving"), count, within=120):
         await complete(connection, queue("moving"), message.metadata.sequence.stream)
         await message.ack_sync()
 

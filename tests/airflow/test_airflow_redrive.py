@@ -157,7 +157,7 @@ async def test_arguments_that_arrive_as_text_do_what_they_say(airflow: Airflow, 
 async def test_a_task_that_is_cleared_after_its_success_begins_anew(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection
 ) -> None:
-    wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"}, timeout=90)
+    wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"})
     await do_jobs(settings, queue("cleared"), 1)
     await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
     first = airflow.xcom("cleared", RUN, "cleared")
@@ -167,7 +167,7 @@ async def test_a_task_that_is_cleared_after_its_success_begins_anew(
         "dags/cleared/clearTaskInstances",
         {"dry_run": False, "dag_run_id": RUN, "task_ids": ["cleared"], "only_failed": False, "reset_dag_runs": True},
     )
-    wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"}, timeout=90)
+    wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"})
     assert [job.body for job in await do_jobs(settings, queue("cleared"), 1)] == [b"second"]
     await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
     second = airflow.xcom("cleared", RUN, "cleared")

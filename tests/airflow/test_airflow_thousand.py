@@ -2,26 +2,22 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
-import time
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_steps import ROOT, ledger_of
+from trigger_steps import store_triggers
 
-from airflow_provider_jetstream.jetstream.completions import Mark, take_mark
 from airflow_provider_jetstream.jetstream.stored import consumer_names
-from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from testbed.processes import Process
-from testbed.queues import eventually, make_queue, put
+from testbed.queues import eventually, make_queue
 from testbed.waiting import complete_all
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterator
 
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
@@ -59,38 +55,13 @@ def start(processes: list[Process], stored: Path, fired: Path) -> Process:
     return process
 
 
-async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path) -> list[int]:
-    """Publish jobs, and write down triggers that wait for one each and for one they share."""
-    mark = await take_mark(connection, queue)
-    shared, *jobs = await put(connection, queue, map(str, range(TRIGGERS + 1)))
-    write(stored, (trigger_for(mark, shared, job) for job in jobs))
-    return [shared, *jobs]
-
-
-def trigger_for(mark: Mark, shared: int, job: int) -> JobCompletionTrigger:
-    return JobCompletionTrigger(
-        nats_conn_id="nats_default",
-        mark=asdict(mark),
-        sequences=[[shared, shared], [job, job]],
-        tolerance={},
-        deadline=time.time() + 600,
-        deferred_at=time.time() - 3_600,
-        summary={"job": job},
-    )
-
-
-def write(stored: Path, triggers: Iterable[JobCompletionTrigger]) -> None:
-    lines = (json.dumps(trigger.serialize()) for trigger in triggers)
-    stored.write_text("\n".join(lines), encoding="utf-8")
-
-
 async def all_follow(connection: Connection, queue: WorkQueue, processes: int) -> None:
     """Wait until so many processes follow the events, and none looks back any more."""
 
     async def follow() -> bool:
         return len(await consumer_names(connection, f"{queue.name}-events")) == processes
 
-    await eventually(follow, within=60)
+    await eventually(follow, within=120)
 
 
 def assert_each_fired_once(jobs: list[int], events: list[dict[str, Any]]) -> None:
@@ -104,18 +75,18 @@ def assert_each_fired_once(jobs: list[int], events: list[dict[str, Any]]) -> Non
 async def test_all_fire_after_their_process_was_killed_while_they_waited(
     connection: Connection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
-    shared, *jobs = await store_triggers(connection, queue, stored)
+    shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     first = start(started, stored, ledger)
     await all_follow(connection, queue, 1)
     # Once one has fired, all others were told of the job that they share, and wait for their own.
     await complete_all(connection, queue, [shared, jobs[0]])
-    await eventually(lambda: len(ledger_of(ledger)) == 1, within=30)
+    await eventually(lambda: len(ledger_of(ledger)) == 1, within=120)
     first.kill()
     await complete_all(connection, queue, jobs[1:301])
     again = start(started, stored, ledger.with_name("again.jsonl"))
-    await eventually(lambda: len(ledger_of(ledger.with_name("again.jsonl"))) == 301, within=60)
+    await eventually(lambda: len(ledger_of(ledger.with_name("again.jsonl"))) == 301, within=120)
     await complete_all(connection, queue, jobs[301:])
-    await eventually(lambda: not again.alive, within=30)
+    await eventually(lambda: not again.alive, within=120)
     assert again.returncode == 0, again.tail()
     assert len(ledger_of(ledger)) == 1
     assert_each_fired_once(jobs, ledger_of(ledger.with_name("again.jsonl")))
@@ -124,13 +95,13 @@ async def test_all_fire_after_their_process_was_killed_while_they_waited(
 async def test_two_processes_with_the_same_triggers_fire_the_same(
     connection: Connection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
-    shared, *jobs = await store_triggers(connection, queue, stored)
+    shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     paths = [ledger, ledger.with_name("beside.jsonl")]
     both = [start(started, stored, path) for path in paths]
     await complete_all(connection, queue, jobs[:400])
     await all_follow(connection, queue, 2)
     await complete_all(connection, queue, [shared, *jobs[400:]])
-    await eventually(lambda: not any(process.alive for process in both), within=60)
+    await eventually(lambda: not any(process.alive for process in both), within=120)
     assert [process.returncode for process in both] == [0, 0], both[0].tail()
     one, other = (sorted(ledger_of(path), key=lambda each: int(each["trigger"])) for path in paths)
     assert_each_fired_once(jobs, one)

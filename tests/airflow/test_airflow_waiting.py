@@ -65,7 +65,7 @@ def runs(airflow: Airflow, settings: ConnectionSettings, pool: ThreadPoolExecuto
 
 @pytest.mark.parametrize("task_id", ["late_deferred", "late_blocking"])
 def test_too_late_names_what_is_missing_and_leaves_it_to_a_retry(airflow: Airflow, task_id: str) -> None:
-    wait_for_states(airflow, "too_late", RUN, {task_id: "up_for_retry"}, timeout=90)
+    wait_for_states(airflow, "too_late", RUN, {task_id: "up_for_retry"})
     log = log_text(airflow, "too_late", RUN, task_id)
     assert (
         f"DeadlineError: expected every job to end within 0:00:04, found 3 of {task_id} that did not (sequences 3-5):"
@@ -75,7 +75,7 @@ def test_too_late_names_what_is_missing_and_leaves_it_to_a_retry(airflow: Airflo
 
 
 def test_a_redrive_that_waits_too_long_leaves_it_to_a_retry_too(airflow: Airflow) -> None:
-    wait_for_states(airflow, "too_late", RUN, {"late_redrive": "up_for_retry"}, timeout=90)
+    wait_for_states(airflow, "too_late", RUN, {"late_redrive": "up_for_retry"})
     assert (
         "DeadlineError: expected every job to end within 0:00:04, found 1 of late_redrive that did not (sequences 2):"
         " see whether workers take them, or raise wait_timeout; a retry goes on waiting"
@@ -83,7 +83,7 @@ def test_a_redrive_that_waits_too_long_leaves_it_to_a_retry_too(airflow: Airflow
 
 
 def test_a_redrive_without_an_audit_is_not_retried_since_a_retry_would_not_wait(airflow: Airflow) -> None:
-    wait_for_states(airflow, "too_late", RUN, {"unaudited": "failed"}, timeout=90)
+    wait_for_states(airflow, "too_late", RUN, {"unaudited": "failed"})
     assert (
         "AirflowFailException: JS202 expected every job to end within 0:00:04, found 1 of unaudited that did not"
         " (sequences 2): see whether workers take them, or raise wait_timeout; a retry would not know of them, so there"
@@ -95,7 +95,7 @@ def test_a_retry_publishes_nothing_twice_and_takes_up_the_waiting(
     airflow: Airflow, settings: ConnectionSettings
 ) -> None:
     airflow.trigger("full", run_id=RUN)
-    wait_for_states(airflow, "full", RUN, {"full": "up_for_retry"}, timeout=90)
+    wait_for_states(airflow, "full", RUN, {"full": "up_for_retry"})
     log = log_text(airflow, "full", RUN, "full")
     assert "PublishIncompleteError: 3 of 5 jobs are stored in full (sequences 1-3); 2 are not known to be: " in log
     for index in (3, 4):
@@ -119,7 +119,7 @@ def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
     if task_id == "dead_deferred":
         wait_for_states(airflow, "deaths", RUN, {task_id: "deferred"})
         asyncio.run(do_jobs(settings, queue(task_id), 3, fail=True))
-    wait_for_states(airflow, "deaths", RUN, {task_id: "failed"}, timeout=90)
+    wait_for_states(airflow, "deaths", RUN, {task_id: "failed"})
     log = log_text(airflow, "deaths", RUN, task_id)
     assert re.search(
         r"AirflowFailException: JS131 expected at most 1 dead letters, found [23]: \{.*'1 deliveries to worker'.*\};"
@@ -131,7 +131,7 @@ def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
 
 
 def test_dead_letters_that_are_allowed_are_part_of_the_result(airflow: Airflow) -> None:
-    wait_for_states(airflow, "deaths", RUN, {"dead_allowed": "success"}, timeout=90)
+    wait_for_states(airflow, "deaths", RUN, {"dead_allowed": "success"})
     result = airflow.xcom("deaths", RUN, "dead_allowed")
     assert (result["completed"], result["dead"], result["dead_sequences"]) == (0, 3, [[1, 3]])
     assert result["dead_reasons"] == dict.fromkeys(("1", "2", "3"), "1 deliveries to worker")
@@ -140,7 +140,7 @@ def test_dead_letters_that_are_allowed_are_part_of_the_result(airflow: Airflow) 
 def test_a_retry_that_would_come_after_the_duplicate_window_is_warned_of_where_no_receipt_is_kept(
     airflow: Airflow,
 ) -> None:
-    wait_for_states(airflow, "forgetful", RUN, {"forgetful": "success"}, timeout=90)
+    wait_for_states(airflow, "forgetful", RUN, {"forgetful": "success"})
     warning = "A retry comes 1:00:00 after a failure, and forgetful forgets the ids of jobs after 2m: "
     assert warning in log_text(airflow, "forgetful", RUN, "forgetful")
     assert "forgets the ids" not in log_text(airflow, "deaths", RUN, "dead_allowed")

@@ -12,8 +12,11 @@ from airflow.sdk.module_loading import import_string
 
 from airflow_provider_jetstream.jetstream.completions import take_mark
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
+from testbed.queues import put
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from airflow.triggers.base import BaseTrigger
 
     from airflow_provider_jetstream.jetstream.connection import Connection
@@ -51,3 +54,23 @@ def recreated(trigger: BaseTrigger) -> BaseTrigger:
     path, kwargs = trigger.serialize()
     copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
     return copy
+
+
+async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
+    """Publish jobs, and write down triggers that wait for one each and for one they share, the first given."""
+    mark = await take_mark(connection, queue)
+    shared, *jobs = await put(connection, queue, map(str, range(count + 1)))
+    triggers = [
+        JobCompletionTrigger(
+            nats_conn_id="nats_default",
+            mark=asdict(mark),
+            sequences=[[shared, shared], [job, job]],
+            tolerance={},
+            deadline=time.time() + 600,
+            deferred_at=time.time() - LONG_AGO,
+            summary={"job": job},
+        )
+        for job in jobs
+    ]
+    await asyncio.to_thread(stored.write_text, "\n".join(json.dumps(each.serialize()) for each in triggers))
+    return [shared, *jobs]

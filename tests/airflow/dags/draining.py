@@ -13,7 +13,7 @@ from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 DRAINING = WorkQueue(
     name="draining",
     subjects=["draining"],
-    consumers=[Consumer(name="worker", max_deliver=1, ack_wait="30s")],
+    consumers=[Consumer(name="worker", max_deliver=1, ack_wait="10s")],
     dead_letters="draining_dead",
 )
 UNDRAINED = WorkQueue(
@@ -25,8 +25,8 @@ UNDRAINED = WorkQueue(
 
 
 def sensor(name: str, **kwargs: Any) -> JetStreamQueueDrainedSensor:
-    """Wait in the triggerer for a minute or two unless told otherwise."""
-    arguments = {"work_queue": DRAINING, "poke_interval": 1, "timeout": 120, "deferrable": True}
+    """Wait in the triggerer for minutes unless told otherwise."""
+    arguments = {"work_queue": DRAINING, "poke_interval": 1, "timeout": 600, "deferrable": True}
     return JetStreamQueueDrainedSensor(task_id=name, **{**arguments, **kwargs})
 
 

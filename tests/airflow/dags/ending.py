@@ -21,7 +21,7 @@ def queue(name: str) -> WorkQueue:
     return WorkQueue(
         name=name,
         subjects=[name],
-        consumers=[Consumer(name="worker", max_deliver=1, ack_wait="30s")],
+        consumers=[Consumer(name="worker", max_deliver=1, ack_wait="10m")],
         dead_letters=f"{name}_dead",
         events=f"{name}_events",
         duplicate_window="1h",
