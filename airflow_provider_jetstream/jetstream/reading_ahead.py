@@ -15,6 +15,7 @@ import re
 import time
 from bisect import bisect_left
 from collections import deque
+from contextlib import suppress
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
@@ -99,10 +100,6 @@ class ReadingAhead(Connection):
         found.direct = {name: way.read for name, way in ways.items()}
         return found
 
-    def stop(self) -> None:
-        """Ask for each message by itself from now on, and get it as it is."""
-        self.direct = {}
-
 
 @dataclass(frozen=True, slots=True)
 class _Window:
@@ -156,12 +153,16 @@ class _Ahead:
 
     async def read(self, request: Mapping[str, Any]) -> StoredMessage | None:
         """Answer a request for one message."""
-        if request.keys() == {"seq"}:
-            return (await self._around(request["seq"])).at(request["seq"])
-        if request.keys() == {"last_by_subj"}:
-            return await self._last(request["last_by_subj"])
-        if request.keys() == {"seq", "next_by_subj"} and request["next_by_subj"] == _ALL:
-            return (await self._around(request["seq"])).after(request["seq"])
+        with suppress(UnreachableError):
+            match request:
+                case {"last_by_subj": subject}:
+                    return await self._last(subject)
+                case {"seq": sequence, "next_by_subj": subject}:
+                    if subject == _ALL:
+                        return (await self._around(sequence)).after(sequence)
+                case {"seq": sequence}:
+                    return (await self._around(sequence)).at(sequence)
+        # Also where the stream takes no direct gets any more; if it is away, this says so.
         return await _one(self._connection, self._stream, request)
 
     async def _around(self, sequence: int) -> _Window:
@@ -177,16 +178,23 @@ class _Ahead:
 
     def _known(self, sequence: int) -> _Window | None:
         oldest = time.monotonic() - _FRESH_SECONDS
-        return next((each for each in self._windows if each.covers(sequence) and each.read_at >= oldest), None)
+        return next((each for each in self._windows if each.covers(sequence) and each.read_at > oldest), None)
 
     async def _read_from(self, sequence: int) -> _Window:
         try:
             request = {"seq": sequence, "next_by_subj": _ALL, "batch": _BATCH, "max_bytes": _BYTES}
             window = _Window(sequence, await self._get(request), time.monotonic())
             self._windows.appendleft(window)
+            asyncio.get_running_loop().call_later(_FRESH_SECONDS, self._forget)
             return window
         finally:
             self._reading = None
+
+    def _forget(self) -> None:
+        """Hold nothing that isn't given any more."""
+        oldest = time.monotonic() - _FRESH_SECONDS
+        while self._windows and self._windows[-1].read_at <= oldest:
+            self._windows.pop()
 
     async def _last(self, subject: str) -> StoredMessage | None:
         loop = asyncio.get_running_loop()

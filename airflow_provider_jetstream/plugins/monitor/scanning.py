@@ -132,8 +132,8 @@ class Scanner:
         declared = await discover_queue(connection, look.name)
         # Finding out what can be read ahead takes a list of all streams.
         many = look.letters is not None and look.letters["state"]["messages"] > _FEW_ENTRIES
-        ahead = await ReadingAhead.over(connection, declared) if many else None
-        looked = await Scan.begin(ahead or connection, declared)
+        way = await ReadingAhead.over(connection, declared) if many else connection
+        looked = await Scan.begin(way, declared)
         looked.page_size = _page_size(looked)
         index = await self._what_changed(scan, looked) if scan.may_carry_over(looked) else None
         if index is None:
@@ -146,9 +146,6 @@ class Scanner:
                     index.add(letter)
                 scan.seen = len(index)
             scan.full_at = time.monotonic()
-        # From here on it proves single letters, as they are when they are shown.
-        if ahead:
-            ahead.stop()
         scan.index, scan.scan, scan.risks = index, looked, looked.risks
         took, lost = time.monotonic() - began, looked.dismissed[Verdict.LOST]
         scan.counts = _counts(index, looked.reckoning.uncertain, took, lost)
