@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,10 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableErr
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.headers import Headers
+
+
+# By far the most frequent answer; any other one is read as the JSON that it is.
+_STORED = re.compile(rb'\{"stream":"([^"\\]*)", ?"seq":(\d+)\}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,10 @@ async def store(connection: Connection, subject: str, body: bytes, headers: Head
     :raises UnreachableError: no stream captures the subject just now, or the connection is gone
     :raises DeadlineError: no answer within the time limit; it may be stored all the same
     """
-    ack = _decoded(await connection.publish_acknowledged(subject, body, headers))
+    answer = await connection.publish_acknowledged(subject, body, headers)
+    if told := _STORED.fullmatch(answer):
+        return Receipt(told[1].decode(), int(told[2]))
+    ack = _decoded(answer)
     if refusal := ack.get("error"):
         code, err_code = int(refusal.get("code", 0)), int(refusal.get("err_code", 0))
         raise ApiError(code, err_code, str(refusal.get("description")), subject)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from array import array
 from datetime import UTC, datetime, timedelta
 
+import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
-from airflow_provider_jetstream.spark.dead_letters.told import JOB_SCHEMA, index_of, jobs_table
+from airflow_provider_jetstream.spark.dead_letters.told import JOB_SCHEMA, index_of, jobs_table, mentions_of
 
 LAST = 2**63 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -48,3 +49,20 @@ def test_an_index_arrives_as_it_was(
     found, untold = index_of(table.to_batches(max_chunksize=size))
     assert list(found.jobs()) == [job for job in index.jobs() if job[0] in set(meant)]
     assert list(untold) == left
+
+
+@given(st.lists(st.tuples(sequences.filter(lambda each: each <= LAST), mentions), max_size=40))
+@settings(deadline=None)
+def test_rows_beside_others_say_the_same_and_null_says_nothing(told: list[tuple[int, Mention]]) -> None:
+    index = Index()
+    for sequence, mention in told:
+        index.add(sequence, mention)
+    table = jobs_table(index, array("Q"))
+    (batch, *others) = table.to_batches() or [None]
+    assert not others
+    if batch is not None:
+        assert list(zip(batch.column(0).to_pylist(), mentions_of(batch.columns[1:]), strict=True)) == list(index.jobs())
+        absent = [pa.nulls(2, field.type) for field in list(JOB_SCHEMA)[1:]]
+        joined = [pa.concat_arrays([column, none]) for column, none in zip(batch.columns[1:], absent, strict=True)]
+        assert mentions_of(joined)[-2:] == [(), ()]
+        assert mentions_of([each.slice(1) for each in joined])[:-2] == [said for _, said in list(index.jobs())[1:]]

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.jobs import Origin
 
 GroupField: TypeAlias = Literal[
     "reason",
@@ -114,20 +115,26 @@ class Selection(BaseModel):
         :param now: the time; the current one where absent
         :return: whether it is
         """
-        death, origin = letter.death, letter.origin
+        death = letter.death
         age = (now or datetime.now(UTC)) - death.died_at
         return (
             (letter.parked is not None) == self.parked
             and (self.sequences is None or letter.sequence in self.sequences)
             and (death.reason in self.reasons if self.reasons is not None else death.reason != Reason.UNDELIVERABLE)
             and self.error_class in (None, death.error_class)
-            and self.fingerprint in (None, death.fingerprint)
+            # Computing these takes longer than all of the others together.
+            and (self.fingerprint is None or self.fingerprint == death.fingerprint)
             and self.traceback_digest in (None, death.traceback_digest)
             and self.consumer in (None, death.consumer)
             and (self.subject is None or covers(self.subject, letter.subject))
             and (self.older_than is None or age >= _timedelta(self.older_than))
             and (self.younger_than is None or age < _timedelta(self.younger_than))
-            and self.dag_id in (None, origin and origin.dag_id)
+            and (self.dag_id is self.run_id is self.task_id is None or self._came_from(letter.origin))
+        )
+
+    def _came_from(self, origin: Origin | None) -> bool:
+        return (
+            self.dag_id in (None, origin and origin.dag_id)
             and self.run_id in (None, origin and origin.run_id)
             and self.task_id in (None, origin and origin.task_id)
         )

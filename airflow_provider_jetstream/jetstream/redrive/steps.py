@@ -7,7 +7,7 @@ missing original how far it came. The letters of a batch go through each step to
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit import LetterRecord
 from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
@@ -137,13 +137,22 @@ class Steps:
         except (ApiError, TransientError) as error:
             raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {AGAIN}") from None
 
-    def record(self, letter: DeadLetter, action: Action, *, new_sequence: int, subject: str) -> LetterRecord:
+    def record(
+        self,
+        letter: DeadLetter,
+        action: Action,
+        *,
+        new_sequence: int,
+        subject: str,
+        changes: dict[str, Any] | None = None,
+    ) -> LetterRecord:
         """Make the audit's record of a letter.
 
         :param letter: the dead letter
         :param action: what is done with it
         :param new_sequence: where it is now
         :param subject: where it went
+        :param changes: what was changed
         :return: the record
         """
         return LetterRecord(
@@ -160,6 +169,7 @@ class Steps:
             why=self._order.why,
             who=self._order.who,
             run=self._order.run,
+            changes=changes,
         )
 
     async def _park(self, letter: DeadLetter) -> _Done | None:
@@ -181,8 +191,9 @@ class Steps:
         for job, sequence in zip(jobs, await self._store(self._connection, jobs), strict=True):
             letter = job.letter
             if isinstance(sequence, int):
-                record = self.record(letter, "redriven", new_sequence=sequence, subject=job.subject)
-                done.append((letter, record.model_copy(update={"changes": job.content.changes})))
+                changes = job.content.changes
+                record = self.record(letter, "redriven", new_sequence=sequence, subject=job.subject, changes=changes)
+                done.append((letter, record))
             else:
                 self._report.fail(letter.sequence, str(sequence))
         return done

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
 from airflow_provider_jetstream.spark.bulk_redrive.repairs import Row
+from airflow_provider_jetstream.spark.dead_letters.told import mentions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
+    from airflow_provider_jetstream.jetstream.dead_letters.mentions import Mention
+
 TOLD = ("entries", "kinds", "consumers", "told_at", "deliveries")
 # Before the names of columns that say what the dead letter queue says; a frame has columns of the same names.
 TOLD_PREFIX = "told_"
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Work(NamedTuple):
@@ -41,26 +40,11 @@ def windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[Work]
     for batch in batches:
         for start in range(0, batch.num_rows, size):
             part = batch.slice(start, size)
-            columns = {name: part.column(at).to_pylist() for at, name in enumerate(part.schema.names)}
-            told = [columns.pop(TOLD_PREFIX + name) for name in TOLD]
-            names = tuple(columns)
+            told = [TOLD_PREFIX + name for name in TOLD]
+            names = [name for name in part.schema.names if name not in told]
+            values = zip(*(part.column(name).to_pylist() for name in names), strict=True)
+            mentions = mentions_of([part.column(name) for name in told])
             yield [
-                Work(Row.of(dict(zip(names, values, strict=True))), _mentions(*mentioned))
-                for values, mentioned in zip(zip(*columns.values(), strict=True), zip(*told, strict=True), strict=True)
+                Work(Row.of(dict(zip(names, row, strict=True))), mentioned)
+                for row, mentioned in zip(values, mentions, strict=True)
             ]
-
-
-def _mentions(
-    entries: list[int] | None,
-    kinds: list[int] | None,
-    consumers: list[str | None] | None,
-    told_at: list[int] | None,
-    deliveries: list[int] | None,
-) -> tuple[Mention, ...]:
-    if not entries:
-        return ()
-    told = zip(entries, kinds or (), consumers or (), told_at or (), deliveries or (), strict=True)
-    return tuple(
-        Mention(entry, Kind(kind), consumer, _EPOCH + timedelta(microseconds=moment), count)
-        for entry, kind, consumer, moment, count in told
-    )

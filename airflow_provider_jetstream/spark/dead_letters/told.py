@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from array import array
+from datetime import UTC, datetime, timedelta
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.dead_letters.entries import Columns, Index
+from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
 from airflow_provider_jetstream.jetstream.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable
+    from collections.abc import Collection, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -31,6 +34,8 @@ JOB_SCHEMA: Final = pa.schema(
     ]
 )
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_KINDS = {int(each): each for each in Kind}
 # Sequences beyond are no server's, but an entry may say anything.
 _LAST_SEQUENCE = 2**63 - 1
 
@@ -107,19 +112,51 @@ def index_of(batches: Iterable[pa.RecordBatch]) -> tuple[Index, array[int]]:
         counts = np.diff(batch.column(1).offsets.to_numpy())
         untold.extend(sequences[counts == 0].tolist())
         entries, kinds, consumers, told_at, deliveries = (column.flatten() for column in batch.columns[1:])
-        places = consumers.dictionary_encode()
+        names, places = _encoded(consumers)
         index.take(
             Columns(
                 array("Q", np.repeat(sequences, counts).tolist()),
-                array("Q", entries.to_pylist()),
-                array("B", kinds.to_pylist()),
-                array("I", [len(places.dictionary) if each is None else each for each in places.indices.to_pylist()]),
-                array("q", told_at.to_pylist()),
-                array("I", deliveries.to_pylist()),
-                [*places.dictionary.to_pylist(), None],
+                array("Q", _plain(entries)),
+                array("B", _plain(kinds)),
+                array("I", places),
+                array("q", _plain(told_at)),
+                array("I", _plain(deliveries)),
+                names,
             )
         )
     return index, array("Q", sorted(untold))
+
+
+def mentions_of(columns: Sequence[pa.ListArray]) -> list[tuple[Mention, ...]]:
+    """Take the columns of such rows but the first; lists may be null.
+
+    :param columns: in the order of the schema
+    :return: what is said about the job of each row
+    """
+    counts = _plain(columns[0].value_lengths().fill_null(0))
+    entries, kinds, consumers, told_at, deliveries = (column.flatten() for column in columns)
+    names, places = _encoded(consumers)
+    flat = zip(_plain(entries), _plain(kinds), places, _plain(told_at), _plain(deliveries), strict=True)
+    mentions = iter(
+        [
+            Mention(entry, _KINDS[kind], names[place], _EPOCH + timedelta(microseconds=told), count)
+            for entry, kind, place, told, count in flat
+        ]
+    )
+    return [tuple(islice(mentions, count)) for count in counts]
+
+
+def _encoded(texts: pa.Array) -> tuple[list[str | None], list[int]]:
+    """Give different texts, the last of which is none, and the place of each among them."""
+    encoded = texts.dictionary_encode()
+    names = [*encoded.dictionary.to_pylist(), None]
+    return names, _plain(encoded.indices.fill_null(len(names) - 1))
+
+
+def _plain(numbers: pa.Array) -> list[int]:
+    """Give Python's numbers, at a tenth of the price of Arrow's own way."""
+    plain: list[int] = numbers.to_numpy(zero_copy_only=False).tolist()
+    return plain
 
 
 def _of(values: array[int], kind: type[np.generic], meant: np.ndarray[Any, Any]) -> pa.Array:
