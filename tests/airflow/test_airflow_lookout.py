@@ -156,6 +156,23 @@ async def test_a_scan_after_the_first_looks_only_at_what_changed(
     assert [letter["sequence"] for letter in page["letters"]] == [1_001]
 
 
+async def test_the_overview_counts_all_queues_without_waiting_for_the_next_look(
+    server: NatsServer, lookout: Lookout, name: str
+) -> None:
+    for number in range(5):
+        await filled(server, f"{name}-{number}", number + 1)
+    rarely = Lookout(MonitorSettings((CONNECTION,), 600.0, "all", 1_000, "jetstream_redrive"))
+
+    async def counted() -> list[int] | None:
+        letters = [queue["letters"] for queue in (await snapshot(rarely))["queues"]]
+        return [each["certain"] for each in letters] if all(letters) else None
+
+    try:
+        assert await eventually(counted, 30) == [1, 2, 3, 4, 5]
+    finally:
+        rarely.stop()
+
+
 async def test_jobs_that_come_and_go_become_rates_and_a_history(
     server: NatsServer, lookout: Lookout, name: str
 ) -> None:

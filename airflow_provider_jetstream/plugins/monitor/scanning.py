@@ -34,6 +34,7 @@ _UNASKED_AGE = 60.0
 _MOST_LETTERS = 2_000_000
 _HELD_BYTES = 8 * 2**20
 _SMALLEST_PAGE = 8
+_LONGEST_PAUSE = 1.0
 
 
 class _InAndOutOfCirculation(Selection):
@@ -53,6 +54,8 @@ class Scanner:
     def __init__(self, shared: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
         self._shared = shared
         self._scans: dict[str, QueueScan] = {}
+        self._looks: Mapping[str, QueueLook] = {}
+        self._sweeping: asyncio.Task[None] | None = None
         # Whoever asks for a queue doesn't wait for the large one that nobody asked for.
         self._asked, self._unasked = asyncio.Semaphore(1), asyncio.Semaphore(1)
 
@@ -86,27 +89,40 @@ class Scanner:
             await asyncio.wait({scan.running}, timeout=seconds)
 
     def see_to(self, looks: Mapping[str, QueueLook]) -> None:
-        """Scan the next of the queues of which something has become, so that the overview knows how many are dead.
+        """Scan the queues of which something has become, so that the overview knows how many are dead.
 
         :param looks: the last look at each queue
         """
+        self._looks = looks
         for gone in self._scans.keys() - looks.keys():
             if (running := self._scans.pop(gone).running) is not None:
                 running.cancel()
-        if any(scan.running for scan in self._scans.values()):
-            return
-        for name, look in sorted(looks.items(), key=lambda item: self.known(item[0]).ended_at):
+        if self._sweeping is None or self._sweeping.done():
+            self._sweeping = asyncio.create_task(self._sweep())
+
+    async def _sweep(self) -> None:
+        """Scan one after the other, as long as nobody asks for one."""
+        while not any(scan.running for scan in self._scans.values()) and (look := self._next()) is not None:
+            began, scan = time.monotonic(), self.known(look.name)
+            scan.running = asyncio.create_task(self._run(scan, look, self._unasked))
+            await asyncio.wait({scan.running})
+            await asyncio.sleep(min(_LONGEST_PAUSE, time.monotonic() - began))
+
+    def _next(self) -> QueueLook | None:
+        for name, look in sorted(self._looks.items(), key=lambda item: self.known(item[0]).ended_at):
             scan = self.known(name)
             if look.letters is None:
                 continue
             if not _may_hold_letters(look, scan):
                 scan.counts = _counts(LetterIndex())
             elif scan.outdated(look, _UNASKED_AGE, shown=False) and scan.rested():
-                scan.running = asyncio.create_task(self._run(scan, look, self._unasked))
-                return
+                return look
+        return None
 
     def lose(self) -> None:
         """Let go of what needs the connection."""
+        if self._sweeping is not None:
+            self._sweeping.cancel()
         for scan in self._scans.values():
             scan.scan = None
             if scan.running is not None:
