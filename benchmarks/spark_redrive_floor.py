@@ -64,7 +64,7 @@ class Bare:
             wire.consume(wire.filled)
 
     def _get(self, at: int, reply: bytes) -> bytes:
-        return _request(f"$JS.API.STREAM.MSG.GET.{self._queue.name}", reply, b'{"seq":%d}' % at)
+        return _request(f"$JS.API.DIRECT.GET.{self._queue.name}", reply, b'{"seq":%d}' % at)
 
     def _copy(self, at: int, reply: bytes) -> bytes:
         told = {"Redrive-Count": 1, "Redrive-Stream": self._queue.name, "Redrive-Sequence": at}

@@ -29,6 +29,7 @@ from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.jetstream.stored import last_message
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import Outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import Work, windows
+from airflow_provider_jetstream.spark.collecting import collected_rarely
 from airflow_provider_jetstream.spark.driven import driven
 
 if TYPE_CHECKING:
@@ -106,7 +107,7 @@ class Share:
         :return: what became of each
         :raises TransientError: the connection broke; whatever was done is done
         """
-        with driven(self.given) as connection:
+        with collected_rarely(), driven(self.given) as connection:
             task = _Task(self, connection)
             for window in windows(batches, self._window()):
                 yield task.do(window)

@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, S
 from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear
 from airflow_provider_jetstream.jetstream.dead_letters.verdicts import Verdict
 from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.spark.collecting import collected_rarely
 from airflow_provider_jetstream.spark.dead_letters.records import batch_of
 from airflow_provider_jetstream.spark.dead_letters.told import index_of
 from airflow_provider_jetstream.spark.driven import driven
@@ -75,7 +76,7 @@ class Proving:
                 return
 
     def _pages(self, index: Index, reckoning: Reckoning, after: int) -> Iterator[tuple[Page, list[Death]]]:
-        with driven(self.given) as connection:
+        with collected_rarely(), driven(self.given) as connection:
             queue = self.premises.queue
             connection.run(connection.learn(stream.name for stream in (queue, *queue.companions())))
             scan = connection.run(Scan.part(connection, self.premises, index, reckoning))
