@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.names import reserved_subjects
 from airflow_provider_jetstream.jetstream.pump import pump
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, stream_info, subject_counts
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.together import pause
 
 if TYPE_CHECKING:
@@ -59,14 +59,6 @@ class ConsumerState:
         """Up to which sequence a stored job is dead for certain."""
         return self.delivered if self.in_flight == 0 else self.ack_floor
 
-    def takes(self, subject: str) -> bool:
-        """Tell whether it takes jobs of a subject.
-
-        :param subject: the subject
-        :return: whether it does
-        """
-        return covered_by_any(self.filters, subject)
-
 
 @dataclass(frozen=True, slots=True)
 class Circumstances:
@@ -105,7 +97,12 @@ class Circumstances:
         :param subject: the subject
         :return: the consumer, if there is one
         """
-        return next((each for each in self.consumers.values() if each.takes(subject)), None)
+        # Asked of every letter, so without a generator within another.
+        for each in self.consumers.values():
+            for filter_ in each.filters:
+                if covers(filter_, subject):
+                    return each
+        return None
 
 
 async def look_around(connection: Connection, queue: str) -> Circumstances:
