@@ -1,18 +1,20 @@
 """The pipeline over dead letters on Spark: seconds of each stage, beside bare pipelined gets and the client library.
 
-The queue holds jobs of 1 KiB that have used up their one delivery; the dead letter queue holds the server's advisory of
-each, and for every other one a worker's record of its error, of a hundred kinds. Stages follow one another as in a
-nightly run, each on what the one before it wrote: *look* is the driver's part of the scan, *prove* the tasks' part with
-the bodies, up to the snapshot on disk. The floor gets as many jobs by their sequences over one bare connection, a
-thousand on their way at a time, and looks at nothing. The naive loop gets advisories with the client library, and each
-one's job, one by one; it does a part of the letters, and nothing of the rest of *prove*. A round counts only if every
-letter is there once.
+The queue holds jobs of 1 KiB that have used up their one delivery; the dead letter queue holds the server's advisory
+of each, and for every other one a worker's record of its error, of a hundred kinds. Stages follow one another as in a
+nightly run, each on what the one before it wrote: *look* is the driver's part of the scan, *prove* the tasks' part
+with the bodies, up to the snapshot on disk; *bulk redrive* brings all of them back, every tenth one repaired. The
+floor gets as many jobs by their sequences over one bare connection, a thousand on their way at a time, and looks at
+nothing. The naive loop gets advisories with the client library, and each one's job, one by one; it does a part of the
+letters, and nothing of the rest of *prove*. A round counts only if every letter is there once, and in the end every
+job waits once in its queue and no entry is left. Each round has a queue of its own.
 """
 
 import argparse
 import asyncio
 import json
 import os
+import shutil
 import statistics
 import sys
 import tempfile
@@ -25,7 +27,11 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
+from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.dead_letters import read_letters, repair, snapshot, triage, write_report
 from airflow_provider_jetstream.spark.wire import Wire
@@ -46,6 +52,7 @@ class Memory:
     def __init__(self) -> None:
         self.driver = 0.0
         self.workers = 0.0
+        self.jvm = 0.0
         self._done = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
         self._thread.start()
@@ -56,8 +63,11 @@ class Memory:
             self.driver = max(self.driver, me.memory_info().rss / MEBIBYTE)
             for child in me.children(recursive=True):
                 try:
+                    held = child.memory_info().rss / MEBIBYTE
                     if "python" in child.name():
-                        self.workers = max(self.workers, child.memory_info().rss / MEBIBYTE)
+                        self.workers = max(self.workers, held)
+                    elif child.name() == "java":
+                        self.jvm = max(self.jvm, held)
                 except psutil.Error:
                     continue
 
@@ -67,10 +77,10 @@ class Memory:
         self._thread.join()
 
 
-def floor(url: str, queue: WorkQueue, letters: int) -> float:
+def floor(url: str, queue: WorkQueue, letters: int, *, direct: bool = False) -> float:
     """Get all jobs by their sequences over a bare connection."""
     with closing(Wire(wire_settings({"servers": url}))) as wire:
-        topic = f"$JS.API.STREAM.MSG.GET.{queue.name}"
+        topic = f"$JS.API.{'DIRECT.GET' if direct else 'STREAM.MSG.GET'}.{queue.name}"
         begun, asked, answered = time.perf_counter(), 0, 0
         mark, tail = wire.sid + b" ", b""
         while answered < letters:
@@ -144,7 +154,24 @@ def pipeline(session: SparkSession, url: str, queue: WorkQueue, letters: int, fo
     ended("repair")
     if repaired.where("repaired").count() != letters // 10:
         raise AssertionError("expected every tenth letter to be repaired")
+    begun = time.perf_counter()
+    report = redrive_letters(session, repaired, queue, RedriveOrder(run="bench"), {"servers": url, "timeout": "30"})
+    ended("bulk redrive")
+    report.raise_for_failures()
+    if len(report.redriven) != letters:
+        raise AssertionError(f"expected {letters} letters to be redriven, found {len(report.redriven)}")
     return took
+
+
+async def require_exact(url: str, queue: WorkQueue, letters: int) -> None:
+    """Make sure that every job waits once and nothing is left; then let go of it all."""
+    async with connect(connection_settings({"servers": (url,), "timeout": 60})) as connection:
+        waiting = (await connection.api(f"CONSUMER.INFO.{queue.name}.worker"))["num_pending"]
+        entries = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
+        if waiting != letters or entries:
+            raise AssertionError(f"{waiting} of {letters} jobs wait, {entries} entries are left")
+        for stream in (queue, *queue.companions()):
+            await connection.api(f"STREAM.DELETE.{stream.name}")
 
 
 def main() -> None:
@@ -152,28 +179,31 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--letters", type=int, default=100_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--direct", action="store_true", help="let the queue allow direct gets, and the floor use them")
     arguments = parser.parse_args()
     letters = arguments.letters
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
     builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
-    builder = builder.config("spark.sql.shuffle.partitions", "4")
+    builder = builder.config("spark.sql.shuffle.partitions", "4").config("spark.driver.memory", "1g")
     session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
     with NatsServer() as server, tempfile.TemporaryDirectory() as scratch:
         warm = asyncio.run(Fill(server.url, "warm", NAIVE).run())
         pipeline(session, server.url, warm, NAIVE, Path(scratch) / "warm")
-        queue = asyncio.run(Fill(server.url, "orders", letters).run())
         taken: dict[str, list[float]] = {}
         memory = Memory()
         for number in range(arguments.rounds):
-            seconds = {"floor: pipelined single gets": floor(server.url, queue, letters)}
-            seconds |= pipeline(session, server.url, queue, letters, Path(scratch) / str(number))
+            queue = asyncio.run(Fill(server.url, f"orders{number}", letters, allow_direct=arguments.direct).run())
+            seconds = {"floor: pipelined single gets": floor(server.url, queue, letters, direct=arguments.direct)}
             some = min(NAIVE, letters)
             seconds["naive loop, get and get, for as many"] = (
                 # The advisories come behind the workers' records.
                 asyncio.run(naive(server.url, queue, letters // 2 + 1, some)) * letters / some
             )
+            seconds |= pipeline(session, server.url, queue, letters, Path(scratch) / str(number))
+            asyncio.run(require_exact(server.url, queue, letters))
+            shutil.rmtree(Path(scratch) / str(number))
             for stage, took in seconds.items():
                 taken.setdefault(stage, []).append(took)
         memory.stop()
@@ -183,7 +213,7 @@ def main() -> None:
         for stage, each in taken.items()
     ]
     print(table(("stage", "seconds", "letters/s"), rows), flush=True)
-    print(f"peak MiB: driver (Python) {memory.driver:.0f}, largest worker (Python) {memory.workers:.0f}")
+    print(f"peak MiB: driver {memory.driver:.0f}, its JVM {memory.jvm:.0f}, largest Python worker {memory.workers:.0f}")
 
 
 if __name__ == "__main__":
