@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, TypeVar
 from airflow_provider_jetstream.jetstream.dead_letters.circumstances import look_at_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import alive_at, deaths
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.reading import at_once, read_range
+from airflow_provider_jetstream.jetstream.reading import WIDEST, at_once, read_range
+from airflow_provider_jetstream.jetstream.shortcuts import Wanted
 from airflow_provider_jetstream.jetstream.stored import get_message
 from airflow_provider_jetstream.jetstream.together import pause
 
@@ -33,6 +34,7 @@ _Item = TypeVar("_Item")
 
 # An acknowledged job leaves the stream a moment after the consumer's state has moved on.
 _SECOND_LOOK = 0.25
+_BYTES_AT_A_TIME = 16 << 20
 
 
 @dataclass(slots=True)
@@ -108,9 +110,16 @@ async def _count_known(
         return consumer.name if any(since <= each.told_at <= consumer.seen_at for each in deaths(mentions)) else None
 
     known: Counter[str] = Counter()
-    for batch in _batches(index.jobs()):
-        known.update(name for name in await at_once(taker, batch) if name)
+    for batch in _batches(index.jobs(), _at_a_time(around)):
+        async with connection.foreseen([Wanted(around.queue, [sequence for sequence, _ in batch])]):
+            known.update(name for name in await at_once(taker, batch) if name)
     return known
+
+
+def _at_a_time(around: Circumstances) -> int:
+    """Tell how many jobs may be held at once: fewer where they are large."""
+    each = around.state["bytes"] / max(1, around.state["messages"])
+    return max(1, min(WIDEST, int(_BYTES_AT_A_TIME / max(1.0, each))))
 
 
 async def _find(connection: Connection, around: Circumstances, consumer: ConsumerState, index: Index) -> list[int]:
