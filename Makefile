@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-pipeline chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -16,22 +16,29 @@ demo: $(UV)
 demo-spark: $(UV)
 	$(RUN) python -m demo.spark
 
-# The page in the UI and the pipeline on Spark have targets of their own until both are complete.
-UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_lookout.py tests/ui
+# An environment with another Airflow each takes its time.
+UI_VERSIONS := tests/ui/test_ui_versions.py
+UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_lookout.py tests/ui --ignore=$(UI_VERSIONS)
+# The pipeline on Spark has a target of its own until it is complete.
 PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
 	tests/environment/test_spark_cluster.py tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py \
 	tests/spark/test_dead_letter_reading.py tests/spark/test_dead_letter_report.py
-LEFT_OUT := $(addprefix --ignore=,$(UI) $(PIPELINE))
+LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(PIPELINE))
 
-# Airflow's tests share one Airflow, Spark's one JVM, and have the machine to themselves; the others wait more than they
-# work.
-test: $(UV)
+# Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves; the
+# others wait more than they work.
+test: $(UV) chromium
 	$(RUN) pytest tests/airflow $(LEFT_OUT)
 	$(RUN) pytest tests/spark $(LEFT_OUT)
-	$(RUN) pytest -n 4 --ignore=tests/airflow --ignore=tests/spark $(LEFT_OUT)
+	$(RUN) pytest tests/ui $(LEFT_OUT)
+	$(RUN) pytest -n 4 --ignore=tests/airflow --ignore=tests/spark --ignore=tests/ui $(LEFT_OUT)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)
+
+# The page in Airflow 3.1, 3.2 and the one that is locked, from within Airflow's own UI.
+test-ui-versions: $(UV) chromium
+	$(RUN) pytest $(UI_VERSIONS)
 
 test-pipeline: $(UV)
 	$(RUN) pytest $(PIPELINE)
@@ -48,7 +55,7 @@ chromium:
 
 # The pictures in docs/screenshots, taken anew.
 screenshots: $(UV) chromium
-	SCREENSHOTS=1 $(RUN) pytest tests/ui
+	SCREENSHOTS=1 $(RUN) pytest tests/ui --ignore=$(UI_VERSIONS)
 
 # The libraries of the monitor's page, fetched anew as their vendor.json pins them; needs npm.
 ui-vendor: $(UV)

@@ -92,9 +92,13 @@ async def look_over(connection: Connection, before: Mapping[str, QueueLook] | No
         except UnreachableError as error:
             return QueueLook(config, state, letters, None, None, error)
 
-    queues = [info for info in streams if info["config"]["retention"] == "workqueue" and not is_marked(info["config"])]
+    queues = [info for info in streams if _is_queue(info["config"])]
     looks = [look for look in await at_once(look, queues) if look is not None]
     return sorted(looks, key=lambda each: each.name)
+
+
+def _is_queue(config: Mapping[str, Any]) -> bool:
+    return config["retention"] == "workqueue" and not is_marked(config) and not queues_told_of(config)
 
 
 def _tellers(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:

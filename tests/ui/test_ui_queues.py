@@ -122,10 +122,13 @@ def test_the_dashboard_has_a_card(browsing: Browsing, shop: str) -> None:
     expect(letters).not_to_have_text("0")
     # All of it is seen, and nothing else is in it.
     expect(frame.get_by_role("table")).to_have_count(0)
-    inside, outside = letters.bounding_box(), page.locator('iframe[title="JetStream"]').bounding_box()
-    assert inside is not None
-    assert outside is not None
-    assert inside["y"] + inside["height"] <= outside["y"] + outside["height"]
+    page.wait_for_function(
+        """() => {
+            const frame = document.querySelector('iframe[title="JetStream"]');
+            const page = frame.contentDocument;
+            return frame.clientHeight >= page.getElementById("app").offsetHeight && page.querySelector(".tile");
+        }"""
+    )
     picture(page, "dashboard")
     frame.get_by_role("link", name="JetStream").click()
     expect(page).to_have_url(re.compile("/plugin/jetstream"))

@@ -7,6 +7,6 @@ globalThis[NAME] = () =>
   globalThis.React.createElement("iframe", {
     src: ADDRESS,
     title: "JetStream",
-    // The page in it sets the height to what it needs.
-    style: { width: "100%", height: "150px", border: 0 },
+    // Behind Airflow's own first numbers, which have this place too. The page in it sets the height to what it needs.
+    style: { order: 3, flex: "none", width: "100%", height: "124px", border: 0 },
   });

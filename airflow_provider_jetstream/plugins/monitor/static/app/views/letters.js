@@ -67,7 +67,7 @@ function Page({ connection, queue, found, select, selection, trail, setTrail }) 
     },
     { key: "reason", label: "Reason", cell: (letter) => html`<${Reason} reason=${letter.reason} />` },
     { key: "error", label: "Error", wide: true, cell: (letter) => html`<${Fault} letter=${letter} />` },
-    { key: "subject", label: "Subject", cell: (letter) => html`<code>${letter.subject}</code>` },
+    { key: "subject", label: "Subject", wide: true, cell: (letter) => html`<code>${letter.subject}</code>` },
     { key: "origin", label: "Published by", cell: (letter) => html`<${Origin} origin=${letter.origin} />` },
     { key: "deliveries", label: "Tries", numeric: true, hint: "Deliveries; redrives before in brackets", cell: tries },
     { key: "died", label: "Died", cell: (letter) => html`<${Ago} time=${letter.died_at} />` },

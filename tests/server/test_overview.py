@@ -1,0 +1,32 @@
+"""Which streams of a server are work queues, and whose deaths are kept where."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.overview import look_over
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.connection import Connection
+
+
+async def test_a_dead_letter_queue_is_no_work_queue_whatever_its_retention(connection: Connection, name: str) -> None:
+    letters = f"{name}-dead"
+    streams: dict[str, dict[str, Any]] = {
+        name: {"subjects": [f"{name}.>"], "retention": "workqueue"},
+        # As the source documents make it: nothing but its subjects says what it is.
+        letters: {"subjects": [f"{MAX_DELIVERIES}.{name}.*"], "retention": "workqueue"},
+        f"{name}-marked": {
+            "subjects": [f"dead.{name}.>"],
+            "retention": "workqueue",
+            "metadata": {"dead_letter_queue": "true"},
+        },
+        f"{name}-log": {"subjects": [f"log.{name}"], "retention": "limits"},
+    }
+    for stream, config in streams.items():
+        await connection.api(f"STREAM.CREATE.{stream}", {"name": stream, "storage": "memory", **config})
+    (look,) = [each for each in await look_over(connection) if each.name.startswith(name)]
+    assert look.name == name
+    assert look.letters is not None
+    assert look.letters["config"]["name"] == letters
