@@ -14,8 +14,8 @@ _PULL = 10_000
 _MEGABYTE = 1 << 20
 
 
-def drain(stream: Stream, messages: int, body: bytes) -> None:
-    """Receive all messages of a limits stream from a consumer that nobody acknowledges to, and count their ends."""
+def drain(stream: Stream, messages: int) -> None:
+    """Receive a limits stream from a consumer that nobody acknowledges to, and count the first lines of messages."""
     with closing(stream.wire) as wire:
         config = {"name": f"floor{uuid4().hex}", "ack_policy": "none", "mem_storage": True}
         topic = f"{stream.name}.{config['name']}"
@@ -23,11 +23,11 @@ def drain(stream: Stream, messages: int, body: bytes) -> None:
         pull = b'{"batch":%d,"expires":20000000000}' % _PULL
         request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{topic} {wire.reply()} {len(pull)}\r\n".encode() + pull + b"\r\n"
         wire.send(request * 2)
-        mark = body[-1:] + b"\r\n"
+        # None of these letters is in a body, so that a search leaps over them.
+        mark = b"MSG %b." % stream.name.encode()
         seen, asked = 0, 2
         while seen < messages:
             wire.receive(lambda _buffer, filled: filled >= _MEGABYTE)
-            # Bodies hold no line ends, and no line before a body ends like one.
             end = wire.buffer.rfind(b"\r\n", 0, wire.filled) + 2
             seen += wire.buffer.count(mark, 0, end)
             wire.consume(end)

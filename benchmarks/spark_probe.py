@@ -1,7 +1,7 @@
 """A publisher and a worker of a work queue, in a process of their own: how long each waits.
 
-The publisher sends a job every few milliseconds and waits for its acknowledgement; the worker takes jobs and
-acknowledges them at once.
+The publisher sends a job every few milliseconds and waits for its acknowledgement; where that took longer, it makes up
+for it. The worker takes jobs and acknowledges them at once.
 """
 
 import argparse
@@ -109,7 +109,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("stream")
-    parser.add_argument("--pause", type=float, default=0.002)
+    parser.add_argument("--every", type=float, default=0.0025, help="seconds")
     given = parser.parse_args()
     acks: list[float] = []
     jobs: list[float] = []
@@ -121,8 +121,9 @@ def main() -> None:
         worker = threading.Thread(target=_work, args=(given.url, given.stream, jobs), daemon=True)
         worker.start()
         print("ready", flush=True)
-        begun = time.perf_counter()
-        while not select.select([sys.stdin], [], [], given.pause)[0]:
+        begun = due = time.perf_counter()
+        while not select.select([sys.stdin], [], [], max(0.0, due - time.perf_counter()))[0]:
+            due += given.every
             sent = time.perf_counter()
             wire.request(subject, f"{sent:020.9f}".encode())
             acks.append(time.perf_counter() - sent)

@@ -2,7 +2,7 @@
 
 Fairness as in ``benchmarks.spark_read``. The floors send the same requests (256 messages each) over bare sockets, one
 connection or two at once, and count what comes. Beside one more read, and beside nothing, a publisher and a worker in
-a process of their own do jobs of the same queue: one every 2 ms, each acknowledged.
+a process of their own do 400 jobs of the same queue a second, each acknowledged.
 """
 
 import argparse

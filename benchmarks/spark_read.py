@@ -60,7 +60,7 @@ def _ways(bed: Bed, messages: int, library: int, shares: list[int]) -> list[Way]
         bed.look(bed.session.read.format("natspy").options(**options).load(), library)
 
     ways = [
-        Way(FLOOR, lambda: drain(bed.open("limits"), messages, bed.body), messages, FLOOR),
+        Way(FLOOR, lambda: drain(bed.open("limits"), messages), messages, FLOOR),
         Way("a task's read", lambda: read_as_a_task(bed, "limits", "consumer", messages), messages, FLOOR),
         Way("Spark, 1 task", lambda: spark(messages, 1), messages, FLOOR),
         Way("Spark, 2 tasks", lambda: spark(messages, 2), messages, FLOOR),
