@@ -16,8 +16,9 @@ from pathlib import Path
 from benchmarks.rounds import Way, kept, measure, shown
 from benchmarks.spark_bed import Bed, new_session
 from benchmarks.spark_floors import drain_directly
+from benchmarks.spark_memory import MemoryDataSource
 from benchmarks.spark_probe import HEAD, WORKER, Probe, Waits
-from benchmarks.spark_read import read_as_a_task
+from benchmarks.spark_read import read_as_a_task, read_from_memory
 from testbed.nats_server import NatsServer
 from testbed.table import table
 
@@ -67,6 +68,7 @@ def main() -> None:
     given = parser.parse_args()
     messages = given.messages
     session = new_session()
+    session.dataSource.register(MemoryDataSource)
     with NatsServer() as server:
         bed = Bed(server, session, b"x" * given.size)
         bed.fill("queue", "workqueue", messages)
@@ -77,6 +79,7 @@ def main() -> None:
             Way("a task's read", lambda: read_as_a_task(bed, "queue", "direct", messages), messages, FLOOR),
             Way("Spark, 1 task", lambda: _look(bed, messages, 1), messages, FLOOR),
             Way("Spark, 2 tasks", lambda: _look(bed, messages, 2), messages, FLOOR),
+            Way("Spark from memory", lambda: read_from_memory(bed, messages), messages, FLOOR),
             Way("Spark, 2 tasks, beside jobs", partial(working.beside, "beside Spark"), messages, FLOOR),
             Way("(jobs beside nothing)", partial(working.beside, "beside nothing"), messages, FLOOR),
         ]

@@ -43,7 +43,8 @@ def read_as_a_task(bed: Bed, name: str, method: str, messages: int) -> None:
         raise AssertionError(f"expected {messages} messages, found {found}")
 
 
-def _from_memory(bed: Bed, messages: int) -> None:
+def read_from_memory(bed: Bed, messages: int) -> None:
+    """Read as many messages with Spark from the memory of a task."""
     options = {"messages": str(messages), "size": str(len(bed.body))}
     frame = bed.session.read.format("memory").options(**options).load()
     found = frame.agg(f.count("*"), f.sum(f.length("value")), f.min("seq"), f.max("seq"), f.sum("seq")).collect()[0]
@@ -65,7 +66,7 @@ def _ways(bed: Bed, messages: int, library: int, shares: list[int]) -> list[Way]
         Way("Spark, 1 task", lambda: spark(messages, 1), messages, FLOOR),
         Way("Spark, 2 tasks", lambda: spark(messages, 2), messages, FLOOR),
         *(Way(f"Spark, 1 task, {count:,}", partial(spark, count, 1), count, FLOOR) for count in shares),
-        Way("Spark from memory", lambda: _from_memory(bed, messages), messages, FLOOR),
+        Way("Spark from memory", lambda: read_from_memory(bed, messages), messages, FLOOR),
         Way("Spark on nats-py", with_library, library, FLOOR),
     ]
     return [way for way in ways if way.messages]
