@@ -12,7 +12,7 @@ CODE := airflow_provider_jetstream testbed demo example_dags example_workers ben
 demo: $(UV)
 	$(RUN) python -m demo
 
-# Apart from the other, which is to stay short: two applications start a JVM each, which takes most of its time.
+# The last part of the other, by itself.
 demo-spark: $(UV)
 	$(RUN) python -m demo.spark
 

@@ -1,4 +1,7 @@
-"""Run the DAG ``orders`` on a real nats-server, real workers and a real Airflow, and show what became of the orders."""
+"""Run DAGs on a real nats-server, real workers and a real Airflow, and show what became of every job.
+
+First ``orders``, then ``dead_letter_pipeline`` with Spark on this machine.
+"""
 
 import json
 import os
@@ -8,25 +11,23 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from datetime import datetime
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from demo.filler import SHOP, dags_folder, filled
+from demo.spark import bring_back, reports
+from demo.telling import ROOT, DemoError, duration, failure, say
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.processes import Process
 from testbed.table import table
 from testbed.workers import start_worker
 
-ROOT = Path(__file__).resolve().parent.parent
 DAG_ID = "orders"
 TASKS = ("provision", "publish", "sense", "redrive", "all_done")
 TIMEOUT = 300.0
-
-
-class DemoError(Exception):
-    """The demo didn't show what it should; the message says what happened instead."""
 
 
 def main() -> int:
@@ -37,7 +38,7 @@ def main() -> int:
     try:
         with NatsServer(folder / "nats") as nats:
             say(f"nats-server {nats.version} listens on {nats.url}")
-            run_demo(nats, folder, keep=keep)
+            run_demo(nats, folder, keep=keep, then=partial(bring_back, nats, folder))
     except (AirflowNotReadyError, DemoError, TimeoutError) as error:
         say(f"FAILED: {error}\nThe logs are in {folder}")
         return 1
@@ -47,7 +48,14 @@ def main() -> int:
     return 0
 
 
-def run_demo(nats: NatsServer, folder: Path, *, keep: bool = False, python: str = sys.executable) -> None:
+def run_demo(
+    nats: NatsServer,
+    folder: Path,
+    *,
+    keep: bool = False,
+    python: str = sys.executable,
+    then: Callable[[Airflow], None] = lambda _: None,
+) -> None:
     """
     Run the DAG once and show the result.
 
@@ -55,10 +63,12 @@ def run_demo(nats: NatsServer, folder: Path, *, keep: bool = False, python: str 
     :param folder: for everything that is written
     :param keep: stay up afterwards until interrupted
     :param python: the interpreter that has Airflow
+    :param then: what else to show on the same Airflow
     """
     connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
     dags = dags_folder(folder) if keep else ROOT / "example_dags"
-    airflow = Airflow(folder / "airflow", dags, connections={"nats_default": json.dumps(connection)})
+    connections = {"nats_default": json.dumps(connection)}
+    airflow = Airflow(folder / "airflow", dags, connections=connections, env=reports(folder))
     ledger = folder / "orders.jsonl"
     workers: list[Process] = []
     say("starting Airflow: API server, scheduler, DAG processor, triggerer")
@@ -82,8 +92,9 @@ def run_demo(nats: NatsServer, folder: Path, *, keep: bool = False, python: str 
         run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT, follow)
         follow(run)
         if run["state"] != "success":
-            raise DemoError(failure(airflow, run_id))
+            raise DemoError(failure(airflow, DAG_ID, run_id))
         say(summary(airflow, run_id, ledger))
+        then(airflow)
         if keep:
             with filled(nats, folder):
                 stay(airflow)
@@ -154,28 +165,6 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
     return f"\n{counts}\n\n{seconds}\n"
 
 
-def duration(task: dict[str, Any]) -> float:
-    """
-    Measure a task from its start to its end, deferral included.
-
-    :param task: the task instance as Airflow's API gives it
-    """
-    started, ended = (datetime.fromisoformat(task[key]) for key in ("start_date", "end_date"))
-    return (ended - started).total_seconds()
-
-
-def failure(airflow: Airflow, run_id: str) -> str:
-    """
-    Say which task failed and why.
-
-    :param airflow: where the DAG ran
-    :param run_id: the run
-    """
-    failed = [task["task_id"] for task in airflow.task_instances(DAG_ID, run_id) if task["state"] == "failed"]
-    logs = "\n".join(f"--- {task}\n{airflow.task_log(DAG_ID, run_id, task)[-3000:]}" for task in failed)
-    return f"the run ended without success; failed tasks: {', '.join(failed) or 'none'}\n{logs}"
-
-
 def stay(airflow: Airflow) -> None:
     """
     Keep everything up until the person interrupts.
@@ -187,15 +176,6 @@ def stay(airflow: Airflow) -> None:
     say(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a caller keep one of them busy.")
     while True:
         time.sleep(3600)
-
-
-def say(text: str) -> None:
-    """
-    Show progress at once.
-
-    :param text: what to show
-    """
-    print(text, flush=True)
 
 
 if __name__ == "__main__":

@@ -7,27 +7,25 @@ import shutil
 import signal
 import sys
 import tempfile
+import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning import provision
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from demo.__main__ import ROOT, DemoError, duration, say
+from demo.telling import ROOT, DemoError, duration, failure, say
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually
 from testbed.table import table
 from testbed.workers import start_worker
 
-if TYPE_CHECKING:
-    from testbed.processes import Process
-
 DAG_ID = "dead_letter_pipeline"
 QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"
 TASKS = ("scan", "report", "redrive")
-TIMEOUT = 900.0
+TIMEOUT = 300.0
 MALFORMED, BUSY, POISON = 60, 30, 10
 
 
@@ -48,39 +46,60 @@ def main() -> int:
 
 def run_demo(nats: NatsServer, folder: Path) -> None:
     """
-    Have orders die, run the DAG once and show the result.
+    Start an Airflow, and bring the letters of a store back on it.
 
     :param nats: a running server
     :param folder: for everything that is written
     """
-    ledger = folder / "store.jsonl"
     connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
-    airflow = Airflow(
-        folder / "airflow",
-        ROOT / "example_dags",
-        connections={"nats_default": json.dumps(connection)},
-        env={"DEAD_LETTER_REPORTS": str(folder / "reports")},
-    )
-    worker: Process | None = None
+    connections = {"nats_default": json.dumps(connection)}
+    airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections=connections, env=reports(folder))
+    say("starting Airflow: API server, scheduler, DAG processor, triggerer")
     try:
-        asyncio.run(publish(nats))
-        env = {**os.environ, "NATS_URL": nats.url, "STORE_LEDGER": str(ledger), "PYTHONPATH": str(ROOT)}
-        worker = start_worker(
-            "store", queue=QUEUE, consumer="till", handler="example_workers.store:process", env=env, logs=folder
-        )
-        say(f"{MALFORMED + BUSY + POISON} orders that can't be done, and a worker that tries")
+        airflow.start()
+        bring_back(nats, folder, airflow)
+    finally:
+        airflow.stop()
+
+
+def reports(folder: Path) -> dict[str, str]:
+    """
+    Say where the DAG's reports go, for the Airflow that runs it.
+
+    :param folder: for everything that is written
+    """
+    return {"DEAD_LETTER_REPORTS": str(folder / "reports")}
+
+
+def bring_back(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
+    """
+    Have orders die, run the DAG once and show the result.
+
+    :param nats: a running server
+    :param folder: for everything that is written
+    :param airflow: a running Airflow
+    """
+    if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
+        say(f"Spark needs Java, which isn't here: {DAG_ID} is left out")
+        return
+    ledger = folder / "store.jsonl"
+    asyncio.run(publish(nats))
+    env = {**os.environ, "NATS_URL": nats.url, "STORE_LEDGER": str(ledger), "PYTHONPATH": str(ROOT)}
+    worker = start_worker(
+        "store", queue=QUEUE, consumer="till", handler="example_workers.store:process", env=env, logs=folder
+    )
+    try:
+        say(f"{MALFORMED + BUSY + POISON} orders of a store that can't be done, and a worker that tries")
         asyncio.run(wait_for_letters(nats, MALFORMED + BUSY + POISON))
-        say("all are dead letters; starting Airflow, whose schedule begins a run")
-        airflow.start(DAG_ID)
+        say(f"all are dead letters; {DAG_ID} reports on them, mends them and brings them back, with Spark")
+        airflow.wait_for_dags(DAG_ID)
         run_id = first_run(airflow)
         run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT)
         if run["state"] != "success":
-            raise DemoError(failure(airflow, run_id))
+            raise DemoError(failure(airflow, DAG_ID, run_id))
         say(summary(airflow, run_id, ledger))
     finally:
-        if worker:
-            worker.terminate(10)
-        airflow.stop()
+        worker.terminate(10)
 
 
 async def publish(nats: NatsServer) -> None:
@@ -115,12 +134,16 @@ async def wait_for_letters(nats: NatsServer, count: int) -> None:
 
 def first_run(airflow: Airflow) -> str:
     """
-    Give the run that the schedule began when the DAG was unpaused, or begin one.
+    Give the run that the schedule begins when the DAG is unpaused.
 
     :param airflow: where it runs
     """
-    runs = airflow.runs(DAG_ID)
-    return str(runs[0]["dag_run_id"]) if runs else airflow.trigger(DAG_ID)
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        if runs := airflow.runs(DAG_ID):
+            return str(runs[0]["dag_run_id"])
+        time.sleep(0.5)
+    raise DemoError(f"the schedule of {DAG_ID} began no run within {TIMEOUT:g} s")
 
 
 def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
@@ -146,18 +169,6 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
     if redrive["completed"] != MALFORMED + BUSY or len(done) != len(set(done)):
         raise DemoError(f"not every letter that can be mended was done exactly once:\n{shown}")
     return f"\n{shown}"
-
-
-def failure(airflow: Airflow, run_id: str) -> str:
-    """
-    Say which task failed and why.
-
-    :param airflow: where the DAG ran
-    :param run_id: the run
-    """
-    failed = [task["task_id"] for task in airflow.task_instances(DAG_ID, run_id) if task["state"] == "failed"]
-    logs = "\n".join(f"--- {task}\n{airflow.task_log(DAG_ID, run_id, task)[-3000:]}" for task in failed)
-    return f"the run ended without success; failed tasks: {', '.join(failed) or 'none'}\n{logs}"
 
 
 if __name__ == "__main__":
