@@ -17,7 +17,7 @@ from testbed.nats_server import NatsServer
 from testbed.queues import let_die, make_queue
 
 # Not the locked one: pyspark-client lags behind pyspark.
-SPARK = "4.1.4"
+SPARK = "4.1.3"
 OTHER = "4.1.1"
 LETTERS = 5
 

@@ -35,6 +35,7 @@ def spark(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     settings = {
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.driver.host": "127.0.0.1",
+        "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
         "spark.ui.port": "0",
         "spark.ui.showConsoleProgress": "false",
         "spark.eventLog.enabled": "true",

@@ -30,4 +30,6 @@ with DAG("spark_killed", schedule=None):
     report("spark_killed", spark_conf={f"spark.jetstream.{name}": value for name, value in asked.items()})
 
 with DAG("spark_elsewhere", schedule=None):
-    report("spark_elsewhere", spark_conn_id="spark_unreachable")
+    # Executors elsewhere have to be told how they find NATS, or nobody asks for the master.
+    given = {"spark.jetstream.connection": "elsewhere"}
+    report("spark_elsewhere", spark_conn_id="spark_unreachable", spark_conf=given)
