@@ -43,11 +43,11 @@ WAYS = (FLOOR, "spark copy", "spark atomic", *ENGINES)
 SHARES = {"copy": 5, "atomic": 5, NAIVE: 40}
 
 
-def spark() -> SparkSession:
+def spark(slots: int) -> SparkSession:
     """Start a session whose workers find the package."""
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
     os.environ["PYSPARK_PYTHON"] = sys.executable
-    builder = SparkSession.builder.master("local[2,4]").config("spark.ui.enabled", "false")
+    builder = SparkSession.builder.master(f"local[{slots},4]").config("spark.ui.enabled", "false")
     return builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
 
 
@@ -120,9 +120,10 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--letters", type=int, default=20_000)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--slots", type=int, default=2, help="how many tasks run at a time")
     parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
     asked = parser.parse_args()
-    session = spark()
+    session = spark(asked.slots)
     measure(session, "spark copy", 1_000, 0)
     found: dict[str, list[dict[str, float]]] = {}
     for turn in range(asked.rounds):

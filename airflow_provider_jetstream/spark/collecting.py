@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Final
 
@@ -13,12 +14,20 @@ if TYPE_CHECKING:
 _NEW_OBJECTS: Final = 100_000
 
 
+_lock = threading.Lock()
+_inside: list[tuple[int, int, int]] = []
+
+
 @contextmanager
 def collected_rarely() -> Iterator[None]:
-    """Do so meanwhile; for processes that do nothing else."""
-    before = gc.get_threshold()
-    gc.set_threshold(_NEW_OBJECTS, *before[1:])
+    """Do so meanwhile, in the whole process."""
+    with _lock:
+        _inside.append(_inside[0] if _inside else gc.get_threshold())
+        gc.set_threshold(_NEW_OBJECTS, *_inside[0][1:])
     try:
         yield
     finally:
-        gc.set_threshold(*before)
+        with _lock:
+            before = _inside.pop()
+            if not _inside:
+                gc.set_threshold(*before)

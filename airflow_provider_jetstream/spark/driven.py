@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.discovery import list_streams
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
 from airflow_provider_jetstream.spark.api_gets import ApiGets
 from airflow_provider_jetstream.spark.asking import Ask, AskEach
+from airflow_provider_jetstream.spark.collecting import collected_rarely
 from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.direct_gets import NOBODY, STATUS, DirectGets
 from airflow_provider_jetstream.spark.driving import Driver
@@ -218,7 +219,7 @@ def asked_apart(given: Mapping[str, str], work: Callable[[DrivenConnection], Cor
     """
 
     def ask() -> _Result:
-        with driven(given) as connection:
+        with collected_rarely(), driven(given) as connection:
             return connection.run(work(connection))
 
     # In a thread, since a notebook has an event loop of its own, and nothing here is for that.

@@ -11,7 +11,7 @@ from urllib.parse import unquote, urlsplit
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.spark.dead_letters.columns import BODY, HEADERS, IS_PARKED, LOST, STATE
-from airflow_provider_jetstream.spark.dead_letters.report_page import Totals, report_page
+from airflow_provider_jetstream.spark.dead_letters.report_page import Totals, count_all, report_page
 from airflow_provider_jetstream.spark.dead_letters.snapshots import snapshot
 from airflow_provider_jetstream.spark.dead_letters.triage import LETTERS, triage
 from airflow_provider_jetstream.spark.errors import SparkOptionError
@@ -88,16 +88,17 @@ def write_report(
     found = triage(told)
     found.groups.write.mode("error").parquet(f"{directory}/groups")
     totals = _totals(told)
-    shown = report_page(found, totals, title=title, airflow_url=airflow_url, top=top, written_at=datetime.now(UTC))
+    counts = count_all(found, totals.letters, top)
+    shown = report_page(counts, totals, title=title, airflow_url=airflow_url, written_at=datetime.now(UTC))
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(shown.html(), encoding="utf-8")
-    largest = found.groups.first()
+    largest = next(iter(counts["groups"].rows), None)
     return ReportSummary(
         letters=totals.letters,
         lost=totals.lost,
         parked=totals.parked,
         causes=totals.causes,
-        reasons={row["reason"]: row[LETTERS] for row in found.reasons.collect()},
+        reasons={row["reason"]: row[LETTERS] for row in counts["reasons"].rows},
         largest=(largest["fingerprint"], largest[LETTERS]) if largest else None,
         first_died_at=totals.first_died_at.isoformat() if totals.first_died_at else None,
         last_died_at=totals.last_died_at.isoformat() if totals.last_died_at else None,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
 from pyspark.sql import functions as f
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
     Cells = Callable[[Row], Sequence[Any]]
 
+_AT_A_TIME = 4
 _MOST_COLUMNS = 96
 _LONGEST_TEXT = 300
 _HOUR, _DAY = 3_600, 86_400
@@ -54,8 +56,45 @@ class Totals:
     last_died_at: datetime | None
 
 
+class Counts(NamedTuple):
+    """The largest counts of one side of a triage.
+
+    :param rows: they
+    :param rest: how many more there are, and the letters that these count together
+    """
+
+    rows: Sequence[Row]
+    rest: tuple[int, int]
+
+
+def count_all(found: Triage, letters: int, top: int) -> dict[str, Counts]:
+    """Evaluate all sides of a triage, several at a time: with few letters Spark mostly plans and waits.
+
+    :param found: the triage
+    :param letters: how many letters there are
+    :param top: how many rows of each side are wanted; of the reasons all are
+    :return: by the names of the triage's fields; of the hours all
+    """
+
+    def counted(name: str) -> tuple[str, Counts]:
+        frame: DataFrame = getattr(found, name)
+        if name == "hours":
+            return name, Counts(frame.withColumn("hour", f.unix_seconds("hour")).collect(), (0, 0))
+        rows = frame.limit(max(top, len(Reason)) if name == "reasons" else top).collect()
+        rest = letters - sum(row[LETTERS] for row in rows)
+        return name, Counts(rows, (frame.count() - len(rows), rest) if rest else (0, 0))
+
+    with ThreadPoolExecutor(_AT_A_TIME) as threads:
+        return dict(threads.map(counted, (field.name for field in fields(found))))
+
+
 def report_page(
-    found: Triage, totals: Totals, *, title: str | None, airflow_url: str | None, top: int, written_at: datetime
+    found: Mapping[str, Counts],
+    totals: Totals,
+    *,
+    title: str | None,
+    airflow_url: str | None,
+    written_at: datetime,
 ) -> Page:
     """Put the counts in words.
 
@@ -63,18 +102,17 @@ def report_page(
     :param totals: the most important numbers
     :param title: the heading; names the queue where absent
     :param airflow_url: where Airflow's pages are
-    :param top: how many rows each table shows at most
     :param written_at: when
     :return: the page
     """
-    hours, unit = _buckets(found.hours)
+    hours, unit = _buckets(found["hours"].rows)
     about = [f"Written {_shown(written_at)}. All times are UTC."]
     if totals.first_died_at and totals.last_died_at:
         about.insert(0, f"Deaths from {_shown(totals.first_died_at)} to {_shown(totals.last_died_at)}.")
 
-    def counted(title: str, names: Sequence[str], frame: DataFrame, cells: Cells, **fields: Any) -> Table:
-        rows = [(cells(row), row[LETTERS]) for row in frame.limit(top).collect()]
-        return Table(title, names, rows, _rest(frame, rows, totals.letters), **fields)
+    def counted(title: str, names: Sequence[str], side: str, cells: Cells, **more: Any) -> Table:
+        counts = found[side]
+        return Table(title, names, [(cells(row), row[LETTERS]) for row in counts.rows], counts.rest, **more)
 
     return Page(
         title=title or f"Dead letters of {', '.join(totals.queues) or 'no queue'}",
@@ -93,35 +131,28 @@ def report_page(
             counted(
                 "Causes",
                 ("reason", "error", "where", "first and last death", "fingerprint, digest, sample"),
-                found.groups,
+                "groups",
                 _cause,
                 wide=True,
                 note="Letters of one fingerprint, reason, error class and traceback digest.",
             ),
-            counted("Reasons", ("reason",), found.reasons, _values("reason")),
-            counted("State and body", ("state", "body from"), found.states, _values("state", "body_source")),
-            counted("Fingerprints", ("fingerprint",), found.fingerprints, _values("fingerprint")),
-            counted("Error classes", ("error class",), found.error_classes, _values("error_class")),
-            counted(
-                "Traceback digests", ("digest", "place"), found.digests, _values("traceback_digest", "error_place")
-            ),
-            counted("Consumers", ("consumer",), found.consumers, _values("consumer")),
-            counted("Subjects", ("subject",), found.subjects, _values("subject"), wide=True),
+            counted("Reasons", ("reason",), "reasons", _values("reason")),
+            counted("State and body", ("state", "body from"), "states", _values("state", "body_source")),
+            counted("Fingerprints", ("fingerprint",), "fingerprints", _values("fingerprint")),
+            counted("Error classes", ("error class",), "error_classes", _values("error_class")),
+            counted("Traceback digests", ("digest", "place"), "digests", _values("traceback_digest", "error_place")),
+            counted("Consumers", ("consumer",), "consumers", _values("consumer")),
+            counted("Subjects", ("subject",), "subjects", _values("subject"), wide=True),
             counted(
                 "Published by",
                 ("DAG", "run", "tasks"),
-                found.origins,
+                "origins",
                 lambda row: _origin(row, airflow_url),
                 wide=True,
                 note="Runs of Airflow; letters without one were published by others.",
             ),
         ],
     )
-
-
-def _rest(frame: DataFrame, rows: Sequence[tuple[Any, int]], letters: int) -> tuple[int, int]:
-    counted = sum(count for _, count in rows)
-    return (0, 0) if counted == letters else (frame.count() - len(rows), letters - counted)
 
 
 def _values(*names: str) -> Cells:
@@ -155,9 +186,8 @@ def _origin(row: Row, airflow_url: str | None) -> list[Any]:
     return [Link(dag_id, dag), run, tasks]
 
 
-def _buckets(hours: DataFrame) -> tuple[list[tuple[str, Mapping[str, int]]], str]:
+def _buckets(rows: Sequence[Row]) -> tuple[list[tuple[str, Mapping[str, int]]], str]:
     """Give the trend by hour where the chart has room for that, else by day; what is older comes first, together."""
-    rows = hours.select(f.unix_seconds("hour").alias("hour"), "reason", LETTERS).collect()
     if not rows:
         return [], "hour"
     first, last = min(row["hour"] for row in rows) // _HOUR, max(row["hour"] for row in rows) // _HOUR
