@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -19,11 +19,12 @@ demo-spark: $(UV)
 # An environment with another Airflow each takes its time.
 UI_VERSIONS := tests/ui/test_ui_versions.py
 UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_lookout.py tests/ui --ignore=$(UI_VERSIONS)
-# The pipeline on Spark has a target of its own until it is complete.
 PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
-	tests/environment/test_spark_cluster.py tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py \
-	tests/spark/test_dead_letter_reading.py tests/spark/test_dead_letter_report.py
-LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(PIPELINE))
+	tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py tests/spark/test_dead_letter_reading.py \
+	tests/spark/test_dead_letter_report.py tests/spark/test_gets.py tests/spark/test_told.py
+# A standalone cluster, and an environment of its own with another PySpark.
+SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
+LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
 
 # Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves; the
 # others wait more than they work.
@@ -40,8 +41,12 @@ test-ui: $(UV) chromium
 test-ui-versions: $(UV) chromium
 	$(RUN) pytest $(UI_VERSIONS)
 
+# The part of the test command that is about the dead-letter pipeline on Spark.
 test-pipeline: $(UV)
 	$(RUN) pytest $(PIPELINE)
+
+test-spark-elsewhere: $(UV)
+	$(RUN) pytest $(SPARK_ELSEWHERE)
 
 # The browser of tests/ui, and the font that Airflow's own pages ask for.
 chromium:
@@ -90,6 +95,7 @@ test-waiting-scale: $(UV)
 # More letters, more interleavings and workers that are away; the test command has the short form.
 test-faults: $(UV)
 	FAULTS=full $(RUN) pytest tests/faults
+	FAULTS=full $(RUN) pytest tests/spark/test_bulk_redrive_faults.py
 
 bench-monitor: $(UV)
 	$(RUN) python -m benchmarks.monitor

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from demo.telling import failure
 from testbed.airflow import Airflow
 from testbed.environments import ROOT, create_environment, locked
 from testbed.nats_server import NatsServer
@@ -73,8 +74,7 @@ async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: P
             airflow.start("beside")
             run_id = airflow.trigger("beside")
             run = airflow.wait_for_run("beside", run_id, 300)
-            logs = {name: airflow.task_log("beside", run_id, name)[-3000:] for name in ("submit", "count", "report")}
-            assert run["state"] == "success", logs
+            assert run["state"] == "success", failure(airflow, "beside", run_id)
             counted = json.loads((tmp_path / "counted").read_text())
             assert counted["messages"] == LETTERS
             assert package.name in counted["package"]

@@ -12,7 +12,6 @@ from airflow.sdk import DAG, task
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
 STREAM = os.environ["BESIDE_STREAM"]
@@ -33,12 +32,12 @@ with DAG("beside", schedule=None) as dag:
     )
 
     @task.pyspark(conn_id="spark_default")
-    def count(spark: SparkSession, sc: SparkContext) -> dict[str, Any]:
+    def count(spark: SparkSession) -> dict[str, Any]:
         from airflow_provider_jetstream.spark import register
 
         register(spark)
         letters = spark.read.format("jetstream").options(connection="beside", stream=STREAM).load()
-        return {"messages": letters.count(), "spark": sc.version}
+        return {"messages": letters.count(), "spark": spark.version}
 
     report = JetStreamDeadLetterReportOperator(task_id="report", work_queue=QUEUE, directory=str(FOLDER / "reports"))
 
