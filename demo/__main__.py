@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from demo.filler import SHOP, dags_folder, filled
-from demo.spark import bring_back, reports
+from demo.spark import bring_back, connections, reports
 from demo.telling import ROOT, DemoError, duration, failure, say
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
@@ -65,10 +65,8 @@ def run_demo(
     :param python: the interpreter that has Airflow
     :param then: what else to show on the same Airflow
     """
-    connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
     dags = dags_folder(folder) if keep else ROOT / "example_dags"
-    connections = {"nats_default": json.dumps(connection)}
-    airflow = Airflow(folder / "airflow", dags, connections=connections, env=reports(folder))
+    airflow = Airflow(folder / "airflow", dags, connections=connections(nats), env=reports(folder))
     ledger = folder / "orders.jsonl"
     workers: list[Process] = []
     say("starting Airflow: API server, scheduler, DAG processor, triggerer")

@@ -26,6 +26,14 @@ DAG_ID = "dead_letter_pipeline"
 QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"
 TASKS = ("scan", "report", "redrive")
 TIMEOUT = 300.0
+# A JVM that is soon ready rather than fast in the end, for a hundred letters.
+CONF = {
+    "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
+    "spark.driver.host": "127.0.0.1",
+    "spark.driver.bindAddress": "127.0.0.1",
+    "spark.sql.shuffle.partitions": "2",
+    "spark.ui.enabled": "false",
+}
 MALFORMED, BUSY, POISON = 60, 30, 10
 
 
@@ -51,15 +59,24 @@ def run_demo(nats: NatsServer, folder: Path) -> None:
     :param nats: a running server
     :param folder: for everything that is written
     """
-    connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
-    connections = {"nats_default": json.dumps(connection)}
-    airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections=connections, env=reports(folder))
+    airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections=connections(nats), env=reports(folder))
     say("starting Airflow: API server, scheduler, DAG processor, triggerer")
     try:
         airflow.start()
         bring_back(nats, folder, airflow)
     finally:
         airflow.stop()
+
+
+def connections(nats: NatsServer) -> dict[str, str]:
+    """
+    Give the connections that the DAGs ask for.
+
+    :param nats: the server
+    """
+    spark = {"conn_type": "spark", "host": "local[*]", "extra": {"conf": CONF}}
+    given = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
+    return {"nats_default": json.dumps(given), "spark_default": json.dumps(spark)}
 
 
 def reports(folder: Path) -> dict[str, str]:
