@@ -12,14 +12,14 @@ from pyspark.sql import functions as f
 from spark_streams import count_up, delete, make_stream, opened, publish, purge
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_jetstream.spark.streams import Stream
     from testbed.nats_server import NatsServer
 
-_COUNT = 100_000
+_COUNT = 30_000
 
 
 def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
@@ -150,6 +150,7 @@ def test_a_work_queue_with_workers_at_work_is_read(spark: SparkSession, given: d
     count_up(stream, 20_000)
     delete(stream, range(500, 600))
     before = stream.api(f"CONSUMER.INFO.{stream.name}.w")
+    new_consumers = _new_consumers(given, stream.name)
     loaded = _load(spark, given, minPartitions=2)
     done = threading.Event()
     worked: list[int] = []
@@ -164,9 +165,36 @@ def test_a_work_queue_with_workers_at_work_is_read(spark: SparkSession, given: d
     left = stream.api(f"CONSUMER.INFO.{stream.name}.w")
     assert left["delivered"]["consumer_seq"] == len(worked)
     assert left["num_redelivered"] == 0
+    assert new_consumers() == 0
     # Whatever wasn't done meanwhile was seen, and nothing that never was.
     assert set(range(max(worked) + 1, 20_001)) - set(range(500, 600)) <= set(seen)
     assert len(seen) == len(set(seen))
+
+
+def _new_consumers(given: Mapping[str, str], name: str) -> Callable[[], int]:
+    """Keep the server's announcements of new consumers of a stream, and make a question for their number."""
+    announced = {**given, "stream": f"{name}announced"}
+    with opened(announced) as kept:
+        make_stream(kept, subjects=[f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{name}.>"])
+
+    def asked() -> int:
+        with opened(announced) as kept:
+            return kept.facts().last
+
+    return asked
+
+
+def test_a_stream_with_limits_is_read_by_consumers_of_its_own(
+    spark: SparkSession, given: dict[str, str], stream: Stream
+) -> None:
+    make_stream(stream)
+    count_up(stream, 100)
+    new_consumers = _new_consumers(given, stream.name)
+    assert _load(spark, given, minPartitions=2).count() == 100
+    deadline = time.monotonic() + 10
+    while new_consumers() < 2 and time.monotonic() < deadline:
+        time.sleep(0.02)
+    assert new_consumers() == 2
 
 
 def _work(given: Mapping[str, str], done: threading.Event, worked: list[int]) -> None:
