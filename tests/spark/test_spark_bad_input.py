@@ -10,7 +10,7 @@ import pytest
 from gateway import Gateway
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from spark_streams import count_up, delete, make_stream, purge
+from spark_streams import count_up, make_stream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -44,23 +44,6 @@ def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, give
         writer = rows.write.format("jetstream").options(**options, subject="a").mode("append")
         assert "no NATS server reached" in _error(writer.save)
         assert gateway.refused == 2
-
-
-def test_what_has_expired_fails_a_read_unless_told_otherwise(
-    spark: SparkSession, given: dict[str, str], stream: Stream
-) -> None:
-    make_stream(stream, max_msgs=100, discard="old")
-    count_up(stream, 300)
-    assert _load(spark, given).count() == 100
-    assert "begins at 201, startingOffsets is 101" in _error(_load(spark, given, startingOffsets=101).collect)
-    tolerant = _load(spark, given, startingOffsets=101, failOnDataLoss="false")
-    assert [row.seq for row in tolerant.select("seq").orderBy("seq").collect()] == list(range(201, 301))
-    loaded, forgiving = _load(spark, given), _load(spark, given, failOnDataLoss="false")
-    delete(stream, [290])
-    assert loaded.count() == 99
-    purge(stream, 251)
-    assert "begins at 251 now, and 201 was to be read" in _error(loaded.collect)
-    assert forgiving.count() == 49
 
 
 def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
