@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.names import (
     marker_filter,
     marker_subject,
 )
-from airflow_provider_jetstream.jetstream.reading import at_once
+from airflow_provider_jetstream.jetstream.reading import WIDEST, at_once
 from airflow_provider_jetstream.jetstream.shortcuts import Wanted
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any
@@ -74,8 +74,12 @@ class Judge:
         :param jobs: stream sequences in order, and what the dead letter queue says about each
         :return: for each the dead letter, or why it is none
         """
-        async with self.connection.foreseen(self._wanted(jobs)):
-            return await at_once(lambda job: self.judge(*job), jobs)
+        judged: list[DeadLetter | Dismissal] = []
+        for start in range(0, len(jobs), WIDEST):
+            some = jobs[start : start + WIDEST]
+            async with self.connection.foreseen(self._wanted(some)):
+                judged += await at_once(lambda job: self.judge(*job), some)
+        return judged
 
     def _wanted(self, jobs: Sequence[tuple[int, tuple[Mention, ...]]]) -> Iterator[Wanted]:
         """Say what judging some jobs takes, in the order in which single ones are asked for it."""
