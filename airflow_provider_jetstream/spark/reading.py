@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 # Failures in a row, without a message between them, after which the task gives up and Spark decides.
 _ATTEMPTS = 5
 _PAUSE = 0.5
-# What a task gives to Spark at a time. Larger batches have to be joined first, which is a copy, and fill the pipe to the
-# JVM, so that neither side works while the other does.
+# What a task gives to Spark at a time. Larger batches have to be joined first, which is a copy, and fill the pipe to
+# the JVM, so that neither side works while the other does.
 _ROWS = 8192
 _BYTES = 1 << 19
 
