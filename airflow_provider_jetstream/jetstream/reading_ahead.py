@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 import time
 from bisect import bisect_left
 from collections import deque
@@ -21,6 +20,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.connection import Connection
+from airflow_provider_jetstream.jetstream.direct_get import BATCHES, STATUS, exact_streams, stored_message
 from airflow_provider_jetstream.jetstream.discovery import list_streams
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
 from airflow_provider_jetstream.jetstream.stored import (
@@ -28,7 +28,6 @@ from airflow_provider_jetstream.jetstream.stored import (
     get_message,
     last_message,
     next_message,
-    parse_headers,
     stream_info,
 )
 
@@ -38,8 +37,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client import JetStreamClient
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
-# The API level of the servers that answer with batches.
-_BATCHES = 1
 _BATCH = 256
 _ALL = ">"
 _BYTES = 2**20
@@ -50,11 +47,7 @@ _FRESH_SECONDS = 2.0
 _SUBJECTS = 1_000
 _GATHERING_SECONDS = 0.001
 _MOST_DELETED = 50_000
-_STATUS = slice(9, 12)
 _TOLD_SEQUENCE = b"\r\nNats-Sequence: "
-# What the server writes behind a message's own headers.
-_ADDED = b"\r\nNats-Stream: "
-_TOLD = re.compile(rb"\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d+)\r\nNats-Time-Stamp: ([^\r]*)\r\n")
 _sequence = attrgetter("sequence")
 
 
@@ -72,8 +65,7 @@ class ReadingAhead(Connection):
     async def over(cls, connection: Connection, queue: WorkQueue) -> ReadingAhead:
         """Find out which of a queue's streams can be read ahead.
 
-        Those without replicas are, since one of several may be behind; so may a mirror that answers for its origin. Of
-        a queue that takes no direct gets it is known at least which messages are gone.
+        Of a queue that takes no direct gets it is known at least which messages are gone.
 
         :param connection: the connection
         :param queue: the work queue
@@ -85,18 +77,10 @@ class ReadingAhead(Connection):
         ways: dict[str, _Ahead | _Gone] = {
             queue.name: _Gone(connection, queue.name, *await _gone(connection, queue.name))
         }
-        if connection.api_level >= _BATCHES:
+        if connection.api_level >= BATCHES:
             configs = [info["config"] for info in await list_streams(connection)]
-            mirrored = {each["mirror"]["name"] for each in configs if each.get("mirror") and each.get("mirror_direct")}
-            wanted = {stream.name for stream in (queue, *queue.companions())} - mirrored
-            ways |= {
-                each["name"]: _Ahead(connection, each["name"])
-                for each in configs
-                if each["name"] in wanted
-                and each.get("allow_direct")
-                and each["num_replicas"] == 1
-                and not each.get("mirror")
-            }
+            wanted = {stream.name for stream in (queue, *queue.companions())}
+            ways |= {name: _Ahead(connection, name) for name in exact_streams(configs, wanted)}
         found.direct = {name: way.read for name, way in ways.items()}
         return found
 
@@ -239,10 +223,13 @@ class _Ahead:
             raise DeadlineError(f"not all answers on {subject} within {timeout:g} s") from None
         except nats_errors.Error as error:
             raise UnreachableError(f"the connection failed while asking {subject}: {error}") from None
-        if last_words[_STATUS] not in (b"204", b"404"):
+        if last_words[STATUS] not in (b"204", b"404"):
             told = last_words.split(b"\r\n", 1)[0].decode(errors="replace")
             raise UnreachableError(f"expected messages of {self._stream}, found {told!r}: its server may be away")
-        return [_message(header, body) for header, body in answers]
+        messages = [message for header, body in answers if (message := stored_message(header, body))]
+        if len(messages) < len(answers):
+            raise UnreachableError(f"expected messages of {self._stream}, found answers that name none")
+        return messages
 
 
 async def _one(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
@@ -267,16 +254,3 @@ async def _gone(connection: Connection, queue: str) -> tuple[int, Container[int]
 def _ends(header: bytes) -> bool:
     # A message may itself have been stored with a status in its first line.
     return _TOLD_SEQUENCE not in header
-
-
-def _message(header: bytes, body: bytes) -> StoredMessage:
-    # The message may have headers of these names itself; the server's come last, and the stream's name is their first.
-    own = header.rindex(_ADDED)
-    subject, sequence, time_ = _TOLD.findall(header, own)[0]
-    return StoredMessage(
-        subject=subject.decode("utf-8", "surrogateescape"),
-        sequence=int(sequence),
-        time=time_.decode(),
-        headers=parse_headers(header[:own]),
-        data=body,
-    )

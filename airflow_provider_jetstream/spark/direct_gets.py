@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
+from airflow_provider_jetstream.jetstream.direct_get import STATUS, stored_message
 from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, parse_headers
 from airflow_provider_jetstream.spark.asking import AskAll
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gets import WIDEST, Gets
@@ -15,16 +14,12 @@ from airflow_provider_jetstream.spark.gets import WIDEST, Gets
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
+
 NOBODY: Final = b"NATS/1.0 503"
-STATUS: Final = slice(9, 12)
 
 _NO_MESSAGE = b"NATS/1.0 404"
 _END = b"NATS/1.0 204"
-# What the server adds to a message's headers, behind its own ones.
-_ADDED = b"Nats-Stream: "
-_TOLD = re.compile(
-    rb"Nats-Stream: [^\r]*\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d+)\r\nNats-Time-Stamp: ([^\r]*)\r\n"
-)
 _MOST_BYTES = 4 << 20
 # Of at most so many sequences one is wanted, where it pays to take what lies between.
 _SPARSE = 2
@@ -114,9 +109,6 @@ class DirectGets(Gets):
 
 
 def _message(header: bytes, body: bytes) -> StoredMessage:
-    at = header.rfind(_ADDED)
-    if at < 0 or not (told := _TOLD.match(header, at)):
-        raise WireError(f"expected an answer to a direct get, found the headers {header[:200]!r}")
-    subject, sequence, time = told.groups()
-    own = parse_headers(header[:at]) if at > len(b"NATS/1.0\r\n") else ()
-    return StoredMessage(subject.decode("utf-8", "surrogateescape"), int(sequence), time.decode(), own, body)
+    if message := stored_message(header, body):
+        return message
+    raise WireError(f"expected an answer to a direct get, found the headers {header[:200]!r}")

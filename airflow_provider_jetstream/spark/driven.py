@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.connection import Connection
+from airflow_provider_jetstream.jetstream.direct_get import BATCHES, STATUS, exact_streams
 from airflow_provider_jetstream.jetstream.discovery import list_streams
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
 from airflow_provider_jetstream.spark.api_gets import ApiGets
 from airflow_provider_jetstream.spark.asking import Ask, AskEach
 from airflow_provider_jetstream.spark.collecting import collected_rarely
 from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.direct_gets import NOBODY, STATUS, DirectGets
+from airflow_provider_jetstream.spark.direct_gets import NOBODY, DirectGets
 from airflow_provider_jetstream.spark.driving import Driver
 from airflow_provider_jetstream.spark.gets import WIDEST
 from airflow_provider_jetstream.spark.wire import Wire
@@ -31,9 +32,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.gets import Gets
 
     _Result = TypeVar("_Result")
-
-# The API level from which on one direct get may have many answers.
-_BATCHES = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,24 +167,14 @@ class DrivenConnection(Connection):
     async def learn(self, streams: Iterable[str]) -> None:
         """Find out what the server knows, and of which streams direct gets are as exact as the API's.
 
-        With replicas any of them may answer, and be behind; so may a mirror that answers for its origin.
-
         :param streams: streams that may exist
         """
         self.api_level = int((await self.api("INFO")).get("api", {}).get("level", 0))
         if not (asked := set(streams)):
             return
         configs = [info["config"] for info in await list_streams(self)]
-        mirrored = {each["mirror"]["name"] for each in configs if each.get("mirror") and each.get("mirror_direct")}
-        batches = self.api_level >= _BATCHES
-        direct = {
-            each["name"]: DirectGets(each["name"], batches=batches)
-            for each in configs
-            if each["name"] in asked - mirrored
-            and each.get("allow_direct")
-            and each["num_replicas"] == 1
-            and not each.get("mirror")
-        }
+        batches = self.api_level >= BATCHES
+        direct = {name: DirectGets(name, batches=batches) for name in exact_streams(configs, asked)}
         self.runs = {name: each.run for name, each in direct.items()} if batches else {}
         self._gets = {name: direct.get(name) or ApiGets(name) for name in asked}
         self.direct = {name: each.get for name, each in self._gets.items()}
