@@ -72,8 +72,8 @@ def test_a_task_that_ends_early_is_tried_again_and_repeats_nothing(
     assert messages_of(where, f"{name}-dead") == []
 
 
-@pytest.mark.skipif(os.environ.get("FAULTS") != "full", reason="takes two JVMs and half a minute: make test-faults")
-@pytest.mark.parametrize("protocol", PROTOCOLS)
+# Two JVMs and half a minute for each.
+@pytest.mark.parametrize("protocol", PROTOCOLS if os.environ.get("FAULTS") == "full" else PROTOCOLS[:1])
 def test_an_executor_that_is_killed_costs_and_repeats_nothing(
     nats: NatsServer, where: dict[str, str], name: str, tmp_path: Path, protocol: Protocol
 ) -> None:
