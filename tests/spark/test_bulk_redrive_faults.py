@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
 from bulk_letters import jobs_of, letter_records, make_letters, messages_of
+from drivers import driver_of, go, told_by
 from dying import kill_executor
 from faulty_shares import FailingShare, KilledShare
 from spark_streams import opened
@@ -28,6 +26,8 @@ from airflow_provider_jetstream.spark.bulk_redrive.share import Share
 from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
@@ -79,36 +79,20 @@ def test_an_executor_that_is_killed_costs_and_repeats_nothing(
 ) -> None:
     queue = make_letters(where, name, MANY, atomic_redrive=protocol == Protocol.ATOMIC)
     declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-    script = str(Path(__file__).parent / "cluster_redrive.py")
-    command = [sys.executable, script, json.dumps(where), declared, protocol.value, str(MANY)]
 
     def some_are_done() -> bool:
         with opened({**where, "stream": name}) as stream:
             return stream.facts().last > MANY + MANY // 10
 
-    with (tmp_path / "driver.log").open("w") as log:
-        driver = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True)
-        try:
-            assert told_by(driver) == {"ready": 10}
-            assert driver.stdin is not None
-            driver.stdin.write("\n")
-            driver.stdin.flush()
-            kill_executor(driver.pid, int(urlsplit(nats.url).port or 0), some_are_done)
-            assert told_by(driver) == {"redriven": MANY, "gone": 0, "failed": {}}
-        finally:
-            driver.kill()
-            driver.wait()
+    arguments = (json.dumps(where), declared, protocol.value, str(MANY))
+    with driver_of("cluster_redrive.py", *arguments, log=tmp_path / "driver.log") as driver:
+        assert told_by(driver) == {"ready": 10}
+        go(driver)
+        kill_executor(driver.pid, int(urlsplit(nats.url).port or 0), some_are_done)
+        assert told_by(driver) == {"redriven": MANY, "gone": 0, "failed": {}}
     assert jobs_of(where, queue) == Counter(range(1, MANY + 1))
     assert Counter(each.sequence for each in letter_records(where, queue)) == Counter(range(1, MANY + 1))
     assert messages_of(where, f"{name}-dead") == []
-
-
-def told_by(driver: subprocess.Popen[str]) -> Any:
-    assert driver.stdout is not None
-    while line := driver.stdout.readline():
-        if line.startswith("{"):
-            return json.loads(line)
-    raise AssertionError("the driver ended")
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
+from drivers import driver_of, go, told_by
 from dying import kill_executor, kill_worker
 from pyspark.sql import functions as f
 from spark_streams import make_stream, opened, publish, read_all
 
 if TYPE_CHECKING:
+    import subprocess
     from collections.abc import Callable, Iterator
+    from pathlib import Path
 
     from pyspark.sql import SparkSession
 
@@ -81,47 +81,23 @@ def test_a_worker_that_is_killed_while_it_writes_costs_and_repeats_nothing(
 @pytest.fixture
 def driver(given: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """A driver of its own with two executors, each a process of its own."""
-    script = Path(__file__).parent / "cluster_job.py"
-    with (tmp_path / "driver.log").open("w") as log:
-        process = subprocess.Popen(
-            [sys.executable, str(script), json.dumps(given), str(_ROWS)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=log,
-            text=True,
-        )
+    with driver_of("cluster_job.py", json.dumps(given), str(_ROWS), log=tmp_path / "driver.log") as process:
         yield process
-        process.kill()
-        process.wait()
-
-
-def _told(driver: subprocess.Popen[str]) -> Any:
-    assert driver.stdout is not None
-    while line := driver.stdout.readline():
-        if line.startswith("{"):
-            return json.loads(line)
-    raise AssertionError("the driver ended")
-
-
-def _go(driver: subprocess.Popen[str]) -> None:
-    assert driver.stdin is not None
-    driver.stdin.write("\n")
-    driver.stdin.flush()
 
 
 def test_executors_that_are_killed_cost_and_repeat_nothing(
     given: dict[str, str], stream: Stream, nats: NatsServer, driver: subprocess.Popen[str]
 ) -> None:
     _fill(stream)
-    assert _told(driver) == {"ready": True}
+    assert told_by(driver) == {"ready": True}
     ripe = _sent(nats, 20_000_000)
-    _go(driver)
+    go(driver)
     kill_executor(driver.pid, _port(given), ripe)
-    assert _told(driver) == {"found": [_COUNT, _COUNT, 1, _COUNT, _COUNT * 5000]}
+    assert told_by(driver) == {"found": [_COUNT, _COUNT, 1, _COUNT, _COUNT * 5000]}
     copies = {**given, "stream": f"{stream.name}out"}
     with opened(copies) as out:
         make_stream(out)
-    _go(driver)
+    go(driver)
     kill_executor(driver.pid, _port(given), _filled(copies, _ROWS // 10))
-    assert _told(driver) == {"written": _ROWS}
+    assert told_by(driver) == {"written": _ROWS}
     assert sorted(int(row["value"]) for row in read_all(copies, names=["value"])) == list(range(_ROWS))
