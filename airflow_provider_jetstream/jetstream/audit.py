@@ -16,12 +16,13 @@ from airflow_provider_jetstream.jetstream.headers import Headers
 from airflow_provider_jetstream.jetstream.names import MSG_ID, letter_audit_subject, run_audit_subject
 from airflow_provider_jetstream.jetstream.reading import read_range
 from airflow_provider_jetstream.jetstream.stored import last_message, stream_info
-from airflow_provider_jetstream.jetstream.storing import store
+from airflow_provider_jetstream.jetstream.storing import Receipt, store, store_each
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator
+    from collections.abc import AsyncGenerator, Sequence
 
     from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
@@ -149,20 +150,25 @@ class Audit:
             if record and record.created == self.created:
                 yield record
 
-    async def write(self, record: LetterRecord) -> None:
-        """Record what was done with a letter.
+    async def write(self, records: Sequence[LetterRecord]) -> list[ApiError | TransientError | None]:
+        """Record what was done with letters.
 
-        :param record: the record
-        :raises ApiError: the audit's stream refused it
-        :raises TransientError: it isn't known to be stored
+        :param records: the records
+        :return: for each, where it isn't known to be stored, why: the audit's stream refused it, or didn't answer
         """
-        subject = letter_audit_subject(self.queue, record.sequence)
-        # Redrives side by side do the same to a letter; it is recorded once. One that was requeued keeps its sequence,
-        # so that only the time of its death tells the next time from this one.
+        messages = [
+            (letter_audit_subject(self.queue, each.sequence), each.model_dump_json(exclude_none=True).encode())
+            for each in records
+        ]
+        ids = [Headers([(MSG_ID, self._once(each))]) for each in records]
+        answers = await store_each(self._connection, messages, ids)
+        return [None if isinstance(each, Receipt) else each for each in answers]
+
+    def _once(self, record: LetterRecord) -> str:
+        """Give the id of a record: redrives side by side do the same to a letter, and it is recorded once."""
+        # One that was requeued keeps its sequence, so that only the time of its death tells one time from the next.
         result = record.died_at if record.in_place else record.new_sequence
-        once = f"audit:{self.created}:{record.sequence}:{record.action}:{result or record.at}"
-        body = record.model_dump_json(exclude_none=True).encode()
-        await store(self._connection, subject, body, Headers([(MSG_ID, once)]))
+        return f"audit:{self.created}:{record.sequence}:{record.action}:{result or record.at}"
 
     async def begin(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
         """Begin a redrive, or go on with one that was cut off.

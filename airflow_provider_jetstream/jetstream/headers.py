@@ -56,4 +56,4 @@ def wire_size(headers: Headers) -> int:
     :return: bytes
     :raises UnicodeEncodeError: one was stored in something other than UTF-8 and can't be sent again
     """
-    return _FRAME + sum(len(f"{name}: {value}\r\n".encode()) for name, value in headers.items())
+    return _FRAME + len("".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode())

@@ -11,13 +11,15 @@ import re
 import unicodedata
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.jetstream.headers import Headers, Pairs, is_servers
 from airflow_provider_jetstream.jetstream.names import MSG_ID, NO_CONSUMER, copy_filter, parked_filter
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
 PREFIX = "Dead-Letter-"
@@ -105,6 +107,35 @@ def record_headers(
     return Headers([*sent, *((name, value) for name, value in told.items() if value)])
 
 
+class Outline(NamedTuple):
+    """What a kept letter says about which death it is of.
+
+    :param sequence: the job's stream sequence
+    :param consumer: who delivered the job, as far as it says
+    :param reason: why it died
+    :param died_at: when, or when the letter was kept
+    :param created: when the work queue was created, in the server's own text; empty where it doesn't say
+    :param deliveries: how often the job was delivered
+    """
+
+    sequence: int
+    consumer: str | None
+    reason: Reason
+    died_at: datetime
+    created: str
+    deliveries: int | None
+
+
+def read_outline(message: StoredMessage, stream: str) -> Outline | None:
+    """Tell which death a kept letter is of, at a fraction of the price of :func:`read_record`.
+
+    :param message: a message of the dead letter queue
+    :param stream: the work queue whose letter it is, as its subject says
+    :return: the death in short; ``None`` where it doesn't say which job it is
+    """
+    return _outline(message, dict(message.headers), stream)
+
+
 def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessage, str | None] | None:
     """Take a kept letter apart.
 
@@ -113,19 +144,17 @@ def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessa
     :return: the death, the job as it was stored, and why it was parked; ``None`` where it doesn't say which job it is
     """
     told = dict(message.headers)
-    consumer, addressed = _address(message.subject, stream)
-    sequence = _count(told.get(_SEQUENCE)) or addressed
-    if not sequence:
+    if (outline := _outline(message, told, stream)) is None:
         return None
     death = Death(
         stream=stream,
-        created=_time(told.get(_CREATED)),
-        sequence=sequence,
-        consumer=_matching(_TOKEN, told.get(_CONSUMER)) or consumer,
-        reason=_reason(told.get(_REASON)),
-        died_at=_moment(told.get(_LAST_FAILURE)) or message.stored_at,
+        created=outline.created,
+        sequence=outline.sequence,
+        consumer=outline.consumer,
+        reason=outline.reason,
+        died_at=outline.died_at,
         first_failed_at=_moment(told.get(_FIRST_FAILURE)),
-        deliveries=_count(told.get(_DELIVERIES)),
+        deliveries=outline.deliveries,
         explanation=one_line(told.get(_EXPLANATION)),
         error_class=one_line(told.get(_ERROR_CLASS)),
         error_message=one_line(told.get(_ERROR_MESSAGE)),
@@ -142,6 +171,21 @@ def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessa
         data=message.data,
     )
     return death, job, one_line(told.get(_PARKED))
+
+
+def _outline(message: StoredMessage, told: Mapping[str, str], stream: str) -> Outline | None:
+    consumer, addressed = _address(message.subject, stream)
+    sequence = _count(told.get(_SEQUENCE)) or addressed
+    if not sequence:
+        return None
+    return Outline(
+        sequence,
+        _matching(_TOKEN, told.get(_CONSUMER)) or consumer,
+        _reason(told.get(_REASON)),
+        _moment(told.get(_LAST_FAILURE)) or message.stored_at,
+        _time(told.get(_CREATED)),
+        _count(told.get(_DELIVERIES)),
+    )
 
 
 def one_line(text: str | None) -> str | None:
@@ -192,8 +236,10 @@ def _reason(text: str | None) -> Reason:
 
 
 def _moment(text: str | None) -> datetime | None:
+    if not text:
+        return None
     try:
-        moment = datetime.fromisoformat(text or "")
+        moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC) if moment.tzinfo else moment.replace(tzinfo=UTC)
     except (ValueError, OverflowError):
         return None
@@ -213,8 +259,10 @@ def _matching(pattern: re.Pattern[str], text: str | None) -> str | None:
 
 
 def _kept(text: str | None) -> Pairs:
+    if not text:
+        return ()
     try:
-        pairs = json.loads(text or "[]")
+        pairs = json.loads(text)
     except (ValueError, RecursionError):
         return ()
     if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):

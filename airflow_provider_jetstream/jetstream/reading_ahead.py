@@ -23,18 +23,14 @@ from airflow_provider_jetstream.jetstream.connection import Connection
 from airflow_provider_jetstream.jetstream.direct_get import BATCHES, STATUS, exact_streams, stored_message
 from airflow_provider_jetstream.jetstream.discovery import list_streams
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
-from airflow_provider_jetstream.jetstream.stored import (
-    StoredMessage,
-    get_message,
-    last_message,
-    next_message,
-    stream_info,
-)
+from airflow_provider_jetstream.jetstream.present import find_present
+from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message, next_message
 
 if TYPE_CHECKING:
-    from collections.abc import Container, Mapping, Sequence
+    from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client import JetStreamClient
+    from airflow_provider_jetstream.jetstream.present import Present
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
 _BATCH = 256
@@ -46,7 +42,6 @@ _FRESH_SECONDS = 2.0
 # The server answers for a thousand and twenty-four.
 _SUBJECTS = 1_000
 _GATHERING_SECONDS = 0.001
-_MOST_DELETED = 50_000
 _TOLD_SEQUENCE = b"\r\nNats-Sequence: "
 _sequence = attrgetter("sequence")
 
@@ -75,7 +70,7 @@ class ReadingAhead(Connection):
         """
         found = cls(connection)
         ways: dict[str, _Ahead | _Gone] = {
-            queue.name: _Gone(connection, queue.name, *await _gone(connection, queue.name))
+            queue.name: _Gone(connection, queue.name, await find_present(connection, queue.name))
         }
         if connection.api_level >= BATCHES:
             configs = [info["config"] for info in await list_streams(connection)]
@@ -111,15 +106,14 @@ class _Window:
 class _Gone:
     """A stream of which it is known which messages are gone; they never come back."""
 
-    def __init__(self, connection: Connection, stream: str, first: int, deleted: Container[int]) -> None:
+    def __init__(self, connection: Connection, stream: str, present: Present) -> None:
         self._connection = connection
         self._stream = stream
-        self._first = first
-        self._deleted = deleted
+        self._present = present
 
     async def read(self, request: Mapping[str, Any]) -> StoredMessage | None:
         """Answer a request for one message."""
-        if request.keys() == {"seq"} and (request["seq"] < self._first or request["seq"] in self._deleted):
+        if request.keys() == {"seq"} and request["seq"] <= self._present.last and request["seq"] not in self._present:
             return None
         return await _one(self._connection, self._stream, request)
 
@@ -240,15 +234,6 @@ async def _one(connection: Connection, stream: str, request: Mapping[str, Any]) 
         case {"seq": sequence}:
             return await get_message(connection, stream, sequence)
     return await last_message(connection, stream, request["last_by_subj"])
-
-
-async def _gone(connection: Connection, queue: str) -> tuple[int, Container[int]]:
-    """Tell a stream's first sequence, and which later ones are gone where that fits an answer."""
-    state = (await stream_info(connection, queue))["state"]
-    if not 0 < state.get("num_deleted", 0) <= _MOST_DELETED:
-        return state["first_seq"], ()
-    state = (await connection.api(f"STREAM.INFO.{queue}", {"deleted_details": True}))["state"]
-    return state["first_seq"], frozenset(state.get("deleted") or ())
 
 
 def _ends(header: bytes) -> bool:

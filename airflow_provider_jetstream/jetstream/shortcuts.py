@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from airflow_provider_jetstream.jetstream.errors import TransientError
+    from airflow_provider_jetstream.jetstream.headers import Headers
     from airflow_provider_jetstream.jetstream.stored import StoredMessage
 
 
@@ -36,8 +37,11 @@ class Shortcuts:
     direct: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})
     # Streams of which many messages in a row can be had for one request: from a sequence on, of a subject.
     runs: Mapping[str, Callable[[int, str], Awaitable[list[StoredMessage]]]] = MappingProxyType({})
-    # Sends many requests side by side: full subjects and bodies.
-    ask_each: Callable[[Sequence[tuple[str, bytes]]], Awaitable[list[bytes | TransientError]]] | None = None
+    # Sends many requests side by side: full subjects and bodies, and headers of what is to be stored.
+    ask_each: (
+        Callable[[Sequence[tuple[str, bytes]], Sequence[Headers] | None], Awaitable[list[bytes | TransientError]]]
+        | None
+    ) = None
 
     def foreseen(self, wanted: Iterable[Wanted]) -> AbstractAsyncContextManager[object]:
         """Say what will be asked for in the meantime, which may be got at once.

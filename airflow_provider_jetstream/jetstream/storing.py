@@ -7,9 +7,12 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
+from airflow_provider_jetstream.jetstream.asking import ask_each
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.headers import Headers
 
@@ -44,7 +47,29 @@ async def store(connection: Connection, subject: str, body: bytes, headers: Head
     :raises UnreachableError: no stream captures the subject just now, or the connection is gone
     :raises DeadlineError: no answer within the time limit; it may be stored all the same
     """
-    answer = await connection.publish_acknowledged(subject, body, headers)
+    return _receipt(subject, await connection.publish_acknowledged(subject, body, headers))
+
+
+async def store_each(
+    connection: Connection, messages: Sequence[tuple[str, bytes]], headers: Sequence[Headers]
+) -> list[Receipt | ApiError | TransientError]:
+    """Publish messages side by side and wait for the server's word about each.
+
+    :param connection: the server
+    :param messages: their subjects and bodies
+    :param headers: the headers of each
+    :return: for each where it is stored, or what :func:`store` raises
+    """
+    found: list[Receipt | ApiError | TransientError] = []
+    for (subject, _), answer in zip(messages, await ask_each(connection, messages, headers), strict=True):
+        try:
+            found.append(answer if isinstance(answer, TransientError) else _receipt(subject, answer))
+        except (ApiError, TransientError) as error:
+            found.append(error)
+    return found
+
+
+def _receipt(subject: str, answer: bytes) -> Receipt:
     if told := _STORED.fullmatch(answer):
         return Receipt(told[1].decode(), int(told[2]))
     ack = _decoded(answer)

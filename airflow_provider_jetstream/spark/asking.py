@@ -51,12 +51,14 @@ class AskEach:
     """Requests that wait for an answer each; the result has them in the order of the requests.
 
     :param requests: where they go, and their bodies
+    :param headers: for each its header as it is on the wire; none where absent
     """
 
-    __slots__ = ("requests",)
+    __slots__ = ("headers", "requests")
 
-    def __init__(self, requests: Sequence[tuple[str, bytes]]) -> None:
+    def __init__(self, requests: Sequence[tuple[str, bytes]], headers: Sequence[bytes] | None = None) -> None:
         self.requests = requests
+        self.headers = headers
 
     def __await__(self) -> Generator[AskEach, list[Answer], list[Answer]]:
         return (yield self)

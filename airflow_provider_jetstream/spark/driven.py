@@ -100,12 +100,15 @@ class DrivenConnection(Connection):
             )
         return cast("Msg", _Answer(body))
 
-    async def _ask_each(self, requests: Sequence[tuple[str, bytes]]) -> list[bytes | TransientError]:
+    async def _ask_each(
+        self, requests: Sequence[tuple[str, bytes]], headers: Sequence[Headers] | None
+    ) -> list[bytes | TransientError]:
         answers: list[bytes | TransientError] = []
         for start in range(0, len(requests), WIDEST):
             part = requests[start : start + WIDEST]
+            blocks = [_block(each) for each in headers[start : start + WIDEST]] if headers else None
             try:
-                answered = await AskEach(part)
+                answered = await AskEach(part, blocks)
             except TransientError as error:
                 # Some may have been answered; those who asked look what became of it.
                 answers += [error] * len(part)

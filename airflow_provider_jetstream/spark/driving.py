@@ -10,6 +10,7 @@ import re
 import time
 from collections import deque
 from contextlib import suppress
+from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
@@ -26,6 +27,8 @@ _Result = TypeVar("_Result")
 
 _ANSWER = re.compile(rb"(H?)MSG \S+\.(\d+) \S+ (?:(\d+) )?(\d+)\r\n")
 _CHUNK = 1 << 16
+# The line and the empty body of an answer.
+_SHORTEST_ANSWER = 56
 _STATUS = b"NATS/1.0 "
 # A message may have been stored with a status in its first line.
 _MESSAGE = b"\r\nNats-Sequence: "
@@ -169,8 +172,9 @@ class Driver:
         self._number += count
         waiting = _Waiting(running, asked.requests[0][0], first, [None] * count, count)
         self._waiting.update(dict.fromkeys(range(first, first + count), waiting))
-        for number, (subject, payload) in enumerate(asked.requests, first):
-            self.send(subject, payload, b"", b"%b.%d" % (self._inbox, number))
+        headers = asked.headers or repeat(b"")
+        for number, ((subject, payload), header) in enumerate(zip(asked.requests, headers, strict=False), first):
+            self.send(subject, payload, header, b"%b.%d" % (self._inbox, number))
 
     def _ended(self, running: _Running, result: Any) -> None:
         group = running.group
@@ -193,7 +197,8 @@ class Driver:
             self._flush()
             left = next(iter(self._waiting.values())).since + self.wire.timeout - time.monotonic()
             with suppress(DeadlineError):
-                self.wire.receive(lambda _buffer, _filled: True, max(left, 0.0))
+                enough = _SHORTEST_ANSWER * len(self._waiting)
+                self.wire.receive(lambda _buffer, filled: filled >= enough, max(left, 0.0))
                 self._hear()
             self._give_up_the_late()
         except TransientError as error:

@@ -398,18 +398,19 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
     created = (await stream_info(connection, name))["created"]
     audit = await Audit.open(connection, queue, created)
     assert audit is not None
-    for sequence in (1, 2):
-        await audit.write(
-            LetterRecord(
-                stream=name,
-                created=created,
-                sequence=sequence,
-                action="requeued",
-                subject=f"{name}.jobs.plain",
-                reason="max_deliveries",
-                fingerprint="",
-            )
+    records = [
+        LetterRecord(
+            stream=name,
+            created=created,
+            sequence=sequence,
+            action="requeued",
+            subject=f"{name}.jobs.plain",
+            reason="max_deliveries",
+            fingerprint="",
         )
+        for sequence in (1, 2)
+    ]
+    assert await audit.write(records) == [None, None]
     await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
     alive = {1: Verdict.STALE, 2: Verdict.STALE}
     assert summary(await find_dead_letters(connection, queue)) == ([], alive)

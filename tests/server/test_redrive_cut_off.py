@@ -8,13 +8,16 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.audit import Audit
 from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveError
+from airflow_provider_jetstream.jetstream.errors import RedriveError, UnreachableError
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
 from airflow_provider_jetstream.jetstream.redrive import steps as doing
 from testbed.letters import let_terminate, letter_records, run_records
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_jetstream.jetstream.audit import LetterRecord
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
 
@@ -77,8 +80,8 @@ async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
     )
     await (let_die if death == "dead" else let_terminate)(connection, queue, "ab")
 
-    async def cut_off(*_: object) -> None:
-        raise RedriveError("cut off")
+    async def cut_off(_: Audit, records: Sequence[LetterRecord]) -> list[UnreachableError]:
+        return [UnreachableError("cut off")] * len(records)
 
     with monkeypatch.context() as patch:
         patch.setattr(Audit, "write", cut_off)

@@ -22,6 +22,12 @@ if TYPE_CHECKING:
 _FOLDER = Path(__file__).parent
 
 
+@pytest.fixture
+def where(nats: NatsServer) -> dict[str, str]:
+    """Where and as whom, as the data source's options say it."""
+    return {"servers": nats.url}
+
+
 @pytest.fixture(scope="session")
 def spark(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """A session whose tasks are tried up to four times, and which writes an event log."""

@@ -23,15 +23,9 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from testbed.nats_server import NatsServer
 
 COUNT = 2_000
 HEADERS = "array<struct<key:string,value:string>>"
-
-
-@pytest.fixture
-def where(nats: NatsServer) -> dict[str, str]:
-    return {"servers": nats.url}
 
 
 def sequences(spark: SparkSession, first: int, last: int) -> DataFrame:

@@ -19,6 +19,7 @@ from spark_streams import opened
 from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive import run as running
+from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear_entries
 from airflow_provider_jetstream.spark.bulk_redrive.looking import begin_run, look
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
@@ -37,11 +38,6 @@ COUNT = 800
 # Some seconds of work, so that there is time to kill somebody.
 MANY = 12_000
 PROTOCOLS = [Protocol.COPY, Protocol.ATOMIC]
-
-
-@pytest.fixture
-def where(nats: NatsServer) -> dict[str, str]:
-    return {"servers": nats.url}
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -117,4 +113,5 @@ def test_a_share_that_is_done_twice_at_once_is_done_once(where: dict[str, str], 
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
     assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
     assert Counter(each.sequence for each in letter_records(where, queue)) == Counter(range(1, COUNT + 1))
+    assert asked_apart(where, lambda connection: clear_entries(connection, found.scan, report.redriven)) == 0
     assert messages_of(where, f"{name}-dead") == []

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, Termi
 from airflow_provider_jetstream.jetstream.completions import DELETED_IN_FLIGHT
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
 from airflow_provider_jetstream.jetstream.death import Reason
-from airflow_provider_jetstream.jetstream.letter_record import SCAN, read_record
+from airflow_provider_jetstream.jetstream.letter_record import SCAN, read_outline
 from airflow_provider_jetstream.jetstream.names import (
     MAX_DELIVERIES,
     MSG_ID,
@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.names import (
 )
 from airflow_provider_jetstream.jetstream.reading import read_range
 from airflow_provider_jetstream.jetstream.stored import stream_info
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any, covers
+from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -121,6 +121,21 @@ class Index:
         last = bisect_right(order, sequence, key=self._sequences.__getitem__)
         return tuple(self._mention(place) for place in order[first:last])
 
+    def sequences(self, last: int) -> Iterator[int]:
+        """Give the jobs of which anything is said.
+
+        :param last: only jobs of sequences up to here
+        :return: their stream sequences, in order
+        """
+        current = 0
+        for place in self._sorted():
+            sequence = self._sequences[place]
+            if sequence > last:
+                return
+            if sequence != current:
+                yield sequence
+            current = sequence
+
     def jobs(self, after: int = 0) -> Iterator[tuple[int, tuple[Mention, ...]]]:
         """Give what is said about each job, repeats together.
 
@@ -207,10 +222,11 @@ async def read_index(connection: Connection, letters: str, queue: str, created: 
     """
     index = Index()
     index.read_to = int((await stream_info(connection, letters))["state"]["last_seq"])
-    copies = (copy_filter(queue), parked_filter(queue))
+    # Each has a subject of its own, so that a prefix is cheaper than a filter whose answers are remembered.
+    copies = (copy_filter(queue).removesuffix(">"), parked_filter(queue).removesuffix(">"))
     deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
     async for message in read_range(connection, letters, start=start, stop=index.read_to):
-        if covered_by_any(copies, message.subject):
+        if message.subject.startswith(copies):
             found = _read_copy(message, queue, created)
         elif covered_by_any(deaths, message.subject):
             found = _read_advisory(message, queue)
@@ -224,19 +240,18 @@ async def read_index(connection: Connection, letters: str, queue: str, created: 
 
 
 def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, Mention] | None:
-    if (record := read_record(message, queue)) is None:
+    if (told := read_outline(message, queue)) is None:
         return None
-    death = record[0]
-    if covers(parked_filter(queue), message.subject):
+    if message.subject.startswith(parked_filter(queue).removesuffix(">")):
         kind, told_at = Kind.PARKED, message.stored_at
-    elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and death.reason != Reason.UNDELIVERABLE:
+    elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and told.reason != Reason.UNDELIVERABLE:
         # A scan tells when the job died by the server's clock, a worker by its own.
-        kind, told_at = Kind.FOUND, min(death.died_at, message.stored_at)
+        kind, told_at = Kind.FOUND, min(told.died_at, message.stored_at)
     else:
         kind, told_at = Kind.COPY, message.stored_at
-    if death.created not in ("", created):
+    if told.created not in ("", created):
         told_at = _EPOCH
-    return death.sequence, Mention(message.sequence, kind, death.consumer, told_at, _count(death.deliveries))
+    return told.sequence, Mention(message.sequence, kind, told.consumer, told_at, _count(told.deliveries))
 
 
 def _read_advisory(message: StoredMessage, queue: str) -> tuple[int, Mention] | None:

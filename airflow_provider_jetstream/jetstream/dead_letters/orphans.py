@@ -16,9 +16,11 @@ from typing import TYPE_CHECKING, TypeVar
 from airflow_provider_jetstream.jetstream.dead_letters.circumstances import look_at_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import alive_at, deaths
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.present import find_present
 from airflow_provider_jetstream.jetstream.reading import WIDEST, at_once, read_range
 from airflow_provider_jetstream.jetstream.shortcuts import Wanted
 from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.together import pause
 
 if TYPE_CHECKING:
@@ -109,11 +111,27 @@ async def _count_known(
         since = alive_at(message, consumer, done)
         return consumer.name if any(since <= each.told_at <= consumer.seen_at for each in deaths(mentions)) else None
 
+    only = _only_taker(around)
+    present = await find_present(connection, around.queue) if only else None
     known: Counter[str] = Counter()
-    for batch in _batches(index.jobs(), _at_a_time(around)):
+    jobs = index.jobs()
+    if only and present and present.exact:
+        # Whoever takes them all needn't be found by their subjects.
+        known[only.name] = sum(each in present for each in index.sequences(only.settled))
+        jobs = index.jobs(only.settled)
+    for batch in _batches(jobs, _at_a_time(around)):
         async with connection.foreseen([Wanted(around.queue, [sequence for sequence, _ in batch])]):
             known.update(name for name in await at_once(taker, batch) if name)
     return known
+
+
+def _only_taker(around: Circumstances) -> ConsumerState | None:
+    """Give the consumer that takes whatever the queue holds, where one does."""
+    if len(around.consumers) != 1 or around.untaken:
+        return None
+    (consumer,) = around.consumers.values()
+    every = all(covered_by_any(consumer.filters, each) for each in around.config.get("subjects") or [])
+    return consumer if every else None
 
 
 def _at_a_time(around: Circumstances) -> int:

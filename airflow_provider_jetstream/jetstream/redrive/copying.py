@@ -21,10 +21,9 @@ from airflow_provider_jetstream.jetstream.names import (
     REDRIVE_STREAM,
     marker_subject,
 )
-from airflow_provider_jetstream.jetstream.reading import at_once
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS
 from airflow_provider_jetstream.jetstream.stored import last_message
-from airflow_provider_jetstream.jetstream.storing import store
+from airflow_provider_jetstream.jetstream.storing import store, store_each
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -32,6 +31,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Content
+    from airflow_provider_jetstream.jetstream.storing import Receipt
 
 _MARKER_LIFE = "24h"
 # The server takes a thousand messages in a batch.
@@ -125,14 +125,9 @@ async def copy_all(connection: Connection, jobs: Sequence[Outgoing]) -> list[int
     :param jobs: the new jobs, in the order in which they shall be stored
     :return: for each its stream sequence, or why it isn't known to be stored
     """
-
-    async def attempt(job: Outgoing) -> tuple[int | JetStreamProviderError]:
-        try:
-            return (await _copy(connection, job),)
-        except (RedriveError, TransientError) as error:
-            return (error,)
-
-    return [result for (result,) in await at_once(attempt, jobs)]
+    messages = [(job.subject, job.content.body) for job in jobs]
+    answers = await store_each(connection, messages, [job.headers for job in jobs])
+    return [_stored(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
 
 async def copy_all_with_markers(connection: Connection, jobs: Sequence[Outgoing]) -> list[int | JetStreamProviderError]:
@@ -156,20 +151,21 @@ async def copy_all_with_markers(connection: Connection, jobs: Sequence[Outgoing]
     return done
 
 
-async def _copy(connection: Connection, job: Outgoing) -> int:
+def _stored(job: Outgoing, answer: Receipt | ApiError | TransientError) -> int | JetStreamProviderError:
+    """Give where a copy is stored, or why it isn't known to be."""
     letter = job.letter
-    try:
-        receipt = await store(connection, job.subject, job.content.body, job.headers)
-    except ApiError as error:
-        raise RedriveError(_refused(letter, error)) from None
-    if receipt.stream != letter.death.stream:
-        raise RedriveError(
+    if isinstance(answer, ApiError):
+        return RedriveError(_refused(letter, answer))
+    if isinstance(answer, TransientError):
+        return answer
+    if answer.stream != letter.death.stream:
+        return RedriveError(
             f"expected {letter.death.stream} to store the copy of {letter.sequence}, found an answer of"
-            f" {receipt.stream}: original kept"
+            f" {answer.stream}: original kept"
         )
-    if receipt.sequence == letter.sequence:
-        raise RedriveError(f"the server took the copy for the original (sequence {letter.sequence})")
-    return receipt.sequence
+    if answer.sequence == letter.sequence:
+        return RedriveError(f"the server took the copy for the original (sequence {letter.sequence})")
+    return answer.sequence
 
 
 async def _copy_with_marker(connection: Connection, job: Outgoing) -> int | JetStreamProviderError:

@@ -54,6 +54,7 @@ class Steps:
     :param protocol: how letters are brought back
     :param audit: where it is recorded, if anywhere
     :param report: takes note of what became of each letter
+    :param clears: whether what the dead letter queue holds about redriven letters is removed with each of them
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Steps:
         protocol: Protocol,
         audit: Audit | None,
         report: RedriveReport,
+        *,
+        clears: bool = True,
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -75,6 +78,7 @@ class Steps:
         self._largest = largest(connection, marked=protocol == Protocol.ATOMIC)
         self._audit = audit
         self._report = report
+        self._clears = clears
 
     async def bring_back(self, letters: Sequence[DeadLetter]) -> None:
         """Redrive letters, or park those that were redriven too often.
@@ -88,7 +92,7 @@ class Steps:
         others = [letter for letter in fresh if not self._order.parks(letter)]
         stored = [self._begun(letter) for letter in begun]
         stored += [done for done in await at_once(self._park, worn_out) if done] + await self._copy(others)
-        recorded = [done for done in await at_once(self._write_down, stored) if done]
+        recorded = await self._write_down(stored)
         entries: list[int] = []
         for letter, record in await self._remove_originals(recorded):
             if record.action == "parked":
@@ -97,7 +101,7 @@ class Steps:
                 entries += (entry for entry in letter.entries if entry != record.new_sequence)
             else:
                 self._report.redriven.add(letter.sequence, record.new_sequence or 0)
-                entries += letter.entries
+                entries += letter.entries if self._clears else ()
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
 
     async def finish(self, dismissed: Sequence[Dismissal]) -> None:
@@ -132,10 +136,8 @@ class Steps:
         records = [
             self.record(letter, "requeued", new_sequence=letter.sequence, subject=letter.subject) for letter in letters
         ]
-        try:
-            await at_once(self._audit.write, records)
-        except (ApiError, TransientError) as error:
-            raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {AGAIN}") from None
+        if error := next((each for each in await self._audit.write(records) if each), None):
+            raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {AGAIN}")
 
     def record(
         self,
@@ -207,19 +209,32 @@ class Steps:
             self._report.fail(letter.sequence, str(error))
             return None
 
-    async def _write_down(self, done: _Done) -> _Done | None:
-        letter, record = done
-        if self._audit:
-            try:
-                if letter.copied_as is None or not await self._audit.last(letter.sequence):
-                    await self._audit.write(record)
-            except (ApiError, TransientError) as error:
-                self._report.fail(
-                    letter.sequence,
-                    f"it is {record.action}, but that couldn't be recorded ({error}); {AGAIN}",
-                )
-                return None
-        return done
+    async def _write_down(self, done: Sequence[_Done]) -> list[_Done]:
+        if self._audit is None:
+            return list(done)
+        # Of those that were cut off the record may be there.
+        begun = [letter.sequence for letter, _ in done if letter.copied_as is not None]
+        failed: dict[int, Exception] = {}
+        told: set[int] = set()
+        for sequence, found in zip(begun, await at_once(self._is_recorded, begun), strict=True):
+            if isinstance(found[0], Exception):
+                failed[sequence] = found[0]
+            elif found[0]:
+                told.add(sequence)
+        records = [record for _, record in done if record.sequence not in told and record.sequence not in failed]
+        errors = await self._audit.write(records)
+        failed |= {record.sequence: error for record, error in zip(records, errors, strict=True) if error}
+        for letter, record in done:
+            if error := failed.get(letter.sequence):
+                why = f"it is {record.action}, but that couldn't be recorded ({error}); {AGAIN}"
+                self._report.fail(letter.sequence, why)
+        return [each for each in done if each[0].sequence not in failed]
+
+    async def _is_recorded(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
+        try:
+            return (bool(self._audit and await self._audit.last(sequence)),)
+        except (ApiError, TransientError) as error:
+            return (error,)
 
     async def _remove_originals(self, done: Sequence[_Done]) -> list[_Done]:
         stored = {letter.sequence: letter.death.consumer for letter, _ in done if letter.source == Source.QUEUE}

@@ -49,7 +49,8 @@ def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked:
     slots = min(_slots(session), MOST_TASKS)
     if rate is not None:
         return min(asked or slots, slots, max(1, int(rate // _RATE_OF_A_TASK)))
-    return asked or min(MOST_TASKS, max(slots, ceil(letters / _ROWS_OF_A_TASK)))
+    # As many as run at a time, or twice, or three times as many: a last one alone would leave the other slots idle.
+    return asked or min(MOST_TASKS // slots, max(1, ceil(letters / _ROWS_OF_A_TASK / slots))) * slots
 
 
 def _slots(session: SparkSession) -> int:

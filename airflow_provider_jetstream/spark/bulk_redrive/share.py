@@ -221,7 +221,10 @@ class _Task:
             return
         self._pace.gone(len(meant))
         report = RedriveReport()
-        steps = Steps(self._connection, self._queue, self._around, order, self._share.protocol, self._audit, report)
+        # With an audit, the driver removes all entries at the end.
+        clears = self._audit is None
+        protocol = self._share.protocol
+        steps = Steps(self._connection, self._queue, self._around, order, protocol, self._audit, report, clears=clears)
         self._connection.run(self._do(steps, report, meant, dismissed))
         outcomes.take(report)
         if self._connection.broken:
