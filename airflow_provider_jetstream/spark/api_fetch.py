@@ -28,6 +28,7 @@ _NO_MESSAGE = 10037
 _FIRST_WIDTH = 32
 # The server drops its whole queue of API requests at ten thousand.
 DEFAULT_BATCH = 256
+DEFAULT_MAX_BYTES = 4 << 20
 _BASE64 = 4 / 3
 
 
@@ -45,7 +46,7 @@ class ApiFetch:
         self._subject = subject
         self._columns = columns
         self._widest = min(options.batch or DEFAULT_BATCH, DEFAULT_BATCH)
-        self._max_bytes = options.max_bytes
+        self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
         self._topic = f"STREAM.MSG.GET.{stream.name}"
 
     def fetch(self, first: int, last: int) -> Iterator[Fetched]:

@@ -14,6 +14,8 @@ from airflow_provider_jetstream.spark.headers import HEADERS
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
+    import numpy as np
+    from numpy.typing import NDArray
     from pyspark.sql.types import StructType
 
 _HEADERS_TYPE = "array<struct<key:string,value:string>>"
@@ -100,3 +102,21 @@ def constant(text: str, count: int) -> pa.StringArray:
     :return: the column
     """
     return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def integers(values: NDArray[np.int64]) -> pa.Int64Array:
+    """Make a column of whole numbers.
+
+    :param values: the numbers, which aren't copied
+    :return: the column
+    """
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def microseconds(values: NDArray[np.int64]) -> pa.TimestampArray:
+    """Make a column of times.
+
+    :param values: microseconds since 1970, which aren't copied
+    :return: the column
+    """
+    return pa.Array.from_buffers(_TYPES["timestamp"][1], len(values), [None, pa.py_buffer(values)])

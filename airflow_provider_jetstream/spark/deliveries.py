@@ -11,6 +11,7 @@ import numpy as np
 
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gathering import as_integers, contents, gathered
+from airflow_provider_jetstream.spark.places import blocks, value
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -41,13 +42,40 @@ class Deliveries(NamedTuple):
     pending: int
 
 
-def deliveries(replies: pa.BinaryArray) -> Deliveries:
+def deliveries(buffer: bytearray | bytes, starts: Integers, ends: Integers) -> Deliveries:
     """Read the reply subjects of messages that one consumer delivered.
 
-    :param replies: at least one
+    :param buffer: where they lie
+    :param starts: their first bytes, ascending; at least one
+    :param ends: the bytes after their last
     :return: what they tell
     :raises WireError: they aren't a consumer's
     """
+    return _alike(buffer, starts, ends) or _each(gathered(buffer, starts, ends))
+
+
+def _alike(buffer: bytearray | bytes, starts: Integers, ends: Integers) -> Deliveries | None:
+    """Read them where they differ in digits only, as most that follow each other do."""
+    first = bytes(buffer[int(starts[0]) : int(ends[0])])
+    tokens = first.split(b".")
+    if len(tokens) != _DOTS + 1 or (ends - starts != len(first)).any():
+        return None
+    found = blocks(np.frombuffer(buffer, np.uint8), starts, len(first))
+    numbers, end = [], len(first)
+    for token in reversed(tokens[_BEFORE_SEQUENCE + 1 :]):
+        numbers.append(value(found[:, end - len(token) : end]))
+        end -= len(token) + 1
+        if not (found[:, end] == _DOT).all():
+            return None
+    if not (found[:, :end] == found[0, :end]).all():
+        return None
+    pending, times, positions, sequences = numbers
+    if pending is None or times is None or positions is None or sequences is None:
+        return None
+    return Deliveries(sequences, positions, times, int(pending[-1]))
+
+
+def _each(replies: pa.BinaryArray) -> Deliveries:
     content, bounds = contents(replies)
     dots = np.flatnonzero(content == _DOT)
     each, rest = divmod(len(dots), len(replies))

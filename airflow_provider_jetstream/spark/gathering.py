@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_jetstream.spark.places import blocks
+
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
@@ -25,6 +27,12 @@ def gathered(buffer: bytearray | bytes | Octets, starts: Integers, ends: Integer
     count = len(starts)
     if not count:
         return pa.array([], pa.binary())
+    lengths = ends - starts
+    width = int(lengths[0])
+    if width and (lengths == width).all():
+        content = blocks(np.frombuffer(buffer, np.uint8), starts, width)
+        bounds = np.arange(0, width * (count + 1), width, dtype=np.int32)
+        return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)])
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = starts
     offsets[1::2] = ends

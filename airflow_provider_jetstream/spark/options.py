@@ -95,7 +95,7 @@ class ReadOptions(StreamOptions):
     include_headers: bool
     method: str
     batch: int | None
-    max_bytes: int
+    max_bytes: int | None
     push_filters: bool
     decompress: bool
 
@@ -133,7 +133,7 @@ def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
         include_headers=given.read("includeHeaders", _boolean, default=False),
         method=given.read("fetchMethod", _one_of(_METHODS), default="auto"),
         batch=given.read("fetchBatch", _between(1, _BIGGEST_FETCH), default=None),
-        max_bytes=given.read("fetchMaxBytes", _size, default=4 << 20),
+        max_bytes=given.read("fetchMaxBytes", _size, default=None),
         push_filters=given.read("pushFilters", _boolean, default=False),
         decompress=given.read("payloadCompression", _one_of(_COMPRESSIONS), default="none") == "zlib",
     )

@@ -13,7 +13,8 @@ from airflow_provider_jetstream.spark.bulk_parser import new_sid, parse
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.frames import next_frame
 
-_SID = b"\x7fAbcdefg"
+_MARKS = b"\x7f" * 7
+_SID = _MARKS + b"Abcdefg"
 
 
 class _Sent(NamedTuple):
@@ -43,7 +44,12 @@ _NASTY = st.sampled_from(
         b"MSG a.b " + _SID + b" 3\r\nabc\r\n",
         b"\r\nHMSG a.b " + _SID + b" r 12 14\r\nNATS/1.0\r\n\r\nab\r\n",
         b"PING\r\n",
+        b"MSG a.b 9 " + _SID + b" 3\r\nabc\r\n",
+        b"MSG a.b 9 3\r\nabc\r\nMSG a.b " + _SID + b" 3\r\nabc\r\n",
         b"\x7f",
+        b"\x7f" * 4,
+        _MARKS + _SID,
+        _SID[:-1],
         b" ",
     ]
 )
@@ -145,6 +151,26 @@ def test_a_mark_in_the_place_of_a_reply_is_not_taken_for_an_id() -> None:
     assert len(_in_bulk(data)[0]) == 5
 
 
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"\x7f" * 5000,
+        (b"\x7f" * 7 + b"x") * 700,
+        _SID * 400,
+        b"\n" * 3000,
+        b"MSG a.b %b 0\r\n\r\n" % _SID * 200,
+        b"MSG a.b 9 %b 0\r\n\r\n" % _SID * 200,
+    ],
+    ids=["only marks", "runs of marks", "ids", "line feeds", "messages", "replies"],
+)
+@pytest.mark.parametrize("cut", [0, 1, 3000])
+def test_bodies_made_to_mislead_come_out_whole(body: bytes, cut: int) -> None:
+    messages = [_Sent(b"a.b", b"", None, body[at:]) for at in range(6)] + [_Sent(b"c", b"d.%d" % 10**9, None, b"x")]
+    data = b"".join(message.wire() for message in [*messages, messages[0]])
+    data = data[: len(data) - cut]
+    assert _in_bulk(data) == _walked(data)
+
+
 class _Listener:
     """What nats-py's own parser calls."""
 
@@ -188,7 +214,8 @@ def test_messages_of_every_size_come_out_whole(size: int) -> None:
     assert _in_bulk(data)[2] == len(data)
 
 
-def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("widths", [(100,), (5, 3000), (1, 20, 300)], ids=str)
+def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]) -> None:
     walked = 0
 
     def counting(*arguments: Any) -> Any:
@@ -197,7 +224,10 @@ def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch
         return next_frame(*arguments)
 
     monkeypatch.setattr(bulk_parser, "next_frame", counting)
-    messages = [_Sent(b"a.b", b"$JS.ACK.o.c.1.%d.%d.1.1" % (at, at), None, b"x" * 100) for at in range(2000)]
+    messages = [
+        _Sent(b"a.b", b"$JS.ACK.o.c.1.%d.%d.1.1" % (at, at), None, b"x" * widths[at % len(widths)])
+        for at in range(2000)
+    ]
     data = b"".join(message.wire() for message in messages)
     middle = len(data) // 2 // len(messages[0].wire()) * len(messages[0].wire())
     middle = data.index(b"MSG a.b", middle)
@@ -227,5 +257,6 @@ def test_what_is_not_nats_is_told(garbage: bytes) -> None:
 def test_every_subscription_has_an_id_of_its_own() -> None:
     sids = {new_sid() for _ in range(1000)}
     assert len(sids) == 1000
-    assert {len(sid) for sid in sids} == {8}
+    assert {len(sid) for sid in sids} == {len(_SID)}
+    assert {sid[:7] for sid in sids} == {_MARKS}
     assert not any(byte in sid for sid in sids for byte in b" \r\n")

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 import numpy as np
-import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.spark.deliveries import deliveries
+from airflow_provider_jetstream.spark.deliveries import Deliveries, deliveries
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gathering import as_text, gathered
-from airflow_provider_jetstream.spark.headers import got, own_pairs, pairs
+from airflow_provider_jetstream.spark.headers import own_pairs, pairs
 
 _PIECE = st.sampled_from([b"Key", b"key", b":", b": ", b" ", b"\t", b"v", "ü".encode(), b"\xff", b"\n", b"\r", b"a b"])
 _LINE = st.one_of(
@@ -22,6 +21,20 @@ _BLOCK = st.one_of(
         lambda lines: b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
     ),
 )
+
+
+@settings(deadline=None, max_examples=300)
+@given(stretches=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
+def test_stretches_come_out_as_they_lie_there(stretches: list[tuple[bytes, bytes]]) -> None:
+    buffer, starts, ends = b"", [], []
+    for stretch, between in stretches:
+        starts.append(len(buffer))
+        buffer += stretch
+        ends.append(len(buffer))
+        buffer += between
+    found = gathered(buffer, np.array(starts, np.int64), np.array(ends, np.int64))
+    found.validate(full=True)
+    assert found.to_pylist() == [stretch for stretch, _ in stretches]
 
 
 @settings(deadline=None, max_examples=500)
@@ -57,45 +70,56 @@ def test_a_header_is_read_as_clients_read_it(block: bytes, expected: list[tuple[
     assert [(pair["key"], pair["value"]) for pair in found] == expected
 
 
-_ADDED = (
-    b"Nats-Stream: o\r\nNats-Subject: o.a\r\nNats-Sequence: %d\r\nNats-Time-Stamp: 2026-11-21T15:10:11.6090708%dZ\r\n"
-    b"Nats-Num-Pending: 4\r\nNats-Last-Sequence: 3\r\n\r\n"
-)
-
-
-def test_what_a_direct_get_adds_comes_last() -> None:
-    own = [b"", b"A: 1\r\n", _ADDED[:-2] % (99, 9)]
-    blocks = [b"NATS/1.0\r\n" + mine + _ADDED % (at, at) for at, mine in enumerate(own, 1)]
-    told = got(pa.array(blocks, pa.binary()))
-    assert told.sequences.tolist() == [1, 2, 3]
-    assert told.subjects.to_pylist() == ["o.a"] * 3
-    assert [time.isoformat() for time in told.times.to_pylist()] == ["2026-11-21T15:10:11.609070+00:00"] * 3
-    assert told.own_end.tolist() == [len(b"NATS/1.0\r\n" + mine) for mine in own]
-
-
-@pytest.mark.parametrize("block", [b"NATS/1.0\r\n\r\n", b"NATS/1.0\r\n" + b"Other: 1\r\n" * 6 + b"\r\n"])
-def test_headers_without_what_a_direct_get_adds_are_told(block: bytes) -> None:
-    with pytest.raises(WireError, match="expected"):
-        got(pa.array([_ADDED % (1, 1), block], pa.binary()))
+def _delivered(replies: list[bytes]) -> Deliveries:
+    # Something lies between them, as it does on the wire.
+    ends = np.cumsum([len(reply) + 3 for reply in replies]) - 3
+    starts = ends - np.array([len(reply) for reply in replies])
+    return deliveries(b" 1\n".join(replies), starts, ends)
 
 
 @pytest.mark.parametrize(
     "form", [b"$JS.ACK.o.c.1.%d.%d.1795273816157554782.%d", b"$JS.ACK.hub.HASH.o.c.1.%d.%d.1795273816157554782.%d.Rnd"]
 )
 def test_a_consumer_tells_sequence_position_and_time(form: bytes) -> None:
-    told = deliveries(pa.array([form % (7, 1, 11), form % (1234567, 2, 10)], pa.binary()))
+    told = _delivered([form % (7, 1, 11), form % (1234567, 2, 10)])
     assert told.sequences.tolist() == [7, 1234567]
     assert told.positions.tolist() == [1, 2]
     assert told.times.tolist() == [1795273816157554782] * 2
     assert told.pending == 10
 
 
+_COUNT = st.one_of(st.integers(10, 99), st.integers(0, 10**12), st.just(2**63 - 1))
+_TOLD = st.tuples(_COUNT, _COUNT, st.integers(10**18, 2**63 - 1), _COUNT)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    told=st.one_of(
+        st.lists(_TOLD, min_size=1, max_size=12), st.lists(_TOLD, min_size=1, max_size=1).map(lambda x: x * 3)
+    ),
+    form=st.sampled_from([b"$JS.ACK.o.c.1.%d.%d.%d.%d", b"$JS.ACK.hub.HASH.o.c.1.%d.%d.%d.%d.Rnd"]),
+)
+def test_what_a_consumer_tells_is_read_whatever_the_widths_of_numbers(
+    told: list[tuple[int, int, int, int]], form: bytes
+) -> None:
+    found = _delivered([form % one for one in told])
+    rows = zip(found.sequences.tolist(), found.positions.tolist(), found.times.tolist(), strict=True)
+    assert list(rows) == [one[:3] for one in told]
+    assert found.pending == told[-1][3]
+
+
 @pytest.mark.parametrize(
-    "replies", [[b"_INBOX.a.b"], [b"$JS.ACK.o.c.1.1.1.1.1", b"$JS.ACK.o.c.1.1.1.1"], [b"$JS.ACK.o.c.1.x.1.1.1"]]
+    "replies",
+    [
+        [b"_INBOX.a.b"],
+        [b"$JS.ACK.o.c.1.1.1.1.1", b"$JS.ACK.o.c.1.1.1.1"],
+        [b"$JS.ACK.o.c.1.x.1.1.1"],
+        [b"$JS.ACK.o.c.1.1.1.%d.1" % 10**19],
+    ],
 )
 def test_reply_subjects_of_anybody_else_are_told(replies: list[bytes]) -> None:
     with pytest.raises(WireError, match="expected"):
-        deliveries(pa.array(replies, pa.binary()))
+        _delivered(replies)
 
 
 def test_text_that_is_not_utf8_is_replaced() -> None:
