@@ -32,7 +32,8 @@ class Present:
     exact: bool = True
 
     def __contains__(self, sequence: int) -> bool:
-        return self.first <= sequence <= self.last and sequence not in self.deleted
+        # An empty stream begins and ends with 0.
+        return max(1, self.first) <= sequence <= self.last and sequence not in self.deleted
 
 
 async def find_present(connection: Connection, stream: str) -> Present:
