@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from airflow_provider_jetstream.spark.options import ReadOptions
+    from airflow_provider_jetstream.spark.planning import Range
 
 
 class Fetched(NamedTuple):
@@ -53,13 +54,14 @@ class Losses:
 
     :param given: the data source's options, from which the connection is made
     :param options: the same ones, understood
-    :param asked: whether anybody wants to know
+    :param part: the range that is read
     """
 
-    def __init__(self, given: Mapping[str, str], options: ReadOptions, *, asked: bool) -> None:
+    def __init__(self, given: Mapping[str, str], options: ReadOptions, part: Range) -> None:
         self._given = given
         self._options = options
-        self._asked = asked
+        self._watched = part.watched
+        self._must_exist = part.must_exist
         self._wire: Wire | None = None
 
     def __enter__(self) -> Self:
@@ -72,15 +74,17 @@ class Losses:
             self._wire.close()
 
     def look(self, missing: int) -> None:
-        """Fail if the stream begins after a message that didn't come; before that it was deleted, and that is no loss.
+        """Tell if the stream begins after a message that didn't come; before that it was deleted, and that is no loss.
 
         :param missing: the first sequence that didn't come
-        :raises DataLossError: the stream begins later
+        :raises DataLossError: the stream begins later, and that is an error
         """
-        if not self._asked:
+        if not self._watched:
             return
         self._wire = self._wire or Wire(wire_settings(self._given))
         facts = Stream(self._wire, self._options.stream, self._options.api_prefix).facts()
         if facts.first > missing:
             name = self._options.stream
-            lost(f"{name} begins at {facts.first} now, and {missing} was being read", fail=True)
+            lost(f"{name} begins at {facts.first} now, and {missing} was being read", fail=self._must_exist)
+            # Once is enough.
+            self._watched = False

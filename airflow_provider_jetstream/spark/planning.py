@@ -30,7 +30,8 @@ class Range:
     :param method: how they are fetched
     :param subjects: filters; empty for every subject
     :param created: of the stream, in the server's words
-    :param must_exist: whether it is an error that the stream begins after ``first``
+    :param watched: whether messages are lost where the stream begins after ``first``
+    :param must_exist: whether that is an error
     """
 
     first: int
@@ -38,6 +39,7 @@ class Range:
     method: str
     subjects: tuple[str, ...]
     created: str
+    watched: bool
     must_exist: bool
 
 
@@ -143,8 +145,12 @@ def ranges(
         parts = max(parts, -(-size // options.max_records))
     parts = min(parts, size)
     edges = [first + size * index // parts for index in range(parts + 1)]
-    must_exist = options.fail_on_data_loss and facts.retention == LIMITS
-    return [Range(start, end - 1, method, subjects, facts.created, must_exist) for start, end in pairwise(edges)]
+    # What is gone from a work queue was done.
+    watched = facts.retention == LIMITS
+    must_exist = watched and options.fail_on_data_loss
+    return [
+        Range(start, end - 1, method, subjects, facts.created, watched, must_exist) for start, end in pairwise(edges)
+    ]
 
 
 def lost(what: str, *, fail: bool) -> None:

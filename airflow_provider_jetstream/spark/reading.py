@@ -27,7 +27,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.options import ReadOptions
     from airflow_provider_jetstream.spark.planning import Range
 
-# Failures in a row, without a message between them, after which the task gives up and Spark decides.
+# Failures in a row, without a message between them, after which the task gives up and Spark decides; it does so too
+# where they go on for longer than the connection's time limit.
 _ATTEMPTS = 5
 _PAUSE = 0.5
 # What a task gives to Spark at a time. Larger batches have to be joined first, which is a copy, and fill the pipe to
@@ -69,10 +70,11 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 def _scan(
     given: Mapping[str, str], options: ReadOptions, columns: Columns, part: Range, subjects: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    next_one, failures = part.first, 0
+    next_one, failures, broken = part.first, 0, 0.0
+    settings = wire_settings(given)
     while next_one <= part.last:
         try:
-            with closing(Wire(wire_settings(given))) as wire, Losses(given, options, asked=part.must_exist) as losses:
+            with closing(Wire(settings)) as wire, Losses(given, options, part) as losses:
                 stream = Stream(wire, options.stream, options.api_prefix)
                 _require(stream, part, next_one)
                 fetched = _fetched(stream, options, columns, part, subjects, next_one, bold=not failures)
@@ -87,7 +89,8 @@ def _scan(
                 return
         except TransientError:
             failures += 1
-            if failures >= _ATTEMPTS:
+            broken = broken if failures > 1 else time.monotonic()
+            if failures >= _ATTEMPTS or time.monotonic() - broken > settings.connection.timeout:
                 raise
             time.sleep(_PAUSE * failures)
 
@@ -116,5 +119,5 @@ def _require(stream: Stream, part: Range, first: int) -> None:
             f"expected the stream {stream.name} that was created at {part.created}, found one created at"
             f" {facts.created}: it was deleted and made anew while it was read; read it again"
         )
-    if facts.first > first and part.must_exist:
-        lost(f"{stream.name} begins at {facts.first} now, and {first} was to be read", fail=True)
+    if facts.first > first and part.watched:
+        lost(f"{stream.name} begins at {facts.first} now, and {first} was to be read", fail=part.must_exist)

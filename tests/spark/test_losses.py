@@ -58,17 +58,23 @@ def test_a_stream_that_was_made_anew_while_it_was_read_is_told(given: dict[str, 
         list(read_range(given, options, Columns(("seq",), (True,)), part))
 
 
-def test_what_was_purged_after_planning_is_told(given: dict[str, str], stream: Stream) -> None:
+def test_what_was_purged_after_planning_is_told(
+    given: dict[str, str], stream: Stream, caplog: pytest.LogCaptureFixture
+) -> None:
     make_stream(stream)
     count_up(stream, 10)
     purge(stream, 5)
     with pytest.raises(DataLossError, match="begins at 5 now, and 1 was to be read"):
         read_all(given, first=1)
+    assert "missing" not in caplog.text
     assert _numbers(read_all({**given, "failOnDataLoss": "false"}, first=1)) == [4, 5, 6, 7, 8, 9]
+    assert f"Messages are missing: {stream.name} begins at 5 now, and 1 was to be read." in caplog.text
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_expires_under_the_reader_is_told(given: dict[str, str], stream: Stream, method: str) -> None:
+def test_what_expires_under_the_reader_is_told(
+    given: dict[str, str], stream: Stream, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
     # Messages that are deleted one by one are no loss.
@@ -83,6 +89,7 @@ def test_what_expires_under_the_reader_is_told(given: dict[str, str], stream: St
         later = [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]
         assert later[-101:] == list(range(2900, 3001))
         assert len(first + later) < 1501
+        assert caplog.text.count(f"Messages are missing: {stream.name} begins at {kept} now") == 1
         assert first + later == sorted(set(first + later))
 
 
