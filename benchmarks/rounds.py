@@ -23,7 +23,7 @@ class Way:
     """
 
     name: str
-    run: Callable[[], None]
+    run: Callable[[], object]
     messages: int
     floor: str
 

@@ -2,7 +2,9 @@
 
 import json
 import time
+from collections.abc import Iterable
 from contextlib import closing
+from itertools import islice
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
@@ -59,12 +61,9 @@ class Fill:
         return self.queue
 
     def _publish(self, wire: Wire) -> None:
-        name, stream = self.queue.name, Stream(wire, self.queue.name)
-        self._send(
-            wire, (b"PUB %b.jobs.%d %d\r\n%b\r\n" % (name.encode(), at % 7, len(BODY), BODY) for at in self._all())
-        )
-        while stream.facts().last < self.letters:
-            time.sleep(0.05)
+        name = self.queue.name
+        jobs = (b"PUB %b.jobs.%d %d\r\n%b\r\n" % (name.encode(), at % 7, len(BODY), BODY) for at in self._all())
+        self._send(wire, jobs, name)
 
     def _deliver(self, wire: Wire) -> None:
         name, stream = self.queue.name, Stream(wire, self.queue.name)
@@ -74,7 +73,7 @@ class Fill:
             # The jobs come before the answer to the next question, which drops them.
             wire.send(b"PUB %b %d\r\n%b\r\n" % (topic.encode(), len(pull), pull))
         if self.told:
-            self._send(wire, (self._record(at) for at in self._all() if at % 2 == 0))
+            self._send(wire, (self._record(at) for at in self._all() if at % 2 == 0), f"{name}-dead")
         nak = b"-NAK"
         self._send(
             wire,
@@ -98,14 +97,13 @@ class Fill:
     def _all(self) -> range:
         return range(1, self.letters + 1)
 
-    def _send(self, wire: Wire, frames: Any) -> None:
-        burst: list[bytes] = []
-        for frame in frames:
-            burst.append(frame)
-            if len(burst) == _BURST:
-                wire.send(b"".join(burst))
-                burst.clear()
-                # One question for each burst keeps the server from falling behind.
-                wire.request("$JS.API.INFO")
-        wire.send(b"".join(burst))
-        wire.request("$JS.API.INFO")
+    def _send(self, wire: Wire, frames: Iterable[bytes], stored_in: str = "") -> None:
+        stream, sent, left = Stream(wire, stored_in), 0, iter(frames)
+        while burst := list(islice(left, _BURST)):
+            wire.send(b"".join(burst))
+            sent += len(burst)
+            # The server drops what comes faster than it stores.
+            while stored_in and stream.facts().last < sent:
+                time.sleep(0.001)
+            # A question for each burst keeps it from falling behind with the rest.
+            wire.request("$JS.API.INFO")
