@@ -19,11 +19,10 @@ from airflow_provider_jetstream.spark.places import blocks, eights, value
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    Flags = NDArray[np.bool_]
     Integers = NDArray[np.int64]
     Octets = NDArray[np.uint8]
 
-_LF, _DOT, _COLON, _SPACE, _ZERO = b"\n.: 0"
+_LF, _COLON, _SPACE, _ZERO = b"\n: 0"
 _WORD = 8
 # In this order, before the empty line.
 _NAMES = (
@@ -35,9 +34,9 @@ _NAMES = (
     b"Nats-Last-Sequence: ",
 )
 _FIRST_LINE = len(b"NATS/1.0\r\n")
-# By how much a subject may be longer than the first one before headers are read in a slower way.
-_SLACK = 16
-_FRACTION_DIGITS, _MICROSECOND_DIGITS = 9, 6
+# By how much a line may be longer than the first one of its name before headers are read in a slower way.
+_SLACK = 20
+_MICROSECOND_DIGITS = 6
 _DATE, _SECONDS = len("2026-11-21T"), len("2026-11-21T15:10:11")
 # What each digit of hours, minutes, seconds and millionths counts, in microseconds.
 _CLOCK = np.array([36_000, 3_600, 0, 600, 60, 0, 10, 1], np.int64) * 1_000_000
@@ -76,48 +75,57 @@ def told(buffer: bytearray | bytes, starts: Integers, ends: Integers) -> Told:
     :raises WireError: it added nothing
     """
     data = np.frombuffer(buffer, np.uint8)
-    return _alike(data, starts, ends) or _each(data, starts, ends)
+    return _from_the_ends(data, starts, ends) or _each(data, starts, ends)
 
 
-def _alike(data: Octets, starts: Integers, ends: Integers) -> Told | None:
-    """Read them from their ends, where numbers have as many digits as in the first: mostly all have."""
-    lines = data[int(starts[0]) : int(ends[0])].tobytes().split(b"\r\n")[-2 - len(_NAMES) : -2]
-    if len(lines) < len(_NAMES) or not (lines[0].startswith(_NAMES[0]) and lines[2].startswith(_NAMES[2])):
+def _from_the_ends(data: Octets, starts: Integers, ends: Integers) -> Told | None:
+    """Look for the added lines from the last one on, each within as many bytes as it may have."""
+    like = data[int(starts[0]) : int(ends[0])].tobytes().split(b"\r\n")[-2 - len(_NAMES) : -2]
+    if len(like) < len(_NAMES):
         return None
-    stream, subject, sequence, _, pending, last = lines
-    tail = b"\r\n%b\r\n%b\r\n\r\n" % (pending, last)
-    before_time = b"\r\n%b\r\n%b" % (sequence, _NAMES[3])
-    time_end = ends - len(tail) - 1
-    if time_end[0] < _SECONDS + 1 + _FRACTION_DIGITS + len(before_time):
+    lines: list[Integers] = []
+    line = ends - len(b"\r\n")
+    for name, first in zip(reversed(_NAMES), reversed(like), strict=True):
+        found = _line_that_ends(data, line - len(b"\r\n"), name, len(first))
+        if found is None:
+            return None
+        line = found
+        lines.append(line)
+    _, pending, time, sequence, subject, own_end = lines
+    if (own_end < starts + _FIRST_LINE).any():
         return None
-    fraction = blocks(data, time_end - (_FRACTION_DIGITS + 1), _FRACTION_DIGITS + 1) == _DOT
-    dot = fraction.argmax(axis=1)
-    time = time_end - np.where(fraction[:, 0] | (dot > 0), _FRACTION_DIGITS + 1 - dot, 0) - _SECONDS
-    subject_end = time - len(before_time)
-    width = len(b"\n" + subject) + _SLACK
-    if subject_end[0] < width:
+    return Told(
+        _numbers(data, sequence + len(_NAMES[2]), time - len(b"\r\n")),
+        own_end,
+        subject + len(_NAMES[1]),
+        sequence - len(b"\r\n"),
+        time + len(_NAMES[3]),
+        pending - len(b"Z\r\n"),
+    )
+
+
+def _line_that_ends(data: Octets, ends: Integers, name: bytes, length: int) -> Integers | None:
+    """Find where lines of a name begin, if none is much longer than so many bytes."""
+    room = max(length, len(name)) + _SLACK
+    if ends[0] < room:
         return None
-    feeds = blocks(data, subject_end - width, width)[:, ::-1] == _LF
+    # Mostly all are as long.
+    lines = ends - length
+    if length > len(name) and _are(data, lines - 1, b"\n" + name):
+        rest = blocks(data, lines + len(name), length - len(name))
+        if np.min(rest) > _SPACE:
+            return lines
+    feeds = blocks(data, ends - room, room)[:, ::-1] == _LF
     back = feeds.argmax(axis=1)
-    line = subject_end - back
-    own_end = line - len(stream + b"\r\n")
-    if not feeds[np.arange(len(back)), back].all() or (own_end < starts + _FIRST_LINE).any():
-        return None
-    digits = slice(len(b"\r\n" + _NAMES[2]), len(b"\r\n" + sequence))
-    found = blocks(data, subject_end, len(before_time))
-    sequences = value(found[:, digits])
-    found[:, digits] = _ZERO
-    like = np.frombuffer(before_time, np.uint8).copy()
-    like[digits] = _ZERO
-    if (
-        sequences is None
-        or not (found == like).all()
-        or not _are(data, own_end - 2, b"\r\n%b\r\n%b" % (stream, _NAMES[1]))
-        or not _are(data, time_end, b"Z\r\n" + _NAMES[4])
-        or not _are(data, ends - len(b"\r\n%b\r\n\r\n" % last), b"\r\n" + _NAMES[5])
-    ):
-        return None
-    return Told(sequences, own_end, line + len(_NAMES[1]), subject_end, time, time_end)
+    lines = ends - back
+    return lines if feeds[np.arange(len(back)), back].all() and _are(data, lines, name) else None
+
+
+def _numbers(data: Octets, starts: Integers, ends: Integers) -> Integers:
+    width = int(ends[0] - starts[0])
+    if width and (ends - starts == width).all() and (found := value(blocks(data, starts, width))) is not None:
+        return found
+    return as_integers(gathered(data, starts, ends))
 
 
 def _each(data: Octets, starts: Integers, ends: Integers) -> Told:

@@ -1,0 +1,108 @@
+"""Whole jobs under which messages or the server go away."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+import pytest
+from gateway import Gateway
+from pyspark.errors import PySparkException
+from spark_streams import make_stream, publish, purge
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator, Mapping
+    from pathlib import Path
+
+    import pyarrow as pa
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_jetstream.spark.streams import Stream
+
+_COUNT, _KEPT = 3000, 2900
+_ATTEMPTS, _CONNECTIONS = 4, 5
+
+
+def _held(begun: Path, go: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make a step of a job that takes its first rows, and no more before it may go on."""
+
+    def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            begun.touch()
+            while not go.exists():
+                time.sleep(0.01)
+            yield batch.select(["seq"])
+
+    return step
+
+
+def _read_while_purging(
+    spark: SparkSession, given: Mapping[str, str], stream: Stream, folder: Path, *, fail: bool
+) -> list[int]:
+    begun, go = folder / "begun", folder / "go"
+    # Less at a time, so that the reader has to wait for the step.
+    spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
+    try:
+        options = {**given, "fetchBatch": "50", "failOnDataLoss": str(fail).lower()}
+        loaded = spark.read.format("jetstream").options(**options).load().select("seq", "value")
+        with ThreadPoolExecutor(1) as pool:
+            job = pool.submit(loaded.mapInArrow(_held(begun, go), "seq bigint").collect)
+            while not begun.exists() and not job.done():
+                time.sleep(0.01)
+            purge(stream, _KEPT)
+            go.touch()
+            return [row.seq for row in job.result()]
+    finally:
+        spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
+
+
+@pytest.fixture
+def large_stream(stream: Stream) -> Stream:
+    """A stream with more in it than fits between the server and a step of a job that waits."""
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(_COUNT)))
+    return stream
+
+
+def test_a_job_whose_messages_are_purged_while_it_reads_fails(
+    spark: SparkSession, given: dict[str, str], large_stream: Stream, tmp_path: Path
+) -> None:
+    with pytest.raises(PySparkException, match=f"every message to be there still.* begins at {_KEPT} now"):
+        _read_while_purging(spark, given, large_stream, tmp_path, fail=True)
+
+
+def test_a_job_that_may_lose_messages_gets_every_one_that_is_left(
+    spark: SparkSession, given: dict[str, str], large_stream: Stream, tmp_path: Path
+) -> None:
+    found = _read_while_purging(spark, given, large_stream, tmp_path, fail=False)
+    before = len([sequence for sequence in found if sequence < _KEPT])
+    assert 0 < before < _KEPT - 1
+    assert found == [*range(1, before + 1), *range(_KEPT, _COUNT + 1)]
+
+
+def test_a_job_whose_server_goes_away_fails_without_a_storm(
+    spark: SparkSession, given: dict[str, str], large_stream: Stream
+) -> None:
+    context = spark.sparkContext
+    with Gateway(urlsplit(given["servers"]).port or 0, after=20_000_000) as gateway:
+        options = {**given, "servers": gateway.url, "timeout": "1"}
+        loaded = spark.read.format("jetstream").options(**options).load()
+        context.setJobGroup(large_stream.name, "a server that goes away")
+        try:
+            with pytest.raises(PySparkException, match="no NATS server reached"):
+                loaded.select("value").foreach(lambda _row: None)
+        finally:
+            context.setLocalProperty("spark.jobGroup.id", "")
+        asked = gateway.refused
+    tracker = context.statusTracker()
+    stages = [
+        tracker.getStageInfo(stage)
+        for job in tracker.getJobIdsForGroup(large_stream.name)
+        if (told := tracker.getJobInfo(job))
+        for stage in told.stageIds
+    ]
+    assert [stage.numFailedTasks for stage in stages if stage] == [_ATTEMPTS]
+    # A task asks again for as long as it may wait for a connection, and no more than five times.
+    assert _ATTEMPTS <= asked < _ATTEMPTS * _CONNECTIONS
