@@ -220,10 +220,8 @@ def _rows(data: Octets, start: int, marks: Integers, line_end: Integers) -> tupl
 
 def _numbers(data: Octets, ends: Integers) -> tuple[Integers, Integers]:
     """Read the number that ends before each place: its value, or -1, and where the space before it is."""
-    end = int(ends[0])
-    width = end - (
-        data[max(0, end - _LONGEST_NUMBER - 1) : end].tobytes().rfind(b" ") + max(0, end - _LONGEST_NUMBER - 1)
-    )
+    first = data[max(0, int(ends[0]) - _LONGEST_NUMBER - 1) : int(ends[0])].tobytes()
+    width = len(first) - first.rfind(b" ")
     # Mostly all have as many digits.
     if 1 < width <= _LONGEST_NUMBER + 1:
         found = blocks(data, np.maximum(ends - width, 0), width)

@@ -107,7 +107,7 @@ def _from_the_ends(data: Octets, starts: Integers, ends: Integers) -> Told | Non
 def _line_that_ends(data: Octets, ends: Integers, name: bytes, length: int) -> Integers | None:
     """Find where lines of a name begin, if none is much longer than so many bytes."""
     room = max(length, len(name)) + _SLACK
-    if ends[0] < room:
+    if np.min(ends) < room:
         return None
     # Mostly all are as long.
     lines = ends - length
