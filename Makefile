@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -115,12 +115,15 @@ bench-spark: $(UV)
 	$(RUN) python -m benchmarks.spark_queue
 	$(RUN) python -m benchmarks.spark_write
 
-# With --letters 1000000 for the long form.
 bench-spark-redrive: $(UV)
-	$(RUN) python -m benchmarks.spark_redrive
+	$(RUN) python -m benchmarks.spark_redrive --letters 100000
 
+bench-spark-join: $(UV)
+	$(RUN) python -m benchmarks.spark_join
+
+# With --letters 1000000 --rounds 1 for the long form: five minutes.
 bench-spark-letters: $(UV)
-	$(RUN) python -m benchmarks.spark_letters
+	$(RUN) python -m benchmarks.spark_letters --direct
 
 bench-imports: $(UV)
 	$(RUN) python -m benchmarks.imports

@@ -28,6 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
 from airflow_provider_jetstream.jetstream.stored import stream_info
@@ -101,15 +102,17 @@ def floor(url: str, queue: WorkQueue, letters: int, *, direct: bool = False) -> 
         return time.perf_counter() - begun
 
 
-async def naive(url: str, queue: WorkQueue, first: int, letters: int) -> float:
+async def naive(url: str, queue: WorkQueue, letters: int) -> float:
     """Get advisories and jobs as people do with the client library alone, one by one."""
     import nats
 
     client = await nats.connect(url)
     jetstream = client.jetstream()
-    begun, found = time.perf_counter(), []
-    for entry in range(first, first + letters):
-        message = await jetstream.get_msg(f"{queue.name}-dead", entry)
+    begun, found, entry = time.perf_counter(), [], 0
+    deaths = f"{MAX_DELIVERIES}.{queue.name}.*"
+    for _ in range(letters):
+        message = await jetstream.get_msg(f"{queue.name}-dead", entry + 1, subject=deaths, next=True)
+        entry = message.seq or 0
         sequence = json.loads(message.data or b"")["stream_seq"]
         found.append((sequence, (await jetstream.get_msg(queue.name, sequence)).data))
     took = time.perf_counter() - begun
@@ -198,8 +201,7 @@ def main() -> None:
             seconds = {"floor: pipelined single gets": floor(server.url, queue, letters, direct=arguments.direct)}
             some = min(NAIVE, letters)
             seconds["naive loop, get and get, for as many"] = (
-                # The advisories come behind the workers' records.
-                asyncio.run(naive(server.url, queue, letters // 2 + 1, some)) * letters / some
+                asyncio.run(naive(server.url, queue, some)) * letters / some
             )
             seconds |= pipeline(session, server.url, queue, letters, Path(scratch) / str(number))
             asyncio.run(require_exact(server.url, queue, letters))

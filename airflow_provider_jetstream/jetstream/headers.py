@@ -46,7 +46,11 @@ def first(headers: Iterable[tuple[str, str]], name: str) -> str | None:
     :param name: its name, compared exactly as the server does
     :return: the value, if there is one
     """
-    return next((value for key, value in headers if key == name), None)
+    # Asked several times of every letter: a loop is twice as fast as a generator.
+    for key, value in headers:
+        if key == name:
+            return value
+    return None
 
 
 def wire_size(headers: Headers) -> int:

@@ -15,6 +15,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.headers import first
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
@@ -63,7 +64,7 @@ class StoredMessage:
         :param name: its name, compared exactly as the server does
         :return: the value, if there is one
         """
-        return next((value for key, value in self.headers if key == name), None)
+        return first(self.headers, name)
 
 
 async def get_message(connection: Connection, stream: str, sequence: int) -> StoredMessage | None:
