@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from collections import Counter
@@ -16,22 +17,27 @@ from dying import kill_executor
 from faulty_shares import FailingShare, KilledShare
 from spark_streams import opened
 
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport
+from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport, redrive
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive import run as running
-from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear_entries
+from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear
 from airflow_provider_jetstream.spark.bulk_redrive.looking import begin_run, look
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
 from airflow_provider_jetstream.spark.bulk_redrive.share import Share
+from airflow_provider_jetstream.spark.connection_options import wire_settings
 from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
     from pathlib import Path
 
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
+    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.spark.bulk_redrive.looking import Look
     from testbed.nats_server import NatsServer
 
 COUNT = 800
@@ -91,27 +97,51 @@ def test_an_executor_that_is_killed_costs_and_repeats_nothing(
     assert messages_of(where, f"{name}-dead") == []
 
 
+def begun(
+    where: dict[str, str], queue: WorkQueue, order: RedriveOrder, report: RedriveReport
+) -> tuple[Look, Callable[[pa.Table], pa.Table], pa.Table]:
+    """Begin a run; give the driver's look, what does a task's share of it, and the rows of all letters."""
+    found = asked_apart(where, lambda connection: look(connection, queue, order))
+    asked_apart(where, lambda connection: begin_run(connection, found, order, report))
+    facts = (where, found.server, found.scan.premises, frozenset[str](), found.acknowledged)
+    share = Share(*facts, order, found.choice.protocol, None, audited=True)
+    jobs = found.jobs.rename_columns(["sequence", *(TOLD_PREFIX + each for each in TOLD)])
+    return found, lambda rows: jobs.from_batches(list(share.run(iter(rows.to_batches())))), jobs
+
+
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_a_share_that_is_done_twice_at_once_is_done_once(where: dict[str, str], name: str, protocol: Protocol) -> None:
     queue = make_letters(where, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
-    order = RedriveOrder(protocol=protocol, run="twice")
-    found = asked_apart(where, lambda connection: look(connection, queue, order))
     report = RedriveReport()
-    asked_apart(where, lambda connection: begin_run(connection, found, order, report))
-    share = Share(
-        where, found.server, found.scan.premises, frozenset(), found.acknowledged, order, protocol, None, audited=True
-    )
-    jobs = found.jobs.rename_columns(["sequence", *(TOLD_PREFIX + each for each in TOLD)])
-
-    def do(_: int) -> pa.Table:
-        return jobs.from_batches(list(share.run(iter(jobs.to_batches()))))
-
+    found, do, jobs = begun(where, queue, RedriveOrder(protocol=protocol, run="twice"), report)
     with ThreadPoolExecutor(2) as threads:
-        for told in threads.map(do, range(2)):
+        for told in threads.map(do, [jobs] * 2):
             assert add_outcomes(report, told) == frozenset()
     report.raise_for_failures()
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
     assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
     assert Counter(each.sequence for each in letter_records(where, queue)) == Counter(range(1, COUNT + 1))
-    assert asked_apart(where, lambda connection: clear_entries(connection, found.scan, report.redriven)) == 0
+    assert clear(where, found.scan, report.redriven) == 0
+    assert messages_of(where, f"{name}-dead") == []
+
+
+@pytest.mark.parametrize("then", ["on Spark", "elsewhere"])
+def test_a_run_that_ended_before_its_driver_removed_entries_is_finished_by_the_next(
+    spark: SparkSession, where: dict[str, str], name: str, then: str
+) -> None:
+    queue = make_letters(where, name, COUNT)
+    order = RedriveOrder(protocol=Protocol.COPY, run="cut-off")
+    _, do, jobs = begun(where, queue, order, RedriveReport())
+    do(jobs.slice(0, COUNT - 100))
+    assert len(messages_of(where, f"{name}-dead")) == COUNT
+
+    async def elsewhere() -> RedriveReport:
+        async with connect(wire_settings(where).connection) as connection:
+            return await redrive(connection, queue, order)
+
+    rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
+    report = redrive_letters(spark, rows, queue, order, where) if then == "on Spark" else asyncio.run(elsewhere())
+    report.raise_for_failures()
+    assert sorted(report.redriven) == list(range(1, COUNT + 1))
+    assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
     assert messages_of(where, f"{name}-dead") == []

@@ -11,8 +11,9 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, copy_subject, parked_subject
 from airflow_provider_jetstream.jetstream.storing import store
 from airflow_provider_jetstream.spark.bulk_redrive import clearing
-from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear_entries
+from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear
 from airflow_provider_jetstream.spark.driven import asked_apart
+from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Collection
@@ -25,7 +26,11 @@ COUNT = 60
 
 @pytest.fixture
 def queue(where: dict[str, str], name: str) -> WorkQueue:
-    """Has a copy and an advisory of every other letter, and an advisory of the others."""
+    return told_queue(where, name)
+
+
+def told_queue(where: dict[str, str], name: str) -> WorkQueue:
+    """Make a queue with a copy and an advisory of every other letter, and an advisory of the others."""
     queue = make_letters(where, name, COUNT)
 
     async def tell(connection: DrivenConnection) -> None:
@@ -46,10 +51,6 @@ def scanned(where: dict[str, str], queue: WorkQueue) -> Scan:
 
 def entries(where: dict[str, str], queue: WorkQueue) -> list[int]:
     return [each.sequence for each in messages_of(where, f"{queue.name}-dead")]
-
-
-def clear(where: dict[str, str], scan: Scan, redriven: Collection[int]) -> int:
-    return asked_apart(where, lambda connection: clear_entries(connection, scan, redriven))
 
 
 def of_others(scan: Scan, redriven: Collection[int]) -> list[int]:
@@ -121,3 +122,29 @@ def test_a_dead_letter_queue_that_denies_purges_is_cleared_one_by_one(
     scan = scanned(where, queue)
     assert clear(where, scan, range(1, COUNT)) == 0
     assert entries(where, queue) == of_others(scan, range(1, COUNT))
+
+
+_DENIED = """
+authorization {{
+  users: [
+    {{user: all, password: all}}
+    {{user: some, password: some, permissions: {{publish: {{deny: [{denied}]}}}}}}
+  ]
+}}
+"""
+
+
+@pytest.mark.parametrize(("denied", "left"), [(["PURGE"], 0), (["PURGE", "MSG"], COUNT + COUNT // 2)])
+def test_who_may_not_purge_removes_one_by_one_and_who_may_nothing_leaves_them(
+    name: str, denied: list[str], left: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    names = ", ".join(f'"$JS.API.STREAM.{each}.>"' for each in denied)
+    with NatsServer(config=_DENIED.format(denied=names)) as server:
+        everything = {"servers": server.url, "user": "all", "password": "all"}
+        queue = told_queue(everything, name)
+        scan = scanned(everything, queue)
+        some = {"servers": server.url, "user": "some", "password": "some", "timeout": "1"}
+        assert clear(some, scan, range(1, COUNT + 1)) == left
+        assert len(entries(everything, queue)) == left
+    assert "one by one" in caplog.text
+    assert ("stay until the next redrive" in caplog.text) == bool(left)

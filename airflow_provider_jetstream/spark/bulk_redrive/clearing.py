@@ -13,12 +13,13 @@ import numpy as np
 
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind
 from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
-from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, AuthenticationError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, copy_filter
 from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterator
+    from collections.abc import Collection, Iterator, Mapping
 
     from numpy.typing import NDArray
 
@@ -31,14 +32,27 @@ log = logging.getLogger(__name__)
 _AT_A_TIME = 20_000
 
 
-async def clear_entries(connection: DrivenConnection, scan: Scan, redriven: Collection[int]) -> int:
-    """Remove what a dead letter queue says about letters that are redriven.
+def clear(given: Mapping[str, str], scan: Scan, redriven: Collection[int]) -> int:
+    """Remove what a dead letter queue says about letters that are redriven; nothing is raised for what stays.
 
-    :param connection: the server
+    :param given: where and as whom, as the data source's options say it
     :param scan: the look at the queue before
     :param redriven: stream sequences of the letters, all of them in the audit
     :return: how many entries had to stay, as far as is known
     """
+    try:
+        try:
+            return asked_apart(given, lambda over: _clear(over, scan, redriven, purge=True))
+        except AuthenticationError as error:
+            # The server says so to the connection and doesn't answer the request.
+            log.warning("Finished entries of %s are removed one by one: %s", scan.letters_name, error)
+            return asked_apart(given, lambda over: _clear(over, scan, redriven, purge=False))
+    except (AuthenticationError, TransientError) as error:
+        log.warning("Finished entries of %s stay until the next redrive: %s", scan.letters_name, error)
+        return sum(len(told) for sequence, told in scan.index.jobs() if sequence in redriven)
+
+
+async def _clear(connection: DrivenConnection, scan: Scan, redriven: Collection[int], *, purge: bool) -> int:
     queue, index, letters = scan.queue, scan.index, scan.letters_name
     columns = index.columns()
     entries, kinds = np.array(columns.entries, np.uint64), np.array(columns.kinds, np.uint8)
@@ -46,7 +60,7 @@ async def clear_entries(connection: DrivenConnection, scan: Scan, redriven: Coll
     purged = np.zeros(len(entries), bool)
     try:
         # What can't be read has to stay, and nobody knows where it is.
-        if not index.unreadable and not (await stream_info(connection, letters))["config"].get("deny_purge"):
+        if purge and not index.unreadable and not (await stream_info(connection, letters))["config"].get("deny_purge"):
             for subject, ours in _by_subject(queue.name, kinds):
                 stays = entries[ours & ~done]
                 end = int(np.min(stays)) if len(stays) else index.read_to + 1

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.redrive.preview import Preview
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.run import redrive
 from airflow_provider_jetstream.jetstream.stored import stream_info
-from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear_entries
+from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear
 from airflow_provider_jetstream.spark.bulk_redrive.fitting import any_dead, missing, repaired
 from airflow_provider_jetstream.spark.bulk_redrive.jobs import (
     MOST_TASKS,
@@ -284,12 +284,7 @@ class _Run:
         )
         if record is None:
             return
-        try:
-            report.entries_left += asked_apart(
-                self._given, lambda over: clear_entries(over, found.scan, report.redriven)
-            )
-        except TransientError as error:
-            log.warning("What is left of redriven letters stays until the next redrive: %s", error)
+        report.entries_left += clear(self._given, found.scan, report.redriven)
         over = not report.cancelled and not report.failures and not self._order.keep_open
         told = report.as_json() | ({CANCELLED: True} if report.cancelled else {})
         try:
