@@ -88,6 +88,22 @@ def test_deaths_that_were_told_later_stay(where: dict[str, str], queue: WorkQueu
     assert entries(where, queue) == [*range(COUNT + COUNT // 2 + 1, COUNT + COUNT // 2 + 6)]
 
 
+def test_a_dead_letter_queue_that_was_made_anew_keeps_what_it_holds(where: dict[str, str], queue: WorkQueue) -> None:
+    scan = scanned(where, queue)
+
+    async def make_anew(connection: DrivenConnection) -> None:
+        letters = f"{queue.name}-dead"
+        config = (await connection.api(f"STREAM.INFO.{letters}"))["config"]
+        await connection.api(f"STREAM.DELETE.{letters}")
+        await connection.api(f"STREAM.CREATE.{letters}", config)
+        await publish(connection, queue, 5)
+
+    asked_apart(where, make_anew)
+    let_die(where, queue, 5)
+    assert clear(where, scan, range(1, COUNT + 1)) == 0
+    assert entries(where, queue) == [1, 2, 3, 4, 5]
+
+
 @pytest.mark.parametrize("kind", ["advisory", "copy", "parked"])
 def test_entries_that_cant_be_read_or_are_parked_stay(where: dict[str, str], queue: WorkQueue, kind: str) -> None:
     subject = {

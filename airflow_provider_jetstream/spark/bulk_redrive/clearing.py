@@ -7,6 +7,7 @@ could be redriven twice; a queue without an audit has them removed letter by let
 from __future__ import annotations
 
 import logging
+from datetime import datetime
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -59,8 +60,12 @@ async def _clear(connection: DrivenConnection, scan: Scan, redriven: Collection[
     done = np.isin(np.array(columns.sequences, np.uint64), np.fromiter(redriven, np.uint64, len(redriven)))
     purged = np.zeros(len(entries), bool)
     try:
+        info = await stream_info(connection, letters)
+        if datetime.fromisoformat(info["created"]) > scan.around.seen_at:
+            # It was made anew, and counts from 1 again: what it holds is about other letters.
+            return 0
         # What can't be read has to stay, and nobody knows where it is.
-        if purge and not index.unreadable and not (await stream_info(connection, letters))["config"].get("deny_purge"):
+        if purge and not index.unreadable and not info["config"].get("deny_purge"):
             for subject, ours in _by_subject(queue.name, kinds):
                 stays = entries[ours & ~done]
                 end = int(np.min(stays)) if len(stays) else index.read_to + 1
