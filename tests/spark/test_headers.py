@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,9 @@ from airflow_provider_jetstream.spark.deliveries import Deliveries, deliveries
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gathering import as_text, gathered
 from airflow_provider_jetstream.spark.headers import own_pairs, pairs
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 _PIECE = st.sampled_from([b"Key", b"key", b":", b": ", b" ", b"\t", b"v", "ü".encode(), b"\xff", b"\n", b"\r", b"a b"])
 _LINE = st.one_of(
@@ -23,16 +28,21 @@ _BLOCK = st.one_of(
 )
 
 
-@settings(deadline=None, max_examples=300)
-@given(stretches=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
-def test_stretches_come_out_as_they_lie_there(stretches: list[tuple[bytes, bytes]]) -> None:
+def _laid_out(stretches: list[tuple[bytes, bytes]]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """Give a buffer of stretches, each with something behind it, and where each begins and ends."""
     buffer, starts, ends = b"", [], []
     for stretch, between in stretches:
         starts.append(len(buffer))
         buffer += stretch
         ends.append(len(buffer))
         buffer += between
-    found = gathered(buffer, np.array(starts, np.int64), np.array(ends, np.int64))
+    return buffer, np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+@settings(deadline=None, max_examples=300)
+@given(stretches=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
+def test_stretches_come_out_as_they_lie_there(stretches: list[tuple[bytes, bytes]]) -> None:
+    found = gathered(*_laid_out(stretches))
     found.validate(full=True)
     assert found.to_pylist() == [stretch for stretch, _ in stretches]
 
@@ -40,13 +50,7 @@ def test_stretches_come_out_as_they_lie_there(stretches: list[tuple[bytes, bytes
 @settings(deadline=None, max_examples=500)
 @given(blocks=st.lists(st.tuples(_BLOCK, st.binary(max_size=20)), min_size=1, max_size=12))
 def test_headers_in_bulk_are_those_of_each_message(blocks: list[tuple[bytes, bytes]]) -> None:
-    buffer, starts, ends = b"", [], []
-    for block, between in blocks:
-        starts.append(len(buffer))
-        buffer += block
-        ends.append(len(buffer))
-        buffer += between
-    found = pairs(buffer, np.array(starts), np.array(ends))
+    found = pairs(*_laid_out(blocks))
     found.validate(full=True)
     assert found.to_pylist() == [own_pairs(block[len(b"NATS/1.0\r\n") :]) for block, _ in blocks]
 
@@ -71,10 +75,7 @@ def test_a_header_is_read_as_clients_read_it(block: bytes, expected: list[tuple[
 
 
 def _delivered(replies: list[bytes]) -> Deliveries:
-    # Something lies between them, as it does on the wire.
-    ends = np.cumsum([len(reply) + 3 for reply in replies]) - 3
-    starts = ends - np.array([len(reply) for reply in replies])
-    return deliveries(b" 1\n".join(replies), starts, ends)
+    return deliveries(*_laid_out([(reply, b" 1\n") for reply in replies]))
 
 
 @pytest.mark.parametrize(

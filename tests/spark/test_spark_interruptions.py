@@ -51,8 +51,11 @@ def _read_while_purging(
             job = pool.submit(loaded.mapInArrow(_held(begun, go), "seq bigint").collect)
             while not begun.exists() and not job.done():
                 time.sleep(0.01)
-            purge(stream, _KEPT)
-            go.touch()
+            try:
+                purge(stream, _KEPT)
+            finally:
+                # Or the job would wait for ever.
+                go.touch()
             return [row.seq for row in job.result()]
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
