@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
-from math import ceil
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -17,6 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import OUTCOME_DDL
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
 from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
+from airflow_provider_jetstream.spark.dead_letters.shares import slots, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -26,8 +26,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.bulk_redrive.share import Share
 
-# Some seconds of work: what is gone through again where a task is tried again.
-_ROWS_OF_A_TASK = 20_000
 # Each has up to 256 requests on their way, and the server drops its whole queue of API requests at ten thousand.
 MOST_TASKS = 32
 # Letters a second that a task does easily, and with which the burst that each may begin with weighs little.
@@ -46,16 +44,10 @@ def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked:
     :param asked: how many at most, where somebody says so
     :return: how many
     """
-    slots = min(_slots(session), MOST_TASKS)
+    at_a_time = min(slots(session), MOST_TASKS)
     if rate is not None:
-        return min(asked or slots, slots, max(1, int(rate // _RATE_OF_A_TASK)))
-    # As many as run at a time, or twice, or three times as many: a last one alone would leave the other slots idle.
-    return asked or min(MOST_TASKS // slots, max(1, ceil(letters / _ROWS_OF_A_TASK / slots))) * slots
-
-
-def _slots(session: SparkSession) -> int:
-    # Spark Connect doesn't tell; fewer tasks than there could be at a time do no harm.
-    return 2 if is_remote() else max(1, session.sparkContext.defaultParallelism)
+        return min(asked or at_a_time, at_a_time, max(1, int(rate // _RATE_OF_A_TASK)))
+    return asked or min(MOST_TASKS // at_a_time * at_a_time, tasks_of(session, letters))
 
 
 def divided(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: int) -> DataFrame:

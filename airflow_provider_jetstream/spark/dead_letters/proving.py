@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.death import Death
 
 _BYTES_AT_A_TIME = 16 << 20
+# What a task gives to Spark at a time: the JVM takes a third of its time for each batch of 250 again.
+_ROWS = 2000
 # Failures in a row, without a page between them, after which the task gives up and Spark decides.
 _ATTEMPTS = 5
 _PAUSE = 0.5
@@ -59,21 +61,29 @@ class Proving:
         """
         index, untold = index_of(batches)
         reckoning = Reckoning(untold, doubted=set(self.doubted))
+        letters: list[DeadLetter] = []
+        lost: list[Death] = []
         after = failures = 0
         while True:
             try:
-                for page, lost in self._pages(index, reckoning, after):
+                for page, gone in self._pages(index, reckoning, after):
                     failures = 0
-                    if page.letters or lost:
-                        yield batch_of(page.letters, lost)
-                        after = max([*(each.sequence for each in page.letters), *(each.sequence for each in lost)])
+                    letters += page.letters
+                    lost += gone
+                    given = [*(each.sequence for each in page.letters), *(each.sequence for each in gone)]
+                    after = max(given, default=after)
+                    if len(letters) + len(lost) >= _ROWS or sum(len(each.body) for each in letters) >= _BYTES_AT_A_TIME:
+                        yield batch_of(letters, lost)
+                        letters, lost = [], []
             except TransientError:
                 failures += 1
                 if failures >= _ATTEMPTS:
                     raise
                 time.sleep(_PAUSE * failures)
             else:
-                return
+                break
+        if letters or lost:
+            yield batch_of(letters, lost)
 
     def _pages(self, index: Index, reckoning: Reckoning, after: int) -> Iterator[tuple[Page, list[Death]]]:
         with collected_rarely(), driven(self.given) as connection:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-from math import ceil
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
 from airflow_provider_jetstream.spark.dead_letters.proving import Proving
 from airflow_provider_jetstream.spark.dead_letters.records import LETTER_DDL
+from airflow_provider_jetstream.spark.dead_letters.shares import jobs_of, shared_out, tasks_of
 from airflow_provider_jetstream.spark.dead_letters.told import declared_queue, told_jobs
 from airflow_provider_jetstream.spark.driven import asked_apart
 
@@ -25,9 +24,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.driven import DrivenConnection
 
 log = logging.getLogger(__name__)
-
-# Some seconds of work: what is lost where a task is tried again.
-_ROWS_OF_A_TASK = 20_000
 
 
 def read_letters(
@@ -64,10 +60,9 @@ def read_letters(
     proving = Proving(given, scan.premises, frozenset(scan.reckoning.doubted), selection, lost)
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return proving.prove(batches)
+        return proving.prove(jobs_of(batches))
 
-    share = tasks or max(2, ceil(jobs.num_rows / _ROWS_OF_A_TASK))
-    told = session.createDataFrame(jobs).repartitionByRange(share, SEQUENCE)
+    told = shared_out(session, jobs, tasks or tasks_of(session, jobs.num_rows))
     return told.mapInArrow(prove, LETTER_DDL)
 
 
