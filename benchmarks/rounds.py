@@ -9,6 +9,9 @@ from pathlib import Path
 
 from testbed.table import table
 
+# The JVM compiles what it runs often, on the same cores, for about as many rounds.
+_WARM_UP = 3
+
 Cpu = Callable[[], Mapping[str, float]]
 
 
@@ -50,7 +53,7 @@ Round = dict[str, Measured]
 
 
 def measure(ways: Sequence[Way], rounds: int, cpu: Cpu) -> list[Round]:
-    """Run all ways in turns, after a round that warms up and doesn't count.
+    """Run all ways in turns, after rounds that warm up and don't count.
 
     :param ways: the ways
     :param rounds: how many rounds count
@@ -58,7 +61,7 @@ def measure(ways: Sequence[Way], rounds: int, cpu: Cpu) -> list[Round]:
     :return: what was measured in each round
     """
     found: list[Round] = []
-    for number in range(rounds + 1):
+    for number in range(-_WARM_UP, rounds):
         one: Round = {}
         for way in ways:
             before, begun = cpu(), time.perf_counter()
@@ -66,7 +69,7 @@ def measure(ways: Sequence[Way], rounds: int, cpu: Cpu) -> list[Round]:
             took, after = time.perf_counter() - begun, cpu()
             used = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
             one[way.name] = Measured(way.name, way.floor, way.messages, took, used)
-        if number:
+        if number >= 0:
             found.append(one)
     return found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
@@ -27,6 +27,11 @@ _TYPES = {
     "timestamp": ("timestamp", pa.timestamp("us", "UTC")),
     "headers": (_HEADERS_TYPE, HEADERS),
 }
+# What the data source doesn't give, but this package reads: the time in the server's own text, and headers as they are
+# on the wire, with their first line.
+TIME_TEXT: Final = "time_text"
+OWN_HEADERS: Final = "own_headers"
+_ARROW = {name: kind for name, (_, kind) in _TYPES.items()} | {TIME_TEXT: pa.string(), OWN_HEADERS: pa.binary()}
 
 
 def read_schema(*, with_headers: bool) -> str:
@@ -84,7 +89,7 @@ class Columns:
         :return: the batch
         """
         fields = [
-            pa.field(name, _TYPES[name][1], nullable) for name, nullable in zip(self.names, self.nullable, strict=True)
+            pa.field(name, _ARROW[name], nullable) for name, nullable in zip(self.names, self.nullable, strict=True)
         ]
         if not fields:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))

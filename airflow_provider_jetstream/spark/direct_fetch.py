@@ -15,7 +15,7 @@ import numpy as np
 
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
 from airflow_provider_jetstream.spark.bulk_parser import parse
-from airflow_provider_jetstream.spark.columns import constant, integers
+from airflow_provider_jetstream.spark.columns import OWN_HEADERS, TIME_TEXT, constant, integers
 from airflow_provider_jetstream.spark.direct_answers import Told, times, told
 from airflow_provider_jetstream.spark.errors import WireError
 from airflow_provider_jetstream.spark.gathering import as_text, gathered
@@ -164,6 +164,8 @@ class DirectFetch:
                 "seq": lambda: integers(found.sequences),
                 "timestamp": lambda: times(buffer, found),
                 "headers": lambda: pairs(buffer, rows.header, found.own_end),
+                TIME_TEXT: lambda: as_text(gathered(buffer, found.time, found.time_end + 1)),
+                OWN_HEADERS: lambda: gathered(buffer, rows.header, found.own_end),
             },
         )
 

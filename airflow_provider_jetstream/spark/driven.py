@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.headers import Headers
     from airflow_provider_jetstream.jetstream.shortcuts import Wanted
+    from airflow_provider_jetstream.jetstream.stored import StoredMessage
     from airflow_provider_jetstream.spark.gets import Gets
 
     _Result = TypeVar("_Result")
@@ -181,6 +182,15 @@ class DrivenConnection(Connection):
         self.runs = {name: each.run for name, each in direct.items()} if batches else {}
         self._gets = {name: direct.get(name) or ApiGets(name) for name in asked}
         self.direct = {name: each.get for name, each in self._gets.items()}
+
+    async def last_of(self, stream: str, subjects: Sequence[str]) -> Iterable[StoredMessage]:
+        """Get the last messages of subjects.
+
+        :param stream: a stream that was learnt of
+        :param subjects: its subjects
+        :return: those that there are
+        """
+        return await self._gets[stream].last_of(subjects) if subjects else []
 
     @asynccontextmanager
     async def foreseen(self, wanted: Iterable[Wanted]) -> AsyncIterator[None]:

@@ -8,7 +8,7 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.names import reserved_subjects
+from airflow_provider_jetstream.jetstream.names import marker_filter, reserved_subjects
 from airflow_provider_jetstream.jetstream.pump import pump
 from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.subjects import covered_by_any, covers
@@ -90,6 +90,11 @@ class Circumstances:
     def max_age(self) -> timedelta:
         """How old a job may become; zero where there is no limit."""
         return timedelta(microseconds=max(0, self.config.get("max_age", 0)) / 1_000)
+
+    @property
+    def marks(self) -> bool:
+        """Whether redrives leave markers in the queue."""
+        return covered_by_any(self.config.get("subjects") or [], marker_filter(self.queue))
 
     def taker(self, subject: str) -> ConsumerState | None:
         """Find who takes jobs of a subject.

@@ -62,21 +62,49 @@ class DeadLetter:
     @property
     def job_id(self) -> str:
         """The job's own id, or its sequence where it has none."""
-        return first(self.headers, JOB_ID) or str(self.sequence)
+        return job_id_of(self.headers, self.sequence)
 
     @property
     def redrives(self) -> int:
         """How often it was redriven before."""
-        return max(0, _number(first(self.headers, REDRIVE_COUNT), 0))
+        return redrives_of(self.headers)
 
     @property
     def origin(self) -> Origin | None:
         """The Airflow task that published it, if one did."""
-        dag_id = first(self.headers, DAG_ID)
-        if dag_id is None:
-            return None
-        run_id, task_id = first(self.headers, RUN_ID) or "", first(self.headers, TASK_ID) or ""
-        return Origin(dag_id, run_id, task_id, _number(first(self.headers, MAP_INDEX), -1))
+        return origin_of(self.headers)
+
+
+def job_id_of(headers: Pairs, sequence: int) -> str:
+    """Give a job's own id, or its sequence where it has none.
+
+    :param headers: the job's
+    :param sequence: its stream sequence
+    :return: the id
+    """
+    return first(headers, JOB_ID) or str(sequence)
+
+
+def redrives_of(headers: Pairs) -> int:
+    """Tell how often a job was redriven before.
+
+    :param headers: the job's
+    :return: how often
+    """
+    return max(0, _number(first(headers, REDRIVE_COUNT), 0))
+
+
+def origin_of(headers: Pairs) -> Origin | None:
+    """Tell which Airflow task published a job.
+
+    :param headers: the job's
+    :return: the task, if one did
+    """
+    dag_id = first(headers, DAG_ID)
+    if dag_id is None:
+        return None
+    run_id, task_id = first(headers, RUN_ID) or "", first(headers, TASK_ID) or ""
+    return Origin(dag_id, run_id, task_id, _number(first(headers, MAP_INDEX), -1))
 
 
 def _number(text: str | None, otherwise: int) -> int:

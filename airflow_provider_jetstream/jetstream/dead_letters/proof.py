@@ -20,13 +20,11 @@ from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.jetstream.names import (
     completion_subject,
     letter_audit_subject,
-    marker_filter,
     marker_subject,
 )
 from airflow_provider_jetstream.jetstream.reading import WIDEST, at_once
 from airflow_provider_jetstream.jetstream.shortcuts import Wanted
 from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:
@@ -84,7 +82,7 @@ class Judge:
     def _wanted(self, jobs: Sequence[tuple[int, tuple[Mention, ...]]]) -> Iterator[Wanted]:
         """Say what judging some jobs takes, in the order in which single ones are asked for it."""
         queue, sequences = self.around.queue, [sequence for sequence, _ in jobs]
-        markers = [marker_subject(queue, each) for each in sequences] if self._marks() else []
+        markers = [marker_subject(queue, each) for each in sequences] if self.around.marks else []
         yield Wanted(queue, sequences, markers)
         if self.events is not None:
             told = ((sequence, consumer_of(mentions)) for sequence, mentions in jobs)
@@ -94,9 +92,6 @@ class Judge:
             yield Wanted(self.audit.stream, subjects=[letter_audit_subject(queue, each) for each in sequences])
         records = (each.entry for _, mentions in jobs for each in mentions if each.kind not in ADVISORIES)
         yield Wanted(self.letters, sorted(records))
-
-    def _marks(self) -> bool:
-        return covered_by_any(self.around.config.get("subjects") or [], marker_filter(self.around.queue))
 
     async def judge(self, sequence: int, mentions: tuple[Mention, ...]) -> DeadLetter | Dismissal:
         """Find out what became of a job.
@@ -150,7 +145,7 @@ class Judge:
         if done and done.action == "redriven":
             return replace(letter, copied_as=done.new_sequence)
         queue = self.around.queue
-        if self._marks():
+        if self.around.marks:
             marker = await last_message(self.connection, queue, marker_subject(queue, letter.sequence))
             # An atomic redrive stores the new job right behind its marker.
             return replace(letter, copied_as=marker.sequence + 1) if marker else letter

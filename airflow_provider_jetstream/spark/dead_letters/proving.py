@@ -6,6 +6,9 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
@@ -13,14 +16,14 @@ from airflow_provider_jetstream.jetstream.dead_letters.testimony import hear
 from airflow_provider_jetstream.jetstream.dead_letters.verdicts import Verdict
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.collecting import collected_rarely
+from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
+from airflow_provider_jetstream.spark.dead_letters.plain import Plain
 from airflow_provider_jetstream.spark.dead_letters.records import batch_of
 from airflow_provider_jetstream.spark.dead_letters.told import index_of
 from airflow_provider_jetstream.spark.driven import driven
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Mapping
-
-    import pyarrow as pa
+    from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
     from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
@@ -55,11 +58,14 @@ class Proving:
     def prove(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Judge jobs.
 
-        :param batches: what is said about them
-        :return: the dead letters among them
+        :param batches: what is said about them, in order
+        :return: the dead letters among them; the plain ones come first
         :raises TransientError: the server was away for too long
         """
-        index, untold = index_of(batches)
+        left = yield from self._plain(batches)
+        if not any(jobs.num_rows for jobs in left):
+            return
+        index, untold = index_of(left)
         reckoning = Reckoning(untold, doubted=set(self.doubted))
         letters: list[DeadLetter] = []
         lost: list[Death] = []
@@ -84,6 +90,20 @@ class Proving:
                 break
         if letters or lost:
             yield batch_of(letters, lost)
+
+    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, list[pa.RecordBatch]]:
+        """Give the plain letters, and leave the other jobs."""
+        rest: list[pa.RecordBatch] = []
+        # Which jobs are meant was said before; whatever else is selected takes a letter to tell.
+        selected = self.selection.model_copy(update={"sequences": None, "vanished": False}).everything
+        plain = Plain(self.given, self.premises, self.doubted)
+        for jobs in batches:
+            found = [pa.array([], pa.int64())]
+            for letters in plain.find(jobs) if selected else ():
+                found.append(letters.column(SEQUENCE))
+                yield letters
+            rest.append(jobs.filter(pc.invert(pc.is_in(jobs.column(SEQUENCE), pa.concat_arrays(found)))))
+        return rest
 
     def _pages(self, index: Index, reckoning: Reckoning, after: int) -> Iterator[tuple[Page, list[Death]]]:
         with collected_rarely(), driven(self.given) as connection:

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import (
+    DeadLetter,
+    Source,
+    job_id_of,
+    origin_of,
+    redrives_of,
+)
 from airflow_provider_jetstream.jetstream.death import Death, Reason
 from airflow_provider_jetstream.spark.dead_letters.columns import (
     BODY_SOURCE,
@@ -134,27 +140,37 @@ def shown_pairs(headers: Pairs) -> list[dict[str, str]]:
     return [{"key": shown(name), "value": shown(value)} for name, value in headers]
 
 
+def of_headers(headers: Pairs, sequence: int) -> tuple[Any, ...]:
+    """Give what a job's headers tell, for the columns ``HEADERS``, ``JOB_ID``, those of its origin, and the redrives.
+
+    :param headers: the job's
+    :param sequence: its stream sequence
+    :return: the columns' values in this order
+    """
+    origin: tuple[Any, ...] = (None, None, None, None)
+    if found := origin_of(headers):
+        index = max(-1, min(found.map_index, _LARGEST[pa.int32()]))
+        origin = (shown(found.dag_id), shown(found.run_id), shown(found.task_id), index)
+    redrives = min(redrives_of(headers), _LARGEST[pa.int64()])
+    return shown_pairs(headers), shown(job_id_of(headers, sequence)), *origin, redrives
+
+
 def _row(letter: DeadLetter) -> tuple[Any, ...]:
     """Give the columns' values in the order of the schema: rows as mappings would cost more than all else here."""
     sequence, consumer, *told = _death(letter.death)
-    origin: tuple[Any, ...] = (None, None, None, None)
-    if found := letter.origin:
-        index = max(-1, min(found.map_index, _LARGEST[pa.int32()]))
-        origin = (shown(found.dag_id), shown(found.run_id), shown(found.task_id), index)
+    pairs, *source = of_headers(letter.headers, sequence)
     return (
         sequence,
         shown(letter.subject),
         letter.body,
-        shown_pairs(letter.headers),
+        pairs,
         letter.death.reason.value,
         consumer,
         *told,
         datetime.fromisoformat(letter.time) if letter.time else None,
         letter.death.first_failed_at,
         letter.death.died_at,
-        shown(letter.job_id),
-        *origin,
-        min(letter.redrives, _LARGEST[pa.int64()]),
+        *source,
         letter.source.value,
         CIRCULATING if letter.parked is None else IS_PARKED,
         letter.parked,
