@@ -1,7 +1,7 @@
 """Reading a limits stream with Spark's data source, beside the client library and beside a bare socket.
 
 Fairness: every way reads the same stream (bodies of one size, no headers) on one server with its default
-``sync_interval``, after a round that warms up and doesn't count. Ways take turns; figures are medians, with the range
+``sync_interval``, after rounds that warm up and don't count. Ways take turns; figures are medians, with the range
 of the ratios *within a round* to the floor of that round. A round counts only if every message was seen once and whole.
 The floor receives from a consumer and counts what comes. ``Spark from memory`` gives the same columns without any
 server: what Spark itself takes. The data source on nats-py is slower and reads fewer messages.
@@ -12,14 +12,12 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from pyspark.sql import functions as f
-
 from airflow_provider_jetstream.spark.columns import Columns
 from airflow_provider_jetstream.spark.options import read_options
 from airflow_provider_jetstream.spark.planning import ranges
 from airflow_provider_jetstream.spark.reading import read_range
 from benchmarks.rounds import Way, kept, measure, shown
-from benchmarks.spark_bed import Bed, new_session
+from benchmarks.spark_bed import Bed, new_session, read
 from benchmarks.spark_floors import drain
 from benchmarks.spark_memory import MemoryDataSource
 from benchmarks.spark_peers import LibraryDataSource
@@ -47,8 +45,8 @@ def read_from_memory(bed: Bed, messages: int) -> None:
     """Read as many messages with Spark from the memory of a task."""
     options = {"messages": str(messages), "size": str(len(bed.body))}
     frame = bed.session.read.format("memory").options(**options).load()
-    found = frame.agg(f.count("*"), f.sum(f.length("value")), f.min("seq"), f.max("seq"), f.sum("seq")).collect()[0]
-    if tuple(found)[:2] != (messages, messages * len(bed.body)):
+    found = read(frame)
+    if found[:2] != (messages, messages * len(bed.body)):
         raise AssertionError(f"expected {messages} messages, found {found}")
 
 

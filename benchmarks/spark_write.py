@@ -1,7 +1,7 @@
 """Writing rows with Spark's data source, beside the client library and beside a bare socket.
 
 Fairness: every way stores messages with ids in the same stream, which is emptied before, on one server with its
-default ``sync_interval``, after a round that warms up and doesn't count. Ways take turns; figures are medians, with
+default ``sync_interval``, after rounds that warm up and don't count. Ways take turns; figures are medians, with
 the range of the ratios *within a round* to the floor of that round. A round counts only if every row is stored once.
 The floor keeps a window of as many messages unanswered as a task of ours does, and counts the acknowledgements without
 looking at them. The loop with the client library is slower and stores fewer messages.

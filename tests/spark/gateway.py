@@ -43,6 +43,10 @@ class Gateway:
         self._listener.close()
         self._hang_up()
 
+    def reopen(self) -> None:
+        """Let everybody through from now on."""
+        self._after, self.shut = None, False
+
     def _serve(self) -> None:
         while True:
             try:

@@ -108,6 +108,8 @@ class Plain:
 
     def _dead(self, rows: PlainRows) -> PlainRows:
         """Keep those that are dead by the numbers."""
+        if not len(rows):
+            return rows
         subjects, consumers = rows.jobs.column("subject").dictionary_encode(), rows.told.column("consumers")
         takers = [
             None if _REPLACED in subject else self._around.taker(subject) for subject in subjects.dictionary.to_pylist()
@@ -118,7 +120,7 @@ class Plain:
         trusted = np.array([bool(each and each.name not in self._doubted) for each in takers])[by_taker]
         since = np.array([_micros(each.created) if each else 0 for each in takers], np.int64)[by_taker]
         patience = np.array([each.patience // _MICROSECOND if each else 0 for each in takers], np.int64)[by_taker]
-        since = np.maximum(since, np.maximum(rows.stored, _micros(self._around.created_at)))
+        since = np.maximum(since, rows.stored)
         same = pc.fill_null(pc.equal(names, consumers), fill_value=False).to_numpy(zero_copy_only=False)
         dead = trusted & same & (rows.sequences <= delivered) & (rows.told_at >= since)
         return PlainRows(rows.jobs, rows.told, patience).where(dead)
@@ -126,6 +128,8 @@ class Plain:
     def _spoken_of(self, connection: DrivenConnection, rows: PlainRows, audit: str | None) -> NDArray[np.bool_]:
         """Tell of which of them anything else is stored: an end, what a redrive did, or the marker that it left."""
         queue, sequences = self._around.queue, rows.sequences.tolist()
+        if not sequences:
+            return np.zeros(0, np.bool_)
         asked: list[tuple[str, list[str]]] = []
         if self._around.marks:
             asked.append((queue, [marker_subject(queue, each) for each in sequences]))
