@@ -64,6 +64,7 @@ class DirectFetch:
     ) -> None:
         self._stream = stream
         self._subject = subject
+        self._filter = json.dumps(subject).encode()
         self._columns = columns
         self._wire = stream.wire
         self._batch = options.batch or DEFAULT_BATCH
@@ -89,8 +90,11 @@ class DirectFetch:
                 # The next answer can come while this one waits to be parsed with others: one alone is too small.
                 taken.append(end[1])
                 waiting, asked = False, int(end[1]) + 1
-                if self._wire.filled < _ENOUGH and asked <= last:
-                    continue
+                if asked <= last:
+                    self._ask(asked, last)
+                    waiting = True
+                    if self._wire.filled < _ENOUGH:
+                        continue
             fetched, ends = self._parsed(next_one, last)
             if [found[1] for end in ends[: len(taken)] if (found := _END.search(end))] != taken:
                 raise WireError(f"a message of {self._stream.name} ends like an answer of the server")
@@ -124,13 +128,8 @@ class DirectFetch:
         return _LAST_WORDS.search(bytes(self._wire.buffer[max(0, filled - _TAIL) : filled]))
 
     def _ask(self, first: int, last: int) -> None:
-        request = {
-            "seq": first,
-            "next_by_subj": self._subject,
-            "batch": min(self._batch, last - first + 1),
-            "max_bytes": self._max_bytes,
-        }
-        body = json.dumps(request).encode()
+        batch = min(self._batch, last - first + 1)
+        body = b'{"seq":%d,"next_by_subj":%b,"batch":%d,"max_bytes":%d}' % (first, self._filter, batch, self._max_bytes)
         subject = f"{self._stream.prefix}.DIRECT.GET.{self._stream.name}"
         self._wire.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self._wire.reply().encode(), len(body), body))
 
