@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+import pyarrow as pa
 import pytest
 from bulk_letters import jobs_of, letter_records, make_letters, messages_of
 from drivers import driver_of, go, told_by
@@ -24,16 +25,16 @@ from airflow_provider_jetstream.spark.bulk_redrive import run as running
 from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear
 from airflow_provider_jetstream.spark.bulk_redrive.looking import begin_run, look
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
-from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
+from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD
 from airflow_provider_jetstream.spark.bulk_redrive.share import Share
 from airflow_provider_jetstream.spark.connection_options import wire_settings
+from airflow_provider_jetstream.spark.dead_letters.shares import packed
 from airflow_provider_jetstream.spark.driven import asked_apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    import pyarrow as pa
     from pyspark.sql import SparkSession
 
     from airflow_provider_jetstream.jetstream.queue import WorkQueue
@@ -105,7 +106,9 @@ def begun(
     asked_apart(where, lambda connection: begin_run(connection, found, order, report))
     facts = (where, found.server, found.scan.premises, frozenset[str](), found.acknowledged)
     share = Share(*facts, order, found.choice.protocol, None, audited=True)
-    jobs = found.jobs.rename_columns(["sequence", *(TOLD_PREFIX + each for each in TOLD)])
+    sequences = found.jobs.column("sequence").to_pylist()
+    told = [packed(found.jobs), *[None] * len(sequences)]
+    jobs = pa.table({"sequence": [sequences[0], *sequences], TOLD: pa.array(told, pa.binary())})
     return found, lambda rows: jobs.from_batches(list(share.run(iter(rows.to_batches())))), jobs
 
 
@@ -132,7 +135,7 @@ def test_a_run_that_ended_before_its_driver_removed_entries_is_finished_by_the_n
     queue = make_letters(where, name, COUNT)
     order = RedriveOrder(protocol=Protocol.COPY, run="cut-off")
     _, do, jobs = begun(where, queue, order, RedriveReport())
-    do(jobs.slice(0, COUNT - 100))
+    do(jobs.slice(0, 1 + COUNT - 100))
     assert len(messages_of(where, f"{name}-dead")) == COUNT
 
     async def elsewhere() -> RedriveReport:

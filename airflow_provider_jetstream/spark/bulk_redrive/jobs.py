@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import time
 from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+import numpy as np
+import pyarrow as pa
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
@@ -14,14 +17,13 @@ from pyspark.sql.utils import is_remote
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import OUTCOME_DDL
-from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD, TOLD_PREFIX
+from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD
 from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
-from airflow_provider_jetstream.spark.dead_letters.shares import slots, tasks_of
+from airflow_provider_jetstream.spark.dead_letters.shares import packed, slots, tasks_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
-    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_jetstream.spark.bulk_redrive.share import Share
@@ -30,8 +32,6 @@ if TYPE_CHECKING:
 MOST_TASKS = 32
 # Letters a second that a task does easily, and with which the burst that each may begin with weighs little.
 _RATE_OF_A_TASK = 50
-# What is said about so many jobs is sent to every executor, and the frame needn't be sorted for a join.
-_SENT_TO_ALL = 100_000
 _TICK = 0.2
 
 
@@ -57,19 +57,21 @@ def divided(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: i
     :param columns: which of its columns are used
     :param jobs: what the dead letter queue says about which jobs
     :param tasks: among how many tasks
-    :return: rows in the order of the jobs, with a column of each name in ``TOLD``
+    :return: rows in the order of the jobs; those of a task begin with one that holds nothing but what is said about its
+        letters, packed, in the column ``TOLD``
     """
-    told = letters.sparkSession.createDataFrame(jobs)
-    told = told.select(f.col("sequence").alias("told"), *(f.col(name).alias(TOLD_PREFIX + name) for name in TOLD))
-    if jobs.num_rows <= _SENT_TO_ALL:
-        told = f.broadcast(told)
-    rows = letters.select(*columns).join(told, f.col(SEQUENCE) == f.col("told"), "left").drop("told")
     # By bounds that are known here: Spark would evaluate the frame twice to find its own.
-    known = jobs.column("sequence").to_numpy()
+    known = jobs.column(SEQUENCE).to_numpy()
     bounds = sorted({int(known[len(known) * part // tasks]) for part in range(1, tasks)}) if len(known) else []
+    edges = [0, *np.searchsorted(known, bounds).tolist(), len(known)]
+    parts = [jobs.slice(low, high - low) for low, high in pairwise(edges) if high > low]
+    # Not beside each row: Spark would have to serialise, to shuffle and to join as many rows again.
+    firsts = pa.array([part.column(SEQUENCE)[0].as_py() for part in parts], pa.int64())
+    told = pa.table({SEQUENCE: firsts, TOLD: pa.array(map(packed, parts), pa.binary())})
+    rows = letters.select(*columns).unionByName(letters.sparkSession.createDataFrame(told), allowMissingColumns=True)
     place = f.expr(f"size(filter(array({', '.join(f'{each}L' for each in bounds)}), bound -> bound <= {SEQUENCE}))")
     by_range = rows.repartitionById(len(bounds) + 1, place.cast("int")) if bounds else rows.coalesce(1)
-    return by_range.sortWithinPartitions(SEQUENCE)
+    return by_range.sortWithinPartitions(f.col(TOLD).isNull(), SEQUENCE)
 
 
 def run_watched(rows: DataFrame, share: Share, tick: Callable[[Callable[[], None]], None]) -> pa.Table:

@@ -2,21 +2,23 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Final, NamedTuple
+
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from airflow_provider_jetstream.spark.bulk_redrive.repairs import Row
-from airflow_provider_jetstream.spark.dead_letters.told import mentions_of
+from airflow_provider_jetstream.spark.dead_letters.columns import SEQUENCE
+from airflow_provider_jetstream.spark.dead_letters.shares import unpacked
+from airflow_provider_jetstream.spark.dead_letters.told import JOB_SCHEMA, mentions_of
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    import pyarrow as pa
-
     from airflow_provider_jetstream.jetstream.dead_letters.mentions import Mention
 
-TOLD = ("entries", "kinds", "consumers", "told_at", "deliveries")
-# Before the names of columns that say what the dead letter queue says; a frame has columns of the same names.
-TOLD_PREFIX = "told_"
+# The column in which each task is told what the dead letter queue says about its letters, in a row before theirs.
+TOLD: Final = "told"
 
 
 class Work(NamedTuple):
@@ -37,14 +39,24 @@ def windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[Work]
     :param size: how many at a time
     :return: windows
     """
+    told = pa.RecordBatch.from_pylist([], JOB_SCHEMA)
     for batch in batches:
-        for start in range(0, batch.num_rows, size):
-            part = batch.slice(start, size)
-            told = [TOLD_PREFIX + name for name in TOLD]
-            names = [name for name in part.schema.names if name not in told]
-            values = zip(*(part.column(name).to_pylist() for name in names), strict=True)
-            mentions = mentions_of([part.column(name) for name in told])
+        packed = batch.column(TOLD)
+        if packed.null_count < len(packed):
+            tables = [unpacked(value).read_all() for value in packed.drop_null()]
+            (told,) = pa.concat_tables(tables).combine_chunks().to_batches()
+        rows = batch.filter(packed.is_null()).drop_columns([TOLD])
+        for start in range(0, rows.num_rows, size):
+            part = rows.slice(start, size)
+            values = zip(*(column.to_pylist() for column in part.columns), strict=True)
+            mentions = _mentions(told, part.column(SEQUENCE))
             yield [
-                Work(Row.of(dict(zip(names, row, strict=True))), mentioned)
+                Work(Row.of(dict(zip(part.schema.names, row, strict=True))), mentioned)
                 for row, mentioned in zip(values, mentions, strict=True)
             ]
+
+
+def _mentions(told: pa.RecordBatch, sequences: pa.Array) -> list[tuple[Mention, ...]]:
+    """Look up what is said about letters; nothing about those that aren't there."""
+    places = pc.index_in(sequences.cast(pa.int64()), told.column(SEQUENCE))
+    return mentions_of([told.column(name).take(places) for name in JOB_SCHEMA.names[1:]])

@@ -51,7 +51,7 @@ def shared_out(session: SparkSession, jobs: pa.Table, tasks: int) -> DataFrame:
     :return: a partition for each task, with what :func:`jobs_of` takes
     """
     each = max(1, ceil(jobs.num_rows / tasks))
-    parts = [_packed(jobs.slice(start, each)) for start in range(0, jobs.num_rows, each)]
+    parts = [packed(jobs.slice(start, each)) for start in range(0, jobs.num_rows, each)]
     table = pa.table({"task": pa.array(range(len(parts)), pa.int32()), "jobs": pa.array(parts, pa.binary())})
     return session.createDataFrame(table).repartitionById(max(1, len(parts)), "task")
 
@@ -63,13 +63,27 @@ def jobs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     :return: the jobs in order
     """
     for batch in batches:
-        for packed in batch.column("jobs"):
-            yield from pa.ipc.open_stream(packed.as_buffer())
+        for value in batch.column("jobs"):
+            yield from unpacked(value)
 
 
-def _packed(jobs: pa.Table) -> bytes:
+def unpacked(value: pa.BinaryScalar) -> pa.RecordBatchReader:
+    """Take jobs out of one value.
+
+    :param value: as :func:`packed` made it
+    :return: the jobs in order
+    """
+    return pa.ipc.open_stream(value.as_buffer())
+
+
+def packed(jobs: pa.Table) -> bytes:
+    """Put what is said about jobs into one value.
+
+    :param jobs: in order
+    :return: the value
+    """
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, jobs.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
         writer.write_table(jobs.combine_chunks())
-    packed: bytes = sink.getvalue().to_pybytes()
-    return packed
+    value: bytes = sink.getvalue().to_pybytes()
+    return value
