@@ -46,8 +46,8 @@ def read_letters(
         ``connection`` takes; the environment where absent
     :param select: which letters; all in circulation where absent
     :param lost: whether to give also what is known about letters whose bodies nobody kept
-    :param tasks: among how many tasks to divide them; some thousand each where absent
-    :return: the letters, with the columns of :mod:`~.columns`
+    :param tasks: among how many tasks to divide them; up to 20,000 each where absent
+    :return: the letters in no order, with the columns of :mod:`~.columns`
     :raises SelectionError: the selection can't be used
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
