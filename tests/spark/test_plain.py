@@ -12,7 +12,6 @@ from array import array
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
-from unittest.mock import patch
 
 import pytest
 from bulk_letters import make_letters
@@ -26,6 +25,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
 from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.names import completion_subject, marker_subject
 from airflow_provider_jetstream.jetstream.provisioning import provision
 from airflow_provider_jetstream.jetstream.stored import get_message
@@ -154,8 +154,9 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
 
 
 def by_the_judge_alone(proving: Proving, jobs: list[pa.RecordBatch]) -> list[dict[str, Any]]:
-    with patch.object(Plain, "find", lambda _self, _jobs: iter(())):
-        return rows_of(proving.prove(iter(jobs)))
+    # The same letters, said in a way that takes a letter to tell.
+    selection = proving.selection.model_copy(update={"reasons": frozenset(Reason) - {Reason.UNDELIVERABLE}})
+    return rows_of(replace(proving, selection=selection).prove(iter(jobs)))
 
 
 def advisory(sequence: int, told_at: datetime, consumer: str | None = None, **fields: Any) -> tuple[int, Mention]:
@@ -189,6 +190,8 @@ def test_only_what_is_plain_is_taken_from_the_judge(bed: Bed) -> None:
     judged = by_the_judge_alone(proving, jobs)
     assert rows_of(proving.prove(iter(jobs))) == judged
     assert len(judged) > len(expected)
+    some = replace(proving, selection=Selection(consumer="press"))
+    assert rows_of(some.prove(iter(jobs))) == [row for row in judged if row["consumer"] == "press"]
 
 
 def test_few_among_many_others_are_left_to_the_judge(bed: Bed) -> None:
