@@ -18,11 +18,13 @@ class Gateway:
 
     :param port: the server's
     :param after: shuts itself once so many bytes came from the server
+    :param until: lets everybody through again once it has refused so many connections
     """
 
-    def __init__(self, port: int, after: int | None = None) -> None:
+    def __init__(self, port: int, after: int | None = None, until: int | None = None) -> None:
         self._target = port
         self._after = after
+        self._until = until
         self._passed = 0
         self._open: list[socket.socket] = []
         self._listener = socket.create_server(("127.0.0.1", 0))
@@ -43,10 +45,6 @@ class Gateway:
         self._listener.close()
         self._hang_up()
 
-    def reopen(self) -> None:
-        """Let everybody through from now on."""
-        self._after, self.shut = None, False
-
     def _serve(self) -> None:
         while True:
             try:
@@ -55,6 +53,8 @@ class Gateway:
                 return
             if self.shut:
                 self.refused += 1
+                if self.refused == self._until:
+                    self._after, self.shut = None, False
                 client.close()
                 continue
             server = socket.create_connection(("127.0.0.1", self._target))

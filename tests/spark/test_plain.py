@@ -7,7 +7,6 @@ are on a real server; what is said about jobs, and how the consumers were at the
 from __future__ import annotations
 
 import asyncio
-import threading
 from array import array
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -210,16 +209,13 @@ def test_the_judge_goes_on_where_the_server_went_away(nats: NatsServer) -> None:
     scan = asked_apart(where, lambda connection: Scan.begin(connection, queue))
     jobs = jobs_table(scan.index, array("Q")).to_batches()
     # The first batch of plain letters is through, and the second one on its way.
-    with Gateway(nats.port, after=3_000_000) as gateway:
+    with Gateway(nats.port, after=3_000_000, until=2) as gateway:
         proving = Proving(where | {"servers": gateway.url}, scan.premises, frozenset(), Selection(), lost=False)
         batches = proving.prove(iter(jobs))
         first = next(batches)
         assert 0 < first.num_rows < count
-        opening = threading.Timer(1.5, gateway.reopen)
-        opening.start()
         rest = rows_of(batches)
-        opening.join()
-        assert gateway.refused
+        assert gateway.refused == 2
     assert [*first.column("sequence").to_pylist(), *(row["sequence"] for row in rest)] == list(range(1, count + 1))
 
 

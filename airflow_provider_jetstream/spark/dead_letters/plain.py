@@ -87,7 +87,8 @@ class Plain:
                 fetch = DirectFetch(Stream(wire, queue.name), ">", _COLUMNS, options)
                 for fetched in fetch.fetch(int(sequences[0]), int(sequences[-1])):
                     rows = self._dead(_beside(told, fetched.batch))
-                    rows = rows.where(~self._spoken_of(connection, rows, audited))
+                    if len(rows):
+                        rows = rows.where(~self._spoken_of(connection, rows, audited))
                     if len(rows):
                         yield plain_batch(rows, self._around)
             except TransientError:
@@ -100,11 +101,10 @@ class Plain:
         alone = np.flatnonzero(np.diff(offsets) == 1)
         told = {name: jobs.column(name).flatten() for name in jobs.schema.names[1:]}
         # Flattened lists begin with the first list's first element.
-        first = offsets[alone] - offsets[0] if len(offsets) else offsets
-        some = first[told["kinds"].to_numpy()[first] == Kind.DELIVERIES]
-        alone = alone[told["kinds"].to_numpy()[first] == Kind.DELIVERIES]
-        columns = {"sequence": jobs.column("sequence").take(pa.array(alone))}
-        return pa.record_batch(columns | {name: each.take(pa.array(some)) for name, each in told.items()})
+        first = offsets[alone] - offsets[:1]
+        plain = told["kinds"].to_numpy()[first] == Kind.DELIVERIES
+        columns = {"sequence": jobs.column("sequence").take(pa.array(alone[plain]))}
+        return pa.record_batch(columns | {name: each.take(pa.array(first[plain])) for name, each in told.items()})
 
     def _dead(self, rows: PlainRows) -> PlainRows:
         """Keep those that are dead by the numbers."""
@@ -128,25 +128,24 @@ class Plain:
     def _spoken_of(self, connection: DrivenConnection, rows: PlainRows, audit: str | None) -> NDArray[np.bool_]:
         """Tell of which of them anything else is stored: an end, what a redrive did, or the marker that it left."""
         queue, sequences = self._around.queue, rows.sequences.tolist()
-        if not sequences:
-            return np.zeros(0, np.bool_)
-        asked: list[tuple[str, list[str]]] = []
-        if self._around.marks:
-            asked.append((queue, [marker_subject(queue, each) for each in sequences]))
-        if self._premises.events is not None:
-            consumers = rows.told.column("consumers").to_pylist()
-            pairs = zip(consumers, sequences, strict=True)
-            asked.append((self._premises.events, [completion_subject(queue, *pair) for pair in pairs]))
-        if audit is not None:
-            asked.append((audit, [letter_audit_subject(queue, each) for each in sequences]))
         spoken_of = np.zeros(len(sequences), np.bool_)
-        for stream, subjects in asked:
-            # Where nobody redrives, the audit is empty.
-            if not connection.run(stream_info(connection, stream))["state"]["messages"]:
-                continue
+
+        def ask(stream: str, subjects: list[str]) -> None:
             if found := {each.subject for each in connection.run(connection.last_of(stream, subjects))}:
-                spoken_of |= np.array([each in found for each in subjects])
+                spoken_of[:] |= np.array([each in found for each in subjects])
+
+        if self._around.marks:
+            ask(queue, [marker_subject(queue, each) for each in sequences])
+        if (events := self._premises.events) is not None and self._holds_any(connection, events):
+            pairs = zip(rows.told.column("consumers").to_pylist(), sequences, strict=True)
+            ask(events, [completion_subject(queue, *pair) for pair in pairs])
+        if audit is not None and self._holds_any(connection, audit):
+            ask(audit, [letter_audit_subject(queue, each) for each in sequences])
         return spoken_of
+
+    def _holds_any(self, connection: DrivenConnection, stream: str) -> bool:
+        """Tell whether a stream needs to be asked: where nobody redrives, the audit is empty."""
+        return bool(connection.run(stream_info(connection, stream))["state"]["messages"])
 
 
 def _beside(told: pa.RecordBatch, jobs: pa.RecordBatch) -> PlainRows:
