@@ -39,7 +39,7 @@ WORKER_PROGRAMS = {
     "peer: pydantic": "from pydantic import BaseModel",
     "peer: nats": "import nats",
     "worker": "import airflow_provider_jetstream.worker",
-    "worker.command": "import airflow_provider_jetstream.worker.command",
+    "worker.command": "import airflow_provider_jetstream.worker.cli",
 }
 
 

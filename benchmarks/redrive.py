@@ -18,12 +18,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.pump import pump
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.nats_server import NatsServer
 from testbed.table import table
 
@@ -34,17 +36,17 @@ MEBIBYTE = 2**20
 
 async def ours(connection: Connection, queue: WorkQueue) -> None:
     """Redrive by copies."""
-    (await redrive(connection, queue, RedriveOrder(protocol=Protocol.COPY))).raise_for_failures()
+    (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))).raise_for_failures()
 
 
 async def ours_atomic(connection: Connection, queue: WorkQueue) -> None:
     """Redrive by atomic batches."""
-    (await redrive(connection, queue, RedriveOrder(protocol=Protocol.ATOMIC))).raise_for_failures()
+    (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC))).raise_for_failures()
 
 
 async def ours_in_place(connection: Connection, queue: WorkQueue) -> None:
     """Redrive in place."""
-    (await redrive(connection, queue, RedriveOrder(protocol=Protocol.IN_PLACE))).raise_for_failures()
+    (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))).raise_for_failures()
 
 
 async def one_by_one(connection: Connection, queue: WorkQueue) -> None:
@@ -122,7 +124,7 @@ async def prepare(url: str, way: str, name: str, letters: int) -> WorkQueue:
                 left -= 1
                 await message.nak()
         while (await stream_info(connection, f"{name}-dead"))["state"]["messages"] < letters:
-            await pump(connection, name, "worker")
+            await probe_consumer(connection, name, "worker")
     return queue
 
 

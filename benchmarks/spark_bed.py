@@ -11,10 +11,10 @@ import psutil
 from pyspark.sql import DataFrame, Observation, SparkSession
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark import register
-from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.streams import Stream
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.source.stream_api import Stream
 from testbed.nats_server import NatsServer
 
 _BURST = 1 << 18
@@ -65,7 +65,7 @@ class Bed:
 
     def open(self, name: str) -> Stream:
         """Open a stream over a connection of its own."""
-        return Stream(Wire(wire_settings({"servers": self.server.url})), name)
+        return Stream(NatsSocket(socket_settings({"servers": self.server.url})), name)
 
     def make(self, name: str, **config: object) -> None:
         """Make an empty stream on subjects that begin with its name."""

@@ -7,15 +7,16 @@ from contextlib import closing
 from itertools import islice
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.names import copy_subject, late_ack_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.pump import pump
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import stream_info
-from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.streams import Stream
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 BODY = b"x" * 1024
 KINDS = 100
@@ -52,20 +53,20 @@ class Fill:
         settings = connection_settings({"servers": (self.url,), "timeout": 30})
         async with connect(settings) as connection:
             await provision(connection, self.queue)
-            with closing(Wire(wire_settings({"servers": self.url, "timeout": "60"}))) as wire:
+            with closing(NatsSocket(socket_settings({"servers": self.url, "timeout": "60"}))) as wire:
                 self._publish(wire)
                 self._deliver(wire)
             count = self.letters + (self.letters // 2 if self.told else 0)
             while (await stream_info(connection, f"{self.queue.name}-dead"))["state"]["messages"] < count:
-                await pump(connection, self.queue.name, "worker")
+                await probe_consumer(connection, self.queue.name, "worker")
         return self.queue
 
-    def _publish(self, wire: Wire) -> None:
+    def _publish(self, wire: NatsSocket) -> None:
         name = self.queue.name
         jobs = (b"PUB %b.jobs.%d %d\r\n%b\r\n" % (name.encode(), at % 7, len(BODY), BODY) for at in self._all())
         self._send(wire, jobs, name)
 
-    def _deliver(self, wire: Wire) -> None:
+    def _deliver(self, wire: NatsSocket) -> None:
         name, stream = self.queue.name, Stream(wire, self.queue.name)
         while pending := stream.api(f"CONSUMER.INFO.{name}.worker")["num_pending"]:
             pull = json.dumps({"batch": min(pending, _BURST), "no_wait": True}).encode()
@@ -97,7 +98,7 @@ class Fill:
     def _all(self) -> range:
         return range(1, self.letters + 1)
 
-    def _send(self, wire: Wire, frames: Iterable[bytes], stored_in: str = "") -> None:
+    def _send(self, wire: NatsSocket, frames: Iterable[bytes], stored_in: str = "") -> None:
         stream, sent, left = Stream(wire, stored_in), 0, iter(frames)
         while burst := list(islice(left, _BURST)):
             wire.send(b"".join(burst))

@@ -15,7 +15,7 @@ from pathlib import Path
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.spark.dead_letters import read_letters
 from benchmarks.rounds import Way, kept, measure, shown
 from benchmarks.spark_bed import Bed, new_session

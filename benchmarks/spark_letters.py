@@ -27,15 +27,16 @@ import psutil
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
-from airflow_provider_jetstream.spark.connection_options import wire_settings
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.dead_letters import read_letters, repair, snapshot, triage, write_report
-from airflow_provider_jetstream.spark.wire import Wire
 from benchmarks.spark_fill import BODY, Fill
 from testbed.nats_server import NatsServer
 from testbed.table import table
@@ -80,7 +81,7 @@ class Memory:
 
 def floor(url: str, queue: WorkQueue, letters: int, *, direct: bool = False) -> float:
     """Get all jobs by their sequences over a bare connection."""
-    with closing(Wire(wire_settings({"servers": url}))) as wire:
+    with closing(NatsSocket(socket_settings({"servers": url}))) as wire:
         topic = f"$JS.API.{'DIRECT.GET' if direct else 'STREAM.MSG.GET'}.{queue.name}"
         begun, asked, answered = time.perf_counter(), 0, 0
         mark, tail = wire.sid + b" ", b""
@@ -158,7 +159,7 @@ def pipeline(session: SparkSession, url: str, queue: WorkQueue, letters: int, fo
     if repaired.where("repaired").count() != letters // 10:
         raise AssertionError("expected every tenth letter to be repaired")
     begun = time.perf_counter()
-    report = redrive_letters(session, repaired, queue, RedriveOrder(run="bench"), {"servers": url, "timeout": "30"})
+    report = redrive_letters(session, repaired, queue, RedriveRequest(run="bench"), {"servers": url, "timeout": "30"})
     ended("bulk redrive")
     report.raise_for_failures()
     if len(report.redriven) != letters:

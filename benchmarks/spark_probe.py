@@ -17,10 +17,10 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.frames import next_frame
-from airflow_provider_jetstream.spark.streams import Stream
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 WORKER = "worker"
 _PULL = b'{"batch":10000,"expires":600000000000}'
@@ -88,7 +88,7 @@ def _percentiles(waits: list[float]) -> tuple[float, float, float]:
 
 
 def _work(url: str, stream: str, found: list[float]) -> None:
-    with closing(Wire(wire_settings({"servers": url}))) as wire:
+    with closing(NatsSocket(socket_settings({"servers": url}))) as wire:
         topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{WORKER}"
         wire.send(f"PUB {topic} {wire.reply()} {len(_PULL)}\r\n".encode() + _PULL + b"\r\n")
         while not (found and found[-1] < 0):
@@ -114,7 +114,7 @@ def main() -> None:
     acks: list[float] = []
     jobs: list[float] = []
     subject = f"{given.stream}.probe"
-    with closing(Wire(wire_settings({"servers": given.url}))) as wire:
+    with closing(NatsSocket(socket_settings({"servers": given.url}))) as wire:
         config = {"durable_name": WORKER, "ack_policy": "explicit", "filter_subject": subject}
         request = {"stream_name": given.stream, "config": config}
         Stream(wire, given.stream).api(f"CONSUMER.DURABLE.CREATE.{given.stream}.{WORKER}", request)

@@ -12,10 +12,10 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from airflow_provider_jetstream.spark.columns import Columns
-from airflow_provider_jetstream.spark.options import read_options
-from airflow_provider_jetstream.spark.planning import ranges
-from airflow_provider_jetstream.spark.reading import read_range
+from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.partition_planner import ranges
+from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from benchmarks.rounds import Way, kept, measure, shown
 from benchmarks.spark_bed import Bed, new_session, read
 from benchmarks.spark_floors import drain

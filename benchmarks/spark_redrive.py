@@ -24,10 +24,11 @@ from pathlib import Path
 import psutil
 from pyspark.sql import SparkSession
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from benchmarks.spark_fill import Fill
 from benchmarks.spark_redrive_floor import Bare
@@ -70,7 +71,7 @@ def python_cpu() -> float:
 def on_spark(session: SparkSession, server: NatsServer, queue: WorkQueue, protocol: str, letters: int) -> float:
     """Redrive on Spark, and give the seconds."""
     rows = session.range(1, letters + 1).withColumnRenamed("id", "sequence")
-    order = RedriveOrder(protocol=Protocol(protocol))
+    order = RedriveRequest(protocol=Protocol(protocol))
     started = time.perf_counter()
     redrive_letters(session, rows, queue, order, {"servers": server.url}).raise_for_failures()
     return time.perf_counter() - started

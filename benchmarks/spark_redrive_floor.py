@@ -10,10 +10,10 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
-from airflow_provider_jetstream.jetstream.names import late_ack_subject, letter_audit_subject
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.contract import late_ack_subject, letter_audit_subject
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from benchmarks.spark_fill import BODY
 
 _BATCH = 250
@@ -35,7 +35,7 @@ class Bare:
 
     def run(self) -> float:
         """Redrive, and give the seconds."""
-        with closing(Wire(wire_settings({"servers": self._url, "timeout": "60"}))) as wire:
+        with closing(NatsSocket(socket_settings({"servers": self._url, "timeout": "60"}))) as wire:
             reply = f"{wire.inbox}.1".encode()
             steps = [
                 self._steps(make, reply) for make in (self._get, self._copy, self._record, self._ack, self._delete)
@@ -53,7 +53,7 @@ class Bare:
         for start in range(1, self._letters + 1, _BATCH):
             yield [make(at, reply) for at in range(start, min(start + _BATCH, self._letters + 1))]
 
-    def _count(self, wire: Wire, expected: int) -> None:
+    def _count(self, wire: NatsSocket, expected: int) -> None:
         mark, tail, answered = wire.sid + b" ", b"", 0
         while answered < expected:
             wire.receive(lambda _buffer, _filled: True)

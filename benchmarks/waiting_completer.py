@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 import nats
 
 from airflow_provider_jetstream.jetstream.advisories import Completion
-from airflow_provider_jetstream.jetstream.names import completion_subject
+from airflow_provider_jetstream.jetstream.contract import completion_subject
 from benchmarks.waiting_ways import taskiq_backend
 
 IN_FLIGHT = 200

@@ -16,7 +16,7 @@ from typing import Any
 import psutil
 from airflow.triggers.base import BaseTrigger
 
-from airflow_provider_jetstream.jetstream.completions.follower import Follower
+from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from benchmarks.waiting_ways import Peer
 
@@ -39,7 +39,7 @@ class Waiting:
         self._arguments = arguments
         self._count = count
         self._tasks: list[asyncio.Task[None]] = []
-        self._follower: Follower | None = None
+        self._follower: EndDispatcher | None = None
         self.fired: list[tuple[int, float]] = []
         self.errors: Counter[str] = Counter()
 
@@ -94,7 +94,7 @@ class Waiting:
         if not issubclass(resolve_name(self._path), JobCompletionTrigger):
             return Peer.joined
         if self._follower is None:
-            self._follower = next((each for each in gc.get_objects() if type(each) is Follower), None)
+            self._follower = next((each for each in gc.get_objects() if type(each) is EndDispatcher), None)
         return self._follower.users if self._follower else 0
 
     async def _watch(self, trigger: BaseTrigger, sequence: int) -> None:

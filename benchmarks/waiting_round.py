@@ -14,10 +14,11 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from airflow_provider_jetstream.jetstream.completions import take_mark
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.nats_server import NatsServer
 
 QUEUE = "jobs"
@@ -113,7 +114,7 @@ async def _prepare(url: str, count: int) -> dict[str, Any]:
     queue = WorkQueue(**declared)
     async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
         await provision(connection, queue)
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         jetstream = connection.client.jetstream(timeout=30)
         for start in range(0, count, IN_FLIGHT):
             jobs = (jetstream.publish(f"{QUEUE}.new", BODY) for _ in range(min(IN_FLIGHT, count - start)))

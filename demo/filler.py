@@ -10,9 +10,10 @@ from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.nats_server import NatsServer
 from testbed.workers import start_worker
 

@@ -11,10 +11,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from demo.telling import ROOT, DemoError, duration, failure, say
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer

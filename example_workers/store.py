@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.names import REDRIVE_COUNT
+from airflow_provider_jetstream.jetstream.contract import REDRIVE_COUNT
 from airflow_provider_jetstream.worker import GiveUpError
 
 if TYPE_CHECKING:

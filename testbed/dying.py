@@ -12,9 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.ports import LOOPBACK
 from testbed.processes import Process
 from testbed.queues import eventually

@@ -6,11 +6,11 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from airflow_provider_jetstream.jetstream.connection import Connection
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import consumer_info
-from airflow_provider_jetstream.worker.lanes import Source
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from testbed.queues import make_queue, small_queue
 
 HIGH, LOW = "high", "low"
@@ -32,7 +32,7 @@ def lanes_queue(name: str, *names: str, replicas: int = 1, **consumer: Any) -> W
     return small_queue(name, consumers=declared, num_replicas=replicas)
 
 
-async def make_lanes(connection: Connection, name: str, *, streams: int = 1) -> tuple[Source, Source]:
+async def make_lanes(connection: Connection, name: str, *, streams: int = 1) -> tuple[ConsumerRef, ConsumerRef]:
     """
     Provision a more and a less urgent consumer.
 
@@ -43,14 +43,14 @@ async def make_lanes(connection: Connection, name: str, *, streams: int = 1) -> 
     if streams == 1:
         queue = lanes_queue(name)
         await provision(connection, queue)
-        return Source(queue, queue.consumer(HIGH)), Source(queue, queue.consumer(LOW))
+        return ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
     patient = {"max_deliver": 3, "ack_wait": "30s"}
     queues = [await make_queue(connection, f"{name}-{kind}", consumer=patient) for kind in (HIGH, LOW)]
-    high, low = (Source(queue, queue.consumers[0]) for queue in queues)
+    high, low = (ConsumerRef(queue, queue.consumers[0]) for queue in queues)
     return high, low
 
 
-async def in_flight(connection: Connection, *sources: Source) -> int:
+async def in_flight(connection: Connection, *sources: ConsumerRef) -> int:
     """
     Count the jobs that were delivered and not settled.
 
@@ -61,7 +61,7 @@ async def in_flight(connection: Connection, *sources: Source) -> int:
     return sum(int(info["num_ack_pending"]) for info in infos)
 
 
-async def delivered(connection: Connection, source: Source) -> int:
+async def delivered(connection: Connection, source: ConsumerRef) -> int:
     """
     Count all deliveries of a consumer.
 
@@ -73,7 +73,7 @@ async def delivered(connection: Connection, source: Source) -> int:
 
 
 @asynccontextmanager
-async def wiretap(connection: Connection, *sources: Source) -> AsyncIterator[list[str]]:
+async def wiretap(connection: Connection, *sources: ConsumerRef) -> AsyncIterator[list[str]]:
     """
     Note the consumers that are asked for jobs, in the order in which they are.
 

@@ -4,27 +4,30 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.audit import LetterRecord, RunRecord
-from airflow_provider_jetstream.jetstream.connection import Connection
-from airflow_provider_jetstream.jetstream.dead_letters import Death, Selection, require_dead_letters
-from airflow_provider_jetstream.jetstream.letter_record import read_record
-from airflow_provider_jetstream.jetstream.names import copy_filter, letter_audit_subject, run_audit_subject
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.reading import read_range
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, stream_info
+from airflow_provider_jetstream.jetstream.audit.log import LetterRecord, RunRecord
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.contract import copy_filter, letter_audit_subject, run_audit_subject
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.nats_server import NatsServer
 from testbed.queues import CONSUMER, eventually, put, stored_count, take
 
 
-def order_for(sequences: Iterable[int], **fields: Any) -> RedriveOrder:
+def order_for(sequences: Iterable[int], **fields: Any) -> RedriveRequest:
     """
     Ask for the letters of these sequences.
 
     :param sequences: stream sequences
     :param fields: what else is asked for
     """
-    return RedriveOrder(Selection(sequences=frozenset(sequences)), **fields)
+    return RedriveRequest(Selection(sequences=frozenset(sequences)), **fields)
 
 
 async def let_terminate(

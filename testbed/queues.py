@@ -11,13 +11,13 @@ from typing import Any, TypeVar, overload
 
 from nats.aio.msg import Msg
 
-from airflow_provider_jetstream.jetstream.connection import Connection
-from airflow_provider_jetstream.jetstream.dead_letters import require_dead_letters
-from airflow_provider_jetstream.jetstream.names import completion_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.pump import pump as pump_consumer
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer as pump_consumer
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.contract import completion_subject
+from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Worker
 
 _T = TypeVar("_T")

@@ -5,10 +5,13 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from airflow_provider_jetstream.jetstream.completions import Mark, Tolerance, WaitReport, wait_for_jobs
-from airflow_provider_jetstream.jetstream.connection import Connection
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import consumer_names
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.nats_server import NatsServer
 from testbed.queues import complete
 
@@ -29,7 +32,7 @@ class Waiting:
 
 
 def waiting(
-    connection: Connection, mark: Mark, sequences: Iterable[int], tolerance: Tolerance | None = None
+    connection: Connection, mark: Cursor, sequences: Iterable[int], tolerance: WaitPolicy | None = None
 ) -> Waiting:
     """
     Begin to wait for jobs.
@@ -40,7 +43,7 @@ def waiting(
     :param tolerance: what to put up with
     """
     ends: list[int] = []
-    work = wait_for_jobs(
+    work = wait(
         connection, mark, sequences, tolerance=tolerance, progress=lambda report: ends.append(len(report.awaited))
     )
     return Waiting(asyncio.create_task(work), ends)

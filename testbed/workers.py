@@ -31,7 +31,7 @@ def start_worker(
     :param fallbacks: whose jobs it takes when the consumer has none
     """
     command = [
-        *(sys.executable, "-m", "airflow_provider_jetstream.worker.command", "run"),
+        *(sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "run"),
         *("--queue", str(queue), "--consumer", consumer, "--handler", handler),
         *("--concurrency", str(concurrency), "--id", name),
         *(argument for each in fallbacks for argument in ("--fallback", each)),

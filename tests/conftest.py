@@ -7,7 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:

@@ -9,25 +9,33 @@ from uuid import uuid4
 
 from airflow.providers.common.compat.sdk import BaseHook
 
-from airflow_provider_jetstream.hooks.lookup import look_up
-from airflow_provider_jetstream.hooks.settings import settings_of
-from airflow_provider_jetstream.jetstream import cancelling, dead_letters, provisioning, publishing
-from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, summarise
+from airflow_provider_jetstream.hooks.connection_cache import cached_connection
+from airflow_provider_jetstream.hooks.connection_settings import settings_of
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.pool import shared_connection
+from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, Summary, find_dead_letters, summarise
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
-from airflow_provider_jetstream.jetstream.jobs import Origin, prepare
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Preview, RedriveOrder, RedriveReport, preview, redrive
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
-from airflow_provider_jetstream.jetstream.sharing import shared_connection
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job import prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
-    from airflow_provider_jetstream.jetstream.cancelling import CancelReport
-    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
+    from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 
     SelectionSource: TypeAlias = Selection | Mapping[str, Any]
 
@@ -39,7 +47,7 @@ class JetStreamHook(BaseHook):
     """Work queues and dead letters of the NATS servers behind an Airflow connection of type ``nats``.
 
     Every method that blocks has an awaitable twin whose name starts with ``a``. The queue argument is a
-    :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or the path of its YAML file.
+    :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or the path of its YAML file.
 
     :param nats_conn_id: the Airflow connection
     """
@@ -68,7 +76,7 @@ class JetStreamHook(BaseHook):
         :return: the settings of the NATS connection
         :raises ConnectionSettingsError: if it can't be used
         """
-        return await look_up(self.nats_conn_id)
+        return await cached_connection(self.nats_conn_id)
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[Connection]:
@@ -80,19 +88,19 @@ class JetStreamHook(BaseHook):
         async with shared_connection(await self.asettings()) as connection:
             yield connection
 
-    def provision(self, queue: QueueSource) -> provisioning.Plan:
+    def provision(self, queue: QueueSource) -> Plan:
         """Bring a queue's streams and consumers into being.
 
         :param queue: the queue
         :return: what was done
         :raises DriftError: what exists differs in a way that no update can mend
         """
-        return self.blocking(provisioning.provision, WorkQueue.load(queue))
+        return self.blocking(provision, WorkQueue.load(queue))
 
-    async def aprovision(self, queue: QueueSource) -> provisioning.Plan:
+    async def aprovision(self, queue: QueueSource) -> Plan:
         """Do what :meth:`provision` does, awaited."""
         async with self.shared() as connection:
-            return await provisioning.provision(connection, WorkQueue.load(queue))
+            return await provision(connection, WorkQueue.load(queue))
 
     def publish(
         self,
@@ -101,10 +109,10 @@ class JetStreamHook(BaseHook):
         subject: str | None = None,
         origin: Origin | None = None,
         queue: QueueSource | None = None,
-    ) -> publishing.PublishReport:
+    ) -> PublishReport:
         """Publish jobs and make sure that all are stored.
 
-        :param jobs: :class:`~airflow_provider_jetstream.jetstream.jobs.Job` objects, or just their bodies
+        :param jobs: :class:`~airflow_provider_jetstream.jetstream.Job` objects, or just their bodies
         :param subject: the subject of jobs that name none
         :param origin: the publishing task; makes ids that stay the same when the task is tried again
         :param queue: the queue; needed for partitions and for jobs that are to be made later
@@ -120,7 +128,7 @@ class JetStreamHook(BaseHook):
         subject: str | None = None,
         origin: Origin | None = None,
         queue: QueueSource | None = None,
-    ) -> publishing.PublishReport:
+    ) -> PublishReport:
         """Do what :meth:`publish` does, awaited."""
         async with self.shared() as connection:
             return await _publish(connection, jobs, subject, origin, None if queue is None else WorkQueue.load(queue))
@@ -138,16 +146,16 @@ class JetStreamHook(BaseHook):
         :raises QueueDeclarationError: the queue declares no events that would take it
         :raises NotFoundError: the queue or its events don't exist
         """
-        return self.blocking(cancelling.cancel, WorkQueue.load(queue), job_id, why, by)
+        return self.blocking(cancel, WorkQueue.load(queue), job_id, why, by)
 
     async def acancel(
         self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None
     ) -> CancelReport:
         """Do what :meth:`cancel` does, awaited."""
         async with self.shared() as connection:
-            return await cancelling.cancel(connection, WorkQueue.load(queue), job_id, why, by)
+            return await cancel(connection, WorkQueue.load(queue), job_id, why, by)
 
-    def find_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> dead_letters.Findings:
+    def find_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Findings:
         """Look for dead letters and hold all of them; see :meth:`scan_dead_letters` for many.
 
         :param queue: the queue
@@ -156,14 +164,12 @@ class JetStreamHook(BaseHook):
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(dead_letters.find_dead_letters, WorkQueue.load(queue), Selection.of(selection))
+        return self.blocking(find_dead_letters, WorkQueue.load(queue), Selection.of(selection))
 
-    async def afind_dead_letters(
-        self, queue: QueueSource, selection: SelectionSource | None = None
-    ) -> dead_letters.Findings:
+    async def afind_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Findings:
         """Do what :meth:`find_dead_letters` does, awaited."""
         async with self.shared() as connection:
-            return await dead_letters.find_dead_letters(connection, WorkQueue.load(queue), Selection.of(selection))
+            return await find_dead_letters(connection, WorkQueue.load(queue), Selection.of(selection))
 
     def scan_dead_letters(
         self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
@@ -186,7 +192,7 @@ class JetStreamHook(BaseHook):
         async with self.shared() as connection:
             return await summarise(connection, WorkQueue.load(queue), Selection.of(selection), group_by)
 
-    def redrive(self, queue: QueueSource, order: RedriveOrder | None = None) -> RedriveReport:
+    def redrive(self, queue: QueueSource, order: RedriveRequest | None = None) -> RedriveReport:
         """Bring dead letters back as jobs with fresh deliveries.
 
         :param queue: the queue
@@ -196,15 +202,15 @@ class JetStreamHook(BaseHook):
         :raises DeadLetterGoneError: a sequence that was asked for is no dead letter (any more); nothing was done
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(redrive, WorkQueue.load(queue), order)
+        return self.blocking(redrive_dead_letters, WorkQueue.load(queue), order)
 
-    async def aredrive(self, queue: QueueSource, order: RedriveOrder | None = None) -> RedriveReport:
+    async def aredrive(self, queue: QueueSource, order: RedriveRequest | None = None) -> RedriveReport:
         """Do what :meth:`redrive` does, awaited."""
         async with self.shared() as connection:
-            return await redrive(connection, WorkQueue.load(queue), order)
+            return await redrive_dead_letters(connection, WorkQueue.load(queue), order)
 
     def preview_redrive(
-        self, queue: QueueSource, order: RedriveOrder | None = None, group_by: Sequence[GroupField] = BY_CAUSE
+        self, queue: QueueSource, order: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
     ) -> Preview:
         """Tell what :meth:`redrive` would do; change nothing.
 
@@ -215,14 +221,14 @@ class JetStreamHook(BaseHook):
         :raises RedriveOrderError: what is asked for isn't possible here
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(preview, WorkQueue.load(queue), order or RedriveOrder(), group_by)
+        return self.blocking(preview, WorkQueue.load(queue), order or RedriveRequest(), group_by)
 
     async def apreview_redrive(
-        self, queue: QueueSource, order: RedriveOrder | None = None, group_by: Sequence[GroupField] = BY_CAUSE
+        self, queue: QueueSource, order: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
     ) -> Preview:
         """Do what :meth:`preview_redrive` does, awaited."""
         async with self.shared() as connection:
-            return await preview(connection, WorkQueue.load(queue), order or RedriveOrder(), group_by)
+            return await preview(connection, WorkQueue.load(queue), order or RedriveRequest(), group_by)
 
     def test_connection(self) -> tuple[bool, str]:
         """Connect once, for the button in the UI.
@@ -274,9 +280,9 @@ async def _publish(
     subject: str | None,
     origin: Origin | None,
     queue: WorkQueue | None,
-) -> publishing.PublishReport:
+) -> PublishReport:
     prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
-    report = await publishing.publish(connection, prepared)
+    report = await publish(connection, prepared)
     report.raise_for_failures()
     return report
 

@@ -130,3 +130,6 @@ def parse_cancellation_request(data: bytes) -> CancellationRequest | None:
         return CancellationRequest.model_validate_json(data)
     except ValidationError:
         return None
+
+
+DELETED_IN_FLIGHT = "Unacknowledged message was deleted"

@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+from airflow_provider_jetstream.jetstream.client.stream_api import next_message, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, next_message, stream_info
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -31,7 +32,7 @@ _ADDED = frozenset({"Nats-Stream", _SUBJECT, _SEQUENCE, _TIME, "Nats-Last-Sequen
 
 
 @dataclass(slots=True)
-class Archive:
+class ArchiveReader:
     """A queue's archive, as it is while a scan reads it.
 
     :param connection: the server
@@ -49,7 +50,7 @@ class Archive:
     _offset: int = 0
 
     @classmethod
-    async def open(cls, connection: Connection, queue: WorkQueue, created: datetime) -> Archive | None:
+    async def open(cls, connection: Connection, queue: WorkQueue, created: datetime) -> ArchiveReader | None:
         """Look at a queue's archive.
 
         :param connection: the server

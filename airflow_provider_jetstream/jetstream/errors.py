@@ -48,8 +48,6 @@ from typing import TYPE_CHECKING, ClassVar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.publish_report import PublishReport
-
 
 class JetStreamProviderError(Exception):
     """The root of every error of this package."""
@@ -157,7 +155,7 @@ class SelectionError(TerminalError, ValueError):
     code = "JS132"
 
 
-class RedriveOrderError(TerminalError, ValueError):
+class RedriveRequestError(TerminalError, ValueError):
     """A redrive that can't be done in the way that is asked for."""
 
     code = "JS133"
@@ -221,34 +219,6 @@ class QueueFullError(TransientError):
     """The stream is at its limit and discards what is new."""
 
     code = "JS220"
-
-
-class PublishError(JetStreamProviderError):
-    """Some jobs aren't known to be stored.
-
-    Publishing them again with the same ids is safe inside the stream's duplicate window.
-
-    :param message: which and why
-    :param report: the fate of every job, by index
-    """
-
-    code = "JS400"
-
-    def __init__(self, message: str, report: PublishReport) -> None:
-        self.report = report
-        super().__init__(message)
-
-
-class PublishRefusedError(PublishError, TerminalError):
-    """Some jobs can never be stored as they are."""
-
-    code = "JS401"
-
-
-class PublishIncompleteError(PublishError, TransientError):
-    """Some jobs weren't stored this time: the queue was full, or the server didn't answer."""
-
-    code = "JS402"
 
 
 class ApiError(JetStreamProviderError):

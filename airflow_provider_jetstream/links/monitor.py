@@ -10,7 +10,7 @@ from urllib.parse import urlencode
 
 from airflow.providers.common.compat.sdk import BaseOperatorLink, conf
 
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import BaseOperator

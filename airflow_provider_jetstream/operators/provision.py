@@ -6,17 +6,17 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 
 class JetStreamProvisionOperator(BaseOperator):
@@ -24,7 +24,7 @@ class JetStreamProvisionOperator(BaseOperator):
 
     Streams made by hand are adopted. A change that the server can't make is refused before anything is changed.
 
-    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param nats_conn_id: the Airflow connection
     :return: one line per stream and consumer, saying what was done
     """

@@ -5,28 +5,31 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.hooks.results import plain
-from airflow_provider_jetstream.jetstream import publishing
-from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, TransientError
-from airflow_provider_jetstream.jetstream.jobs import prepare
-from airflow_provider_jetstream.jetstream.published_before import PublishedBefore
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.receipts import Receipts
+from airflow_provider_jetstream.jetstream.publishing.job import prepare
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.recovery import PublishedBefore
+from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, ranges
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
-from airflow_provider_jetstream.operators.job_source import JobSource, jobs_of
-from airflow_provider_jetstream.operators.task_identity import origin_of, run_key
-from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
+from airflow_provider_jetstream.tasks.identity import origin_of, run_key
+from airflow_provider_jetstream.tasks.job_source import JobSource, jobs_of
+from airflow_provider_jetstream.tasks.xcom import plain
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.jobs import Origin, OutgoingJob
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 
@@ -38,9 +41,9 @@ class JetStreamPublishOperator(JobWaitingOperator):
     retry stores nothing twice and takes up the waiting, however late it comes. A task whose jobs have ended publishes
     new ones when it is cleared. Without events, a retry after the stream's ``duplicate_window`` stores jobs again.
 
-    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param jobs: a list or iterator of jobs, or a callable that returns one and may take anything of the task's context;
-        a job is a :class:`~airflow_provider_jetstream.jetstream.jobs.Job`, or just its body
+        a job is a :class:`~airflow_provider_jetstream.jetstream.Job`, or just its body
     :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
         the jobs
     :param wait_for_completion: wait until every job ended; not possible with jobs for later
@@ -88,7 +91,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
             "published": report.stored,
             "duplicates": report.duplicates,
             "scheduled": len(report.scheduled),
-            "sequences": publishing.ranges(report.sequences),
+            "sequences": ranges(report.sequences),
         }
         self.log.info("%d jobs are stored in %s (%d were already)", report.stored, queue.name, report.duplicates)
         if mark is None:
@@ -124,9 +127,9 @@ class JetStreamPublishOperator(JobWaitingOperator):
 
     async def _publish(
         self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin, key: str
-    ) -> tuple[Mark | None, publishing.PublishReport, WaitReport | None]:
-        mark = await take_mark(connection, queue) if self.wait_for_completion else None
-        receipts = await Receipts.open(connection, queue, key)
+    ) -> tuple[Cursor | None, PublishReport, WaitReport | None]:
+        mark = await take_cursor(connection, queue) if self.wait_for_completion else None
+        receipts = await PublishLog.open(connection, queue, key)
         before = PublishedBefore()
         if receipts is None:
             self._warn_of_late_retries(queue)
@@ -135,11 +138,11 @@ class JetStreamPublishOperator(JobWaitingOperator):
             origin = replace(origin, round=receipt.round)
             if mark is not None and receipt.mark:
                 # An earlier try may have published them, and they may have ended before this one took its mark.
-                mark = Mark(**receipt.mark)
+                mark = Cursor(**receipt.mark)
         prepared = prepare(jobs, subject=self.subject, origin=origin, batch="", queue=queue)
         if mark is not None:
             prepared = _for_now(prepared)
-        report = await publishing.publish(connection, prepared, known=before.known)
+        report = await publish(connection, prepared, known=before.known)
         if receipts is not None:
             await receipts.keep(report)
         report.raise_for_failures()
@@ -147,7 +150,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
             await self._end(connection, queue, key)
             return None, report, None
         if report.duplicates and receipts is None:
-            mark = mark.from_the_beginning()
+            mark = mark.from_start()
         ended = await self.wait_inline(connection, mark, set(report.sequences))
         if ended:
             await self._end(connection, queue, key)
@@ -155,7 +158,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
 
     async def _end(self, connection: Connection, queue: WorkQueue, key: str) -> None:
         try:
-            if receipts := await Receipts.open(connection, queue, key):
+            if receipts := await PublishLog.open(connection, queue, key):
                 await receipts.close()
         except (ApiError, TransientError) as error:
             self.log.warning("The end couldn't be recorded, a cleared task would publish nothing: %s", error)

@@ -6,31 +6,34 @@ import json
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json, templated
-from airflow_provider_jetstream.hooks.results import plain
-from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.jetstream.completions import Mark, WaitReport, take_mark
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Protocol, redrive
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
-from airflow_provider_jetstream.jetstream.stored import stream_info
-from airflow_provider_jetstream.operators.redrive_order import order_of
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator, refuse_beside_spark
-from airflow_provider_jetstream.operators.task_identity import run_key, who_of
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
+from airflow_provider_jetstream.tasks.identity import run_key, who_of
+from airflow_provider_jetstream.tasks.redrive_request import redrive_request
+from airflow_provider_jetstream.tasks.template_values import require_rendered, selection_as_json, templated
+from airflow_provider_jetstream.tasks.xcom import plain
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
-    from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, Transform
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.redrive.repair import Transform
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 _PARTS = ("select", "sequences", "subject", "transform", "rate", "protocol", "max_redrives", "why")
 
@@ -43,14 +46,14 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     task that is killed finishes the letters in hand and leaves the others where they are; with ``engine="spark"`` it
     ends its Spark application at once, and the next try finds how far each letter came.
 
-    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
-    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
+    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.Selection`, its
         dict, or the text of one; all in circulation where absent
     :param sequences: the same as ``sequences`` in ``select``: stream sequences, as numbers or as pairs of first and
         last, which is how the sensor gives them. One that is no dead letter fails the task before anything is done
     :param subject: where the jobs go, a subject of the same queue; each where it was where absent
-    :param transform: a function that takes a :class:`~airflow_provider_jetstream.jetstream.dead_letters.DeadLetter` and
-        returns a :class:`~airflow_provider_jetstream.jetstream.redrive.Repair`, or ``None`` for no change
+    :param transform: a function that takes a :class:`~airflow_provider_jetstream.jetstream.DeadLetter` and
+        returns a :class:`~airflow_provider_jetstream.jetstream.Repair`, or ``None`` for no change
     :param rate: letters a second at most; as fast as possible where absent
     :param protocol: ``auto``, ``copy``, ``atomic`` or ``in_place``
     :param max_redrives: letters redriven so often before are parked instead; 0 parks all
@@ -126,7 +129,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         if self.engine == SPARK:
             refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences)
         visible = {name: getattr(self, name) for name in _PARTS}
-        order_of(**{name: None if templated(value) else value for name, value in visible.items()})
+        redrive_request(**{name: None if templated(value) else value for name, value in visible.items()})
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Redrive, and wait if asked to.
@@ -176,16 +179,16 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         self._killed = True
         super().on_kill()
 
-    def _order(self) -> RedriveOrder:
+    def _order(self) -> RedriveRequest:
         for name in self._asked:
             require_rendered(name, getattr(self, name))
-        return order_of(**{name: getattr(self, name) for name in _PARTS})
+        return redrive_request(**{name: getattr(self, name) for name in _PARTS})
 
     async def _redrive(
-        self, connection: Connection, queue: WorkQueue, order: RedriveOrder
-    ) -> tuple[Mark | None, dict[str, Any], set[int], WaitReport | None]:
+        self, connection: Connection, queue: WorkQueue, order: RedriveRequest
+    ) -> tuple[Cursor | None, dict[str, Any], set[int], WaitReport | None]:
         mark = await self._mark(connection, queue)
-        report = await redrive(
+        report = await redrive_dead_letters(
             connection,
             queue,
             replace(order, keep_open=mark is not None),
@@ -201,8 +204,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         return mark, told, awaited, await self._wait(connection, queue, order, mark, awaited)
 
     def _redrive_with_spark(
-        self, hook: JetStreamHook, context: Context, queue: WorkQueue, order: RedriveOrder
-    ) -> tuple[Mark | None, dict[str, Any], set[int]]:
+        self, hook: JetStreamHook, context: Context, queue: WorkQueue, order: RedriveRequest
+    ) -> tuple[Cursor | None, dict[str, Any], set[int]]:
         mark = hook.blocking(self._mark, queue)
         told, awaited, problem = self.redrive_on_spark(context, queue, replace(order, keep_open=mark is not None))
         self._tell(told)
@@ -211,23 +214,23 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         del told["guarantee"]
         return mark and _since(mark, told), told, awaited
 
-    async def _mark(self, connection: Connection, queue: WorkQueue) -> Mark | None:
-        mark = await take_mark(connection, queue) if self.wait_for_completion else None
+    async def _mark(self, connection: Connection, queue: WorkQueue) -> Cursor | None:
+        mark = await take_cursor(connection, queue) if self.wait_for_completion else None
         self.retry_goes_on_waiting = await self._audit(connection, queue) is not None
         return mark
 
     async def _wait(
-        self, connection: Connection, queue: WorkQueue, order: RedriveOrder, mark: Mark, awaited: set[int]
+        self, connection: Connection, queue: WorkQueue, order: RedriveRequest, mark: Cursor, awaited: set[int]
     ) -> WaitReport | None:
         ended = await self.wait_inline(connection, mark, awaited)
         if ended:
             await self._end(connection, queue, str(order.run))
         return ended
 
-    async def _audit(self, connection: Connection, queue: WorkQueue) -> Audit | None:
+    async def _audit(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:
         if queue.audit is None:
             return None
-        return await Audit.open(connection, queue, (await stream_info(connection, queue.name))["created"])
+        return await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
 
     async def _end(self, connection: Connection, queue: WorkQueue, run: str) -> None:
         try:
@@ -273,6 +276,6 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
             self.log.warning("%s", risk)
 
 
-def _since(mark: Mark, told: Mapping[str, Any]) -> Mark:
+def _since(mark: Cursor, told: Mapping[str, Any]) -> Cursor:
     # An earlier try redrove some, and they may have ended before this one took its mark.
-    return mark.from_the_beginning() if told["resumed"] else mark
+    return mark.from_start() if told["resumed"] else mark

@@ -8,25 +8,30 @@ from urllib.parse import unquote, urlsplit
 
 from airflow.providers.common.compat.sdk import BaseOperator, conf
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json, selection_of, templated
-from airflow_provider_jetstream.hooks.results import plain
-from airflow_provider_jetstream.hooks.spark_connection import DEFAULT_SPARK_CONNECTION
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.links.report import DeadLetterReportLink
-from airflow_provider_jetstream.operators.spark_task import SparkTask
-from airflow_provider_jetstream.operators.task_identity import run_key
-from airflow_provider_jetstream.spark.application.errors import SparkSettingsError
+from airflow_provider_jetstream.spark.errors import SparkSettingsError
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
+from airflow_provider_jetstream.tasks.identity import run_key
+from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
+from airflow_provider_jetstream.tasks.spark_task import SparkTask
+from airflow_provider_jetstream.tasks.template_values import (
+    require_rendered,
+    selection_as_json,
+    selection_of,
+    templated,
+)
+from airflow_provider_jetstream.tasks.xcom import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 _PLACE = ("nats_conn_id", "spark_conn_id", "spark_conf")
 
@@ -38,11 +43,11 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
     :class:`~airflow_provider_jetstream.operators.redrive.JetStreamRedriveOperator`). A task that is killed ends its
     Spark application; what it had written stays in a folder of its own.
 
-    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param directory: where reports go, each into a folder of its own: a path or an address that Spark can write to,
         shared by driver and executors
     :param page_directory: where the driver writes the page; needed where ``directory`` is no path
-    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
+    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.Selection`, its
         dict, or the text of one; all in circulation where absent
     :param served_at: the address under which the pages' directory can be opened in a browser, for the task's link
     :param nats_conn_id: the Airflow connection of type ``nats``

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
-from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json
-from airflow_provider_jetstream.hooks.spark_connection import DEFAULT_SPARK_CONNECTION
-from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
-from airflow_provider_jetstream.operators.spark_task import SparkTask
-from airflow_provider_jetstream.operators.waiting import JobWaitingOperator
+from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
+from airflow_provider_jetstream.tasks.spark_task import SparkTask
+from airflow_provider_jetstream.tasks.template_values import require_rendered, selection_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 Engine: TypeAlias = Literal["python", "spark"]
 PYTHON: Final = "python"
@@ -64,16 +64,16 @@ class SparkRedrivingOperator(JobWaitingOperator):
         self._spark = SparkTask(self.log)
         self._given_letters = letters is not None
         if engine not in _ENGINES:
-            raise RedriveOrderError(f"expected an engine among {', '.join(_ENGINES)}; found {engine!r}")
+            raise RedriveRequestError(f"expected an engine among {', '.join(_ENGINES)}; found {engine!r}")
         if engine != SPARK and (found := [name for name in _FOR_SPARK if getattr(self, name) is not None]):
-            raise RedriveOrderError(f'expected {", ".join(found)} with engine="spark" only, found {engine!r}: add it')
+            raise RedriveRequestError(f'expected {", ".join(found)} with engine="spark" only, found {engine!r}: add it')
         if repair is not None and not callable(repair):
-            raise RedriveOrderError(
+            raise RedriveRequestError(
                 f"expected a function that takes a DataFrame as repair, found {type(repair).__name__}"
             )
 
     def redrive_on_spark(
-        self, context: Context, queue: WorkQueue, order: RedriveOrder
+        self, context: Context, queue: WorkQueue, order: RedriveRequest
     ) -> tuple[dict[str, Any], set[int], str]:
         """Redrive.
 
@@ -88,7 +88,7 @@ class SparkRedrivingOperator(JobWaitingOperator):
         awaited = {sequence for first, last in done["awaited"] for sequence in range(first, last + 1)}
         return done["report"], awaited, done["problem"]
 
-    def preview_on_spark(self, context: Context, queue: WorkQueue, order: RedriveOrder) -> dict[str, Any]:
+    def preview_on_spark(self, context: Context, queue: WorkQueue, order: RedriveRequest) -> dict[str, Any]:
         """Tell what a redrive would do, repair included.
 
         :param context: the task's context
@@ -100,7 +100,9 @@ class SparkRedrivingOperator(JobWaitingOperator):
         """
         return self._order_spark(context, queue, order, dry_run=True)
 
-    def _order_spark(self, context: Context, queue: WorkQueue, order: RedriveOrder, *, dry_run: bool) -> dict[str, Any]:
+    def _order_spark(
+        self, context: Context, queue: WorkQueue, order: RedriveRequest, *, dry_run: bool
+    ) -> dict[str, Any]:
         refuse_beside_spark(None, BY_CAUSE, selection_as_json(order.selection), None)
         if self._given_letters:
             require_rendered("letters", self.letters)
@@ -140,14 +142,16 @@ def refuse_beside_spark(transform: object, group_by: object, select: object, seq
     :raises RedriveOrderError: says what to give instead
     """
     if transform is not None:
-        raise RedriveOrderError(
+        raise RedriveRequestError(
             'expected repair, a function from DataFrame to DataFrame, with engine="spark", found transform: rewrite it,'
             " or leave engine out"
         )
     if group_by != BY_CAUSE:
-        raise RedriveOrderError(f"expected a dry run with Spark to group by {', '.join(BY_CAUSE)}: leave group_by out")
+        raise RedriveRequestError(
+            f"expected a dry run with Spark to group by {', '.join(BY_CAUSE)}: leave group_by out"
+        )
     if sequences is not None or (isinstance(select, Mapping) and "sequences" in select):
-        raise RedriveOrderError(
+        raise RedriveRequestError(
             'expected no sequences with engine="spark", found some: select by anything else, filter in a repair, or'
             " leave engine out"
         )

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.reprocessing.actions import ACTIONS, REDRIVE
 from airflow_provider_jetstream.reprocessing.operator import JetStreamRedriveByNameOperator
-from airflow_provider_jetstream.reprocessing.order import ACTIONS, REDRIVE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
-from airflow_provider_jetstream.reprocessing.order import REDRIVE, order_for
+from airflow_provider_jetstream.reprocessing.actions import REDRIVE, request_for_action
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -45,7 +45,7 @@ class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
         :raises RedriveError: some letters stayed where they were
         """
         with terminal_errors_fail():
-            asked = order_for(self.action, Selection())
+            asked = request_for_action(self.action, Selection())
             self.protocol, self.max_redrives = asked.protocol.value, asked.max_redrives
             self.only_preview = str(self.count_only).strip().lower() == "true"
             self.work_queue = JetStreamHook(self.nats_conn_id).blocking(discover_queue, self.queue_name)

@@ -7,15 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import PokeReturnValue
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.hooks.rendering import require_rendered, selection_as_json, selection_of, templated
-from airflow_provider_jetstream.hooks.results import plain
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.dead_letters.find import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration
-from airflow_provider_jetstream.sensors.looking import LookingSensor
+from airflow_provider_jetstream.sensors.polling import PollingSensor
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
+from airflow_provider_jetstream.tasks.template_values import (
+    require_rendered,
+    selection_as_json,
+    selection_of,
+    templated,
+)
+from airflow_provider_jetstream.tasks.xcom import plain
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 
 if TYPE_CHECKING:
@@ -23,18 +28,18 @@ if TYPE_CHECKING:
 
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
 
 
-class JetStreamDeadLetterSensor(LookingSensor):
+class JetStreamDeadLetterSensor(PollingSensor):
     """Succeed when a work queue has dead letters.
 
     Dead letters that the server told nobody about are found too, and only those beyond doubt are counted: not what is
     said about a job that finished late, or about an earlier stream of the same name. Their bodies are kept on first
     sight.
 
-    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
-    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.dead_letters.Selection`, its
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
+    :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.Selection`, its
         dict, or the text of one; all in circulation where absent
     :param min_count: dead letters to wait for; with ``group_by``, of any one group
     :param older_than: wait until the first of them is dead for this long: a :class:`~datetime.timedelta`, or text such

@@ -6,14 +6,14 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import PokeReturnValue
 
-from airflow_provider_jetstream.hooks.failing import terminal_errors_fail
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.hooks.rendering import absent, templated
-from airflow_provider_jetstream.hooks.results import plain
-from airflow_provider_jetstream.jetstream.draining import check_drained, chosen_consumers
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.sensors.looking import LookingSensor
+from airflow_provider_jetstream.jetstream.inspection.drained import check_drained, chosen_consumers
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.sensors.polling import PollingSensor
+from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
+from airflow_provider_jetstream.tasks.template_values import absent, templated
+from airflow_provider_jetstream.tasks.xcom import plain
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
 
-class JetStreamQueueDrainedSensor(LookingSensor):
+class JetStreamQueueDrainedSensor(PollingSensor):
     """Succeed when a work queue is drained: nothing pending, nothing in flight.
 
     Jobs count that wait, that workers have, that were handed back and wait for their delay, and that no consumer takes.
     Jobs for later don't. A server that is away is waited for.
 
-    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.queue.WorkQueue`, its dict, or its YAML's path
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param consumers: names of the consumers to look at; all, and jobs that no consumer takes, where absent
     :param nothing_dead: wait until no dead letter is in circulation either: until each was redriven and done, or parked
     :param deferrable: wait in the triggerer rather than in a worker slot

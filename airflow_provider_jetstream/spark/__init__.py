@@ -13,6 +13,6 @@ def register(session: SparkSession) -> None:
 
     :param session: the session
     """
-    from airflow_provider_jetstream.spark.source import JetStreamDataSource
+    from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
 
     session.dataSource.register(JetStreamDataSource)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
@@ -53,7 +53,7 @@ _FIELDS = {"user": "user", "password": "password", "token": "token", "tlsCaFile"
 
 
 @dataclass(frozen=True)
-class WireSettings:
+class SocketSettings:
     """What a task needs to connect.
 
     :param connection: what every part of this package needs
@@ -70,7 +70,7 @@ class WireSettings:
     tls_key_file: str | None = None
 
 
-def wire_settings(options: Mapping[str, str]) -> WireSettings:
+def socket_settings(options: Mapping[str, str]) -> SocketSettings:
     """Find out where to connect and as whom; called wherever a connection is made, so that no plan holds a secret.
 
     :param options: the data source's options, of which others are ignored
@@ -123,7 +123,7 @@ def _from_environment(prefix: str) -> dict[str, str]:
     return {name: os.environ[prefix + end] for name, end in VARIABLES.items() if os.environ.get(prefix + end)}
 
 
-def _settings(given: Mapping[str, str]) -> WireSettings:
+def _settings(given: Mapping[str, str]) -> SocketSettings:
     values = dict(given)
     if "servers" not in values:
         raise ConnectionSettingsError(
@@ -142,7 +142,7 @@ def _settings(given: Mapping[str, str]) -> WireSettings:
     fields: dict[str, Any] = {field: values[option] for option, field in _FIELDS.items() if option in values}
     servers = tuple(server for server in values["servers"].split(",") if server.strip())
     connection = ConnectionSettings(servers=servers, name="airflow-provider-jetstream-spark", **fields)
-    return WireSettings(
+    return SocketSettings(
         connection,
         SecretStr(values["nkeySeedSecret"]) if "nkeySeedSecret" in values else None,
         SecretStr(values["credentialsSecret"]) if "credentialsSecret" in values else None,

@@ -45,3 +45,15 @@ class RowsNotStoredError(JetStreamProviderError):
     """Rows of a partition weren't acknowledged by the stream; those before and after them may be stored."""
 
     code = "JS510"
+
+
+class SparkSettingsError(TerminalError, ValueError):
+    """Where or how Spark is to be started can't be used, or PySpark isn't installed as it has to be."""
+
+    code = "JS520"
+
+
+class SparkApplicationError(TransientError, RuntimeError):
+    """The application didn't start, was stopped, or failed for a reason that isn't this package's."""
+
+    code = "JS521"

@@ -9,11 +9,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.cancelling import cancel_stored
-from airflow_provider_jetstream.jetstream.completions import Mark, Tolerance, WaitReport, wait_for_jobs
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
-from airflow_provider_jetstream.jetstream.publishing import ranges
-from airflow_provider_jetstream.triggers.holding import EarlyFireGuard
+from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
 from airflow_provider_jetstream.triggers.task_state import was_ended
 
 if TYPE_CHECKING:
@@ -39,7 +42,7 @@ class JobCompletionTrigger(BaseTrigger):
     :param mark: where to read from, as a dict; taken before the jobs were published
     :param sequences: the jobs' stream sequences as ranges of first and last
     :param tolerance: what to put up with, as the arguments of a
-        :class:`~airflow_provider_jetstream.jetstream.completions.Tolerance`; it fires early where that is exceeded
+        :class:`~airflow_provider_jetstream.jetstream.Tolerance`; it fires early where that is exceeded
     :param deadline: seconds since the epoch after which it fires in any case
     :param deferred_at: seconds since the epoch at which the task deferred itself
     :param summary: handed through to the event
@@ -126,13 +129,11 @@ class JobCompletionTrigger(BaseTrigger):
         self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, self.mark["queue"])
 
     async def _wait(self) -> None:
-        mark, tolerance = Mark(**self.mark), Tolerance(**self.tolerance)
+        mark, tolerance = Cursor(**self.mark), WaitPolicy(**self.tolerance)
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
-                    await wait_for_jobs(
-                        connection, mark, self._report, tolerance=tolerance, progress=lambda _: self._progress()
-                    )
+                    await wait(connection, mark, self._report, tolerance=tolerance, progress=lambda _: self._progress())
             except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
                 await asyncio.sleep(_RETRY_PAUSE)

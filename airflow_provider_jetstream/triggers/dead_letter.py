@@ -5,16 +5,16 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.triggers.looking import LookingTrigger
+from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
 
 
-class DeadLetterTrigger(LookingTrigger):
+class DeadLetterTrigger(PollingTrigger):
     """Fires when a queue has dead letters.
 
     :param min_count: dead letters to wait for; with ``group_by``, of any one group
@@ -39,7 +39,7 @@ class DeadLetterTrigger(LookingTrigger):
         self.older_than = older_than
         self.group_by = list(group_by)
 
-    def sought(self) -> dict[str, Any]:
+    def criteria(self) -> dict[str, Any]:
         """Give the arguments that say what is looked for."""
         return {
             "min_count": self.min_count,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.draining import check_drained
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.triggers.looking import LookingTrigger
+from airflow_provider_jetstream.jetstream.inspection.drained import check_drained
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 
 
-class QueueDrainedTrigger(LookingTrigger):
+class QueueDrainedTrigger(PollingTrigger):
     """Fires when a queue is drained.
 
     :param consumers: names of the consumers to look at; all where absent
@@ -28,7 +28,7 @@ class QueueDrainedTrigger(LookingTrigger):
         self.nothing_dead = nothing_dead
         self._told = ""
 
-    def sought(self) -> dict[str, Any]:
+    def criteria(self) -> dict[str, Any]:
         """Give the arguments that say what is looked for."""
         return {"consumers": self.consumers, "nothing_dead": self.nothing_dead}
 

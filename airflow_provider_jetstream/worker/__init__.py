@@ -2,6 +2,6 @@
 
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.errors import GiveUpError, RetryLaterError
-from airflow_provider_jetstream.worker.runtime import Worker
+from airflow_provider_jetstream.worker.worker import Worker
 
 __all__ = ["Delivery", "GiveUpError", "RetryLaterError", "Worker"]

@@ -6,7 +6,7 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_jetstream.jetstream.names import JOB_ADVISORY, JOB_ID, TRACE_PARENT
+from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, TRACE_PARENT
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg

@@ -15,7 +15,7 @@ _NAMES = ("stream", "consumer", "worker")
 _BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600)
 
 
-class LaneMetrics(Protocol):
+class ConsumerMetrics(Protocol):
     """Counts what a worker does with the jobs of one consumer."""
 
     def ended(self, outcome: str, seconds: float) -> None:
@@ -29,7 +29,9 @@ class LaneMetrics(Protocol):
 class Metrics(Protocol):
     """Counts what a worker does."""
 
-    def lane(self, stream: str, consumer: str, running: Callable[[], int], abandoned: Callable[[], int]) -> LaneMetrics:
+    def lane(
+        self, stream: str, consumer: str, running: Callable[[], int], abandoned: Callable[[], int]
+    ) -> ConsumerMetrics:
         """Count for one consumer.
 
         :param stream: its stream
@@ -46,7 +48,7 @@ class Metrics(Protocol):
 class NoMetrics:
     """Counts nothing."""
 
-    def lane(self, *_: object) -> LaneMetrics:
+    def lane(self, *_: object) -> ConsumerMetrics:
         """Count nothing.
 
         :return: what counts nothing
@@ -100,7 +102,9 @@ class PrometheusMetrics:
         """Where the numbers are served."""
         return int(self._server.server_port)
 
-    def lane(self, stream: str, consumer: str, running: Callable[[], int], abandoned: Callable[[], int]) -> LaneMetrics:
+    def lane(
+        self, stream: str, consumer: str, running: Callable[[], int], abandoned: Callable[[], int]
+    ) -> ConsumerMetrics:
         """Count for one consumer.
 
         :param stream: its stream
@@ -112,7 +116,7 @@ class PrometheusMetrics:
         values = (stream, consumer, self._worker)
         self._running.labels(*values).set_function(running)
         self._abandoned.labels(*values).set_function(abandoned)
-        return _PrometheusLane(self._jobs, self._seconds, values)
+        return _PrometheusConsumer(self._jobs, self._seconds, values)
 
     def close(self) -> None:
         """Serve no more."""
@@ -121,7 +125,7 @@ class PrometheusMetrics:
         self._thread.join()
 
 
-class _PrometheusLane:
+class _PrometheusConsumer:
     def __init__(self, jobs: Counter, seconds: Histogram, values: tuple[str, ...]) -> None:
         self._jobs = jobs
         self._values = values

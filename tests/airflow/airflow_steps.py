@@ -11,16 +11,16 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
 
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
     from testbed.processes import Process
 
@@ -155,7 +155,7 @@ def running_workers(
 
 def consumer_of(path: Path) -> str:
     """Give the name of a queue file's first consumer."""
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
     return WorkQueue.load(path).consumers[0].name
 

@@ -13,8 +13,8 @@ import pytest
 from airflow_steps import ROOT, provisioned, task_states, wait_for
 from dags.refusing import WITHOUT_LETTERS
 
-from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connection_settings
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_port

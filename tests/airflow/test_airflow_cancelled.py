@@ -10,16 +10,16 @@ from airflow_steps import log_text, provisioned, task_states, wait_for_states
 from dags.cancelling import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.cancelling import cancellation_of, cancelled_end
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.jobs import Job
-from airflow_provider_jetstream.jetstream.names import JOB_ID
-from airflow_provider_jetstream.jetstream.partitions import partition_of
-from airflow_provider_jetstream.jetstream.storing import store
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancellation_of, cancelled_end
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.contract import JOB_ID
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from testbed.queues import complete, eventually, stored_count, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "cancelling"

@@ -12,17 +12,18 @@ from airflow_steps import do_jobs, provisioned
 from dags.waiting import queue as one_chance
 from trigger_steps import fired, recreated, waiting
 
-from airflow_provider_jetstream.jetstream.completions import take_mark
-from airflow_provider_jetstream.jetstream.names import cancellation_filter
-from airflow_provider_jetstream.triggers import holding
+from airflow_provider_jetstream.jetstream.contract import cancellation_filter
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.triggers import early_fire_guard as holding
 from testbed.letters import messages_of
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -60,7 +61,7 @@ async def test_cancelling_the_jobs_of_an_ended_task_outlives_the_trigger(
         return True
 
     mocker.patch("airflow_provider_jetstream.triggers.completion.was_ended", ask_a_slow_airflow)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put_with_ids(connection, queue, 3)
     trigger = await waiting(
         connection, queue, 1, mark=asdict(mark), sequences=[[jobs[0], jobs[-1]]], cancel_on_kill=True

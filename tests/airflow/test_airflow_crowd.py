@@ -17,7 +17,7 @@ from airflow_steps import wait_for
 from dags.crowd import CROWD, NO_SLOTS
 from trigger_steps import store_triggers
 
-from airflow_provider_jetstream.jetstream.stored import consumer_names
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.airflow_settings import database_path
 from testbed.queues import make_queue
 from testbed.waiting import complete_all
@@ -25,7 +25,7 @@ from testbed.waiting import complete_all
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.airflow import Airflow
 
 RUN = "crowd"

@@ -13,8 +13,8 @@ from airflow_steps import do_jobs, log_text, provisioned, task_states, wait_for_
 from dags.draining import DRAINING, UNDRAINED
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 from testbed.queues import make_queue, put, small_queue, take
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from conftest import Secrets
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
     from testbed.nats_server import NatsServer
 
@@ -79,7 +80,7 @@ async def test_a_queue_is_awaited_until_it_is_drained(
     assert "draining is not drained: worker: 0 pending, 1 in flight" in log
     assert "draining is drained" in log
 
-    await redrive(connection, DRAINING)
+    await redrive_dead_letters(connection, DRAINING)
     assert [job.body for job in await do_jobs(settings, DRAINING, 1)] == [b"dies"]
     wait_for_states(airflow, "draining", run_id, {"nothing_dead": "success", "at_once": "success"})
     found = airflow.xcom("draining", run_id, "nothing_dead")
@@ -159,7 +160,7 @@ class TestTrigger:
         self, connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
-        monkeypatch.setattr("airflow_provider_jetstream.triggers.holding.SHORTEST_MARGIN", 1.5)
+        monkeypatch.setattr("airflow_provider_jetstream.triggers.early_fire_guard.SHORTEST_MARGIN", 1.5)
         trigger = looking(await make_queue(connection, name), deferred_at=time.time())
         started = time.monotonic()
         await fired(trigger)

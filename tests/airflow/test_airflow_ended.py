@@ -9,14 +9,14 @@ import pytest
 from airflow_steps import log_text, provisioned, task_states, wait_for, wait_for_states
 from dags.ending import ENDED, queue
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.names import cancellation_filter
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.letters import messages_of
 from testbed.queues import eventually, running, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "ended"

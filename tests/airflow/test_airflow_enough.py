@@ -9,11 +9,12 @@ import pytest
 from airflow_steps import log_text, provisioned, succeeded, wait_for_states
 from dags.ending import queue
 
-from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.client.connection import connect
 from testbed.queues import complete, take, tell_deaths
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "enough"

@@ -11,14 +11,14 @@ from airflow_steps import do_jobs
 from dags.waiting import queue as one_chance
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError, EventLoopError
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -54,8 +54,8 @@ def test_blocking_calls_do_the_work(settings: ConnectionSettings, name: str) -> 
     assert [letter.sequence for letter in hook.find_dead_letters(queue).letters] == [1, 2]
     assert [letter.sequence for letter in hook.find_dead_letters(queue, {"sequences": [2]}).letters] == [2]
     assert hook.scan_dead_letters(queue, ONLY_TWO, ["reason"]).ranges == [(2, 2)]
-    assert hook.preview_redrive(queue, RedriveOrder(ONLY_TWO)).redriven == 1
-    assert hook.redrive(queue, RedriveOrder(ONLY_TWO)).redriven == {2: 3}
+    assert hook.preview_redrive(queue, RedriveRequest(ONLY_TWO)).redriven == 1
+    assert hook.redrive(queue, RedriveRequest(ONLY_TWO)).redriven == {2: 3}
 
 
 async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str) -> None:
@@ -67,8 +67,8 @@ async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str
     assert [letter.sequence for letter in (await hook.afind_dead_letters(queue)).letters] == [1, 2]
     assert [letter.sequence for letter in (await hook.afind_dead_letters(queue, ONLY_TWO)).letters] == [2]
     assert (await hook.ascan_dead_letters(queue, {"sequences": [2]}, ["reason"])).ranges == [(2, 2)]
-    assert (await hook.apreview_redrive(queue, RedriveOrder(ONLY_TWO))).redriven == 1
-    assert (await hook.aredrive(queue, RedriveOrder(ONLY_TWO))).redriven == {2: 3}
+    assert (await hook.apreview_redrive(queue, RedriveRequest(ONLY_TWO))).redriven == 1
+    assert (await hook.aredrive(queue, RedriveRequest(ONLY_TWO))).redriven == {2: 3}
     async with hook.shared() as one, hook.shared() as other:
         assert one is other
 

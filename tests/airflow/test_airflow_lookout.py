@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, UnreachableError
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
-from airflow_provider_jetstream.plugins.monitor.lookout import Lookout
+from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from testbed.letters import let_terminate
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
@@ -23,8 +24,8 @@ from testbed.queues import eventually, make_queue, put, take
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 CONNECTION = "nats_lookout"
 MANY = 10_000
@@ -38,10 +39,10 @@ def server() -> Iterator[NatsServer]:
 
 
 @pytest.fixture
-async def lookout(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Lookout]:
+async def lookout(server: NatsServer, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[MonitorService]:
     connection = {"conn_type": "nats", "host": LOOPBACK, "port": server.port, "extra": {"timeout": 5}}
     monkeypatch.setenv(f"AIRFLOW_CONN_{CONNECTION.upper()}", json.dumps(connection))
-    found = Lookout(MonitorSettings((CONNECTION,), 0.5, "all", 1_000, "jetstream_redrive"))
+    found = MonitorService(MonitorSettings((CONNECTION,), 0.5, "all", 1_000, "jetstream_redrive"))
     yield found
     found.stop()
 
@@ -55,13 +56,13 @@ async def filled(server: NatsServer, name: str, count: int) -> WorkQueue:
         return queue
 
 
-async def snapshot(lookout: Lookout) -> dict[str, Any]:
+async def snapshot(lookout: MonitorService) -> dict[str, Any]:
     """Give the state of the one connection."""
     (state,) = json.loads(await lookout.snapshot(None))["connections"]
     return dict(state)
 
 
-async def groups(lookout: Lookout, queue: str, selection: Selection | None = None) -> dict[str, Any]:
+async def groups(lookout: MonitorService, queue: str, selection: Selection | None = None) -> dict[str, Any]:
     """Wait for the groups of a scan that ended."""
 
     async def ready() -> dict[str, Any] | None:
@@ -81,7 +82,9 @@ async def in_messages(server: NatsServer, seconds: float) -> int:
     return int(server.monitor("varz")["in_msgs"] - before)
 
 
-async def test_twenty_viewers_cost_the_server_no_more_than_one(server: NatsServer, lookout: Lookout, name: str) -> None:
+async def test_twenty_viewers_cost_the_server_no_more_than_one(
+    server: NatsServer, lookout: MonitorService, name: str
+) -> None:
     await filled(server, name, 20)
     await groups(lookout, name)
 
@@ -107,7 +110,7 @@ async def test_twenty_viewers_cost_the_server_no_more_than_one(server: NatsServe
 
 
 async def test_ten_thousand_letters_are_paged_without_holding_the_loop_up(
-    server: NatsServer, lookout: Lookout, name: str
+    server: NatsServer, lookout: MonitorService, name: str
 ) -> None:
     await filled(server, name, MANY)
     process = psutil.Process()
@@ -131,7 +134,7 @@ async def test_ten_thousand_letters_are_paged_without_holding_the_loop_up(
 
 
 async def test_a_scan_after_the_first_looks_only_at_what_changed(
-    server: NatsServer, lookout: Lookout, name: str
+    server: NatsServer, lookout: MonitorService, name: str
 ) -> None:
     queue = await filled(server, name, 1_000)
     assert (await groups(lookout, name))["total"] == 1_000
@@ -150,11 +153,11 @@ async def test_a_scan_after_the_first_looks_only_at_what_changed(
 
 
 async def test_the_overview_counts_all_queues_without_waiting_for_the_next_look(
-    server: NatsServer, lookout: Lookout, name: str
+    server: NatsServer, lookout: MonitorService, name: str
 ) -> None:
     for number in range(5):
         await filled(server, f"{name}-{number}", number + 1)
-    rarely = Lookout(MonitorSettings((CONNECTION,), 600.0, "all", 1_000, "jetstream_redrive"))
+    rarely = MonitorService(MonitorSettings((CONNECTION,), 600.0, "all", 1_000, "jetstream_redrive"))
 
     async def counted() -> list[int] | None:
         letters = [queue["letters"] for queue in (await snapshot(rarely))["queues"]]
@@ -167,7 +170,7 @@ async def test_the_overview_counts_all_queues_without_waiting_for_the_next_look(
 
 
 async def test_jobs_that_come_and_go_become_rates_and_a_history(
-    server: NatsServer, lookout: Lookout, name: str
+    server: NatsServer, lookout: MonitorService, name: str
 ) -> None:
     settings = connection_settings({"servers": (server.url,), "timeout": 5})
     async with connect(settings) as connection:
@@ -197,7 +200,9 @@ async def test_jobs_that_come_and_go_become_rates_and_a_history(
     assert detail["events"] == f"{name}-events"
 
 
-async def test_a_server_that_was_away_is_seen_again_by_itself(server: NatsServer, lookout: Lookout, name: str) -> None:
+async def test_a_server_that_was_away_is_seen_again_by_itself(
+    server: NatsServer, lookout: MonitorService, name: str
+) -> None:
     await filled(server, name, 5)
     assert (await groups(lookout, name))["total"] == 5
     server.kill()
@@ -228,7 +233,7 @@ async def test_a_server_that_was_away_is_seen_again_by_itself(server: NatsServer
     await eventually(shown)
 
 
-async def test_what_is_no_letter_is_said_to_be_none(server: NatsServer, lookout: Lookout, name: str) -> None:
+async def test_what_is_no_letter_is_said_to_be_none(server: NatsServer, lookout: MonitorService, name: str) -> None:
     await filled(server, name, 1)
     await groups(lookout, name)
     with pytest.raises(DeadLetterGoneError, match="expected job 7"):

@@ -10,12 +10,12 @@ import pytest
 from airflow_handlers import LEDGER
 from airflow_steps import QUEUES, ledger_of, log_text, provisioned, running_workers
 
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 TASKS = int(os.environ.get("MAPPED_TASKS", "60"))

@@ -12,15 +12,16 @@ import pytest
 from airflow_steps import log_text, provisioned, wait_for
 from dags.ending import TASKS, queue
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.names import cancellation_filter, completion_filter
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.contract import cancellation_filter, completion_filter
 from testbed.letters import messages_of
 from testbed.queues import complete, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "moving"

@@ -7,13 +7,14 @@ from typing import TYPE_CHECKING
 
 from airflow_steps import ROOT, ledger_of, running_workers, succeeded, wait_for_states
 
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 QUEUE = ROOT / "example_dags" / "queues" / "orders.yaml"

@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import log_text, succeeded
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, next_message, stream_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import next_message, stream_info
 from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
     from conftest import Secrets
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from testbed.airflow import Airflow
     from testbed.nats_server import NatsServer
 

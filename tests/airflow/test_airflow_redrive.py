@@ -12,16 +12,17 @@ import pytest
 from airflow_steps import do_jobs, log_text, provisioned, succeeded, task_states, wait_for, wait_for_states
 from dags.redriving import LETTERS, queue
 
-from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.reading import read_range
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.stored import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 RUN = "redriving"
@@ -140,7 +141,7 @@ async def test_arguments_that_arrive_as_text_do_what_they_say(airflow: Airflow, 
         ("as_text.again", b"second"),
     ]
     created = (await stream_info(connection, "as_text"))["created"]
-    audit = await Audit.open(connection, queue("as_text"), created)
+    audit = await AuditLog.open(connection, queue("as_text"), created)
     assert audit is not None
     record = await audit.last(1)
     assert record is not None

@@ -14,24 +14,21 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow_steps import do_jobs, provisioned
 from dags.redriving import queue as one_chance
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
-from airflow_provider_jetstream.jetstream.errors import (
-    DeadlineError,
-    RedriveError,
-    RedriveOrderError,
-    SelectionError,
-)
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.reading import read_range
-from airflow_provider_jetstream.jetstream.redrive import Repair
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError, SelectionError
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 
 if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -250,18 +247,22 @@ async def test_without_an_audit_a_retry_would_not_know(settings: ConnectionSetti
 @pytest.mark.parametrize(
     ("given", "error", "message"),
     [
-        ({"rate": 0}, RedriveOrderError, "expected a rate above 0 letters a second, found 0"),
-        ({"rate": "-1"}, RedriveOrderError, "expected a rate above 0 letters a second, found -1"),
-        ({"rate": "fast"}, RedriveOrderError, "expected a number for rate, found 'fast'"),
-        ({"max_redrives": -1}, RedriveOrderError, "expected max_redrives of at least 0, found -1"),
+        ({"rate": 0}, RedriveRequestError, "expected a rate above 0 letters a second, found 0"),
+        ({"rate": "-1"}, RedriveRequestError, "expected a rate above 0 letters a second, found -1"),
+        ({"rate": "fast"}, RedriveRequestError, "expected a number for rate, found 'fast'"),
+        ({"max_redrives": -1}, RedriveRequestError, "expected max_redrives of at least 0, found -1"),
         (
             {"protocol": "magic"},
-            RedriveOrderError,
+            RedriveRequestError,
             "expected a protocol among auto, copy, atomic, in_place; found 'mag",
         ),
-        ({"protocol": "in_place", "rate": 5}, RedriveOrderError, "expected nothing but the protocol, found rate"),
-        ({"subject": "orders.*"}, RedriveOrderError, "expected a subject to redrive to, found 'orders.*'"),
-        ({"transform": "mend"}, RedriveOrderError, "expected a function that takes a DeadLetter as transform, found s"),
+        ({"protocol": "in_place", "rate": 5}, RedriveRequestError, "expected nothing but the protocol, found rate"),
+        ({"subject": "orders.*"}, RedriveRequestError, "expected a subject to redrive to, found 'orders.*'"),
+        (
+            {"transform": "mend"},
+            RedriveRequestError,
+            "expected a function that takes a DeadLetter as transform, found s",
+        ),
         ({"select": {"colour": "red"}}, SelectionError, "expected a selection of dead letters by sequences"),
         ({"sequences": "all"}, SelectionError, "expected stream sequences such as [3, 5]"),
         ({"group_by": ["colour"]}, SelectionError, "expected fields to group by among reason, error_class"),

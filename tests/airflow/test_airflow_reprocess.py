@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_steps import ROOT, ledger_of, log_text, provisioned, running_workers, succeeded, wait_for
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "dead_letter_reprocess"

@@ -10,14 +10,15 @@ from typing import TYPE_CHECKING, Any
 import psutil
 from airflow_steps import ROOT, ledger_of, log_text, provisioned, running_workers, succeeded, wait_for, wait_for_states
 
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from conftest import Secrets
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 DAG_ID = "dead_letter_pipeline"

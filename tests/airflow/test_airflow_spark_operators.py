@@ -16,8 +16,8 @@ import pytest
 from airflow_steps import do_jobs, provisioned, wait_for
 from dags.redriving import queue as one_chance
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 from testbed.processes import Process
@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from airflow.providers.common.compat.sdk import Context
     from pyspark.sql import DataFrame
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
@@ -102,9 +103,9 @@ _DRIVER = """
 import logging
 import sys
 
-from airflow_provider_jetstream.hooks.spark_application import SparkApplication
-from airflow_provider_jetstream.hooks.spark_connection import SparkSettings
-from airflow_provider_jetstream.hooks.spark_nats import HandOver
+from airflow_provider_jetstream.tasks.spark_process import SparkApplication
+from airflow_provider_jetstream.tasks.spark_connection import SparkSettings
+from airflow_provider_jetstream.tasks.spark_credentials import HandOver
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
 options = {"connection": "slow", "connectionProvider": "dags.asking_slowly:find"}

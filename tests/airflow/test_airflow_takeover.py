@@ -11,7 +11,7 @@ import pytest
 from airflow_steps import do_jobs, provisioned, succeeded, wait_for, wait_for_states
 from dags.waiting import queue
 
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 
     from conftest import Secrets
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 QUEUE = queue("survives")

@@ -11,7 +11,7 @@ import pytest
 from airflow_steps import ROOT, ledger_of
 from trigger_steps import store_triggers
 
-from airflow_provider_jetstream.jetstream.stored import consumer_names
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue
 from testbed.waiting import complete_all
@@ -19,8 +19,8 @@ from testbed.waiting import complete_all
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 

@@ -13,9 +13,9 @@ from dags.waiting import queue as one_chance
 from trigger_steps import LONG_AGO, fired, recreated, waiting
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.completions import wait_for_jobs
-from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.client.connection import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 from testbed.queues import take
 
@@ -25,8 +25,9 @@ if TYPE_CHECKING:
     from conftest import Secrets
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("own_connections")
@@ -142,7 +143,7 @@ async def test_a_refusal_of_the_moment_is_waited_out(
 
         return refuse_or_call
 
-    mocker.patch("airflow_provider_jetstream.triggers.completion.wait_for_jobs", refused_once(wait_for_jobs))
+    mocker.patch("airflow_provider_jetstream.triggers.completion.wait_for_jobs", refused_once(wait))
     mocker.patch.object(JetStreamHook, "ascan_dead_letters", refused_once(JetStreamHook.ascan_dead_letters))
     trigger = await waiting(connection, queue, 1)
     await do_jobs(settings, queue, 1, fail=True)

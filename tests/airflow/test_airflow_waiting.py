@@ -11,14 +11,14 @@ import pytest
 from airflow_steps import do_jobs, log_text, provisioned, succeeded, wait_for_states
 from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
 
 RUN = "waiting"

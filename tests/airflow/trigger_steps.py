@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.module_loading import import_string
 
-from airflow_provider_jetstream.jetstream.completions import take_mark
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
 from testbed.queues import put
 
@@ -19,15 +19,15 @@ if TYPE_CHECKING:
 
     from airflow.triggers.base import BaseTrigger
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG_AGO = 3600.0
 
 
 async def waiting(connection: Connection, queue: WorkQueue, count: int, **kwargs: Any) -> JobCompletionTrigger:
     """Publish jobs and give the trigger that waits for them."""
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = [(await connection.client.jetstream().publish(queue.name, b"job")).seq for _ in range(count)]
     arguments = {
         "nats_conn_id": "nats_default",
@@ -58,7 +58,7 @@ def recreated(trigger: BaseTrigger) -> BaseTrigger:
 
 async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
     """Publish jobs, and write down triggers that wait for one each and for one they share, the first given."""
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     shared, *jobs = await put(connection, queue, map(str, range(count + 1)))
     triggers = [
         JobCompletionTrigger(

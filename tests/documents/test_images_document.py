@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, parse_advisory
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 STREAM: dict[str, Any] = {

@@ -10,17 +10,18 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 JOBS = 5_000

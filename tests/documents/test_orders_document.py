@@ -8,15 +8,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -59,7 +59,7 @@ async def test_two_instances_share_the_orders_and_each_is_done_by_exactly_one(
         dead = (await find_dead_letters(connection, queue)).letters
         assert 0 < len(dead) < ORDERS
         assert len(done(ledger)) == ORDERS - len(dead)
-        await redrive(connection, queue)
+        await redrive_dead_letters(connection, queue)
         await eventually(lambda: len(done(ledger)) == ORDERS, within=60)
     finally:
         for worker in workers:

@@ -6,16 +6,17 @@ from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.jobs import Job, prepare
-from airflow_provider_jetstream.jetstream.partitions import partition_of
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.publishing import publish
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, running, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 TASKS = 200
 PARTITIONS = 3

@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.cancelling import cancel
-from airflow_provider_jetstream.jetstream.jobs import Job, prepare
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.publishing import publish
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.letters import kept_records, messages_of
 from testbed.processes import Process
 from testbed.queues import eventually, stored_count
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 _HANDLERS = """

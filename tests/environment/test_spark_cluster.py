@@ -11,8 +11,9 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.environments import executor_environment
 from testbed.nats_server import NatsServer

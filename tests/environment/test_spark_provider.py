@@ -10,7 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from demo.telling import failure
 from testbed.airflow import Airflow
 from testbed.environments import ROOT, create_environment, locked
@@ -36,14 +37,14 @@ def beside_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def guarded(python: Path) -> subprocess.CompletedProcess[str]:
-    program = "from airflow_provider_jetstream.spark.application.installed import require_pyspark as r; print(r())"
+    program = "from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark as r; print(r())"
     return subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
 
 
 @pytest.fixture
 def package(beside_python: Path, tmp_path: Path) -> Path:
     file = tmp_path / "package.zip"
-    command = [beside_python, "-m", "airflow_provider_jetstream.spark.application.shipping", file]
+    command = [beside_python, "-m", "airflow_provider_jetstream.spark.application.package_zip", file]
     subprocess.run(command, check=True, capture_output=True)
     return file
 

@@ -12,18 +12,20 @@ import pytest
 from nats import errors
 from nats.js import errors as js_errors
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, TransientError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.queues import CONSUMER, eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_cluster import NatsCluster
 
 LETTERS = 1_000
@@ -139,11 +141,11 @@ async def some_copies(connection: Connection, queue: WorkQueue) -> bool:
 
 async def redrive_until_done(connection: Connection, queue: WorkQueue, protocol: str) -> None:
     # Slowly enough that leaders die in the middle of it.
-    order = RedriveOrder(protocol=Protocol(protocol), rate=200, run="cluster")
+    order = RedriveRequest(protocol=Protocol(protocol), rate=200, run="cluster")
 
     async def done() -> bool:
         with suppress(TransientError, ApiError):
-            report = await redrive(connection, queue, order)
+            report = await redrive_dead_letters(connection, queue, order)
             return not report.failures and not report.uncertain and len(report.redriven) >= LETTERS
         return False
 

@@ -15,9 +15,10 @@ from typing import TYPE_CHECKING
 import pytest
 from faulty_redrive import order_by
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.redrive import redrive
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dying import die_at_every_call
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take
 
@@ -25,8 +26,8 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.dying import Run
     from testbed.nats_server import NatsServer
 
@@ -134,7 +135,7 @@ async def again(connection: Connection, queue: WorkQueue, protocol: str) -> None
     """Run it a second time, and a third where the second can't see yet what a restarted server forgot."""
 
     async def finished() -> bool:
-        report = await redrive(connection, queue, order_by(protocol))
+        report = await redrive_dead_letters(connection, queue, order_by(protocol))
         return not report.failures and not report.uncertain
 
     await eventually(finished, within=30)
@@ -166,6 +167,6 @@ async def test_the_stated_window_is_real(own_nats: NatsServer, tmp_path: Path) -
         assert runs
         await asyncio.sleep(1.5)
         for run in runs:
-            await redrive(connection, run.queue, order_by("copy"))
+            await redrive_dead_letters(connection, run.queue, order_by("copy"))
             assert (await drain(connection, run.queue)).total() > len([*DEAD, *TERMINATED])
             assert await stored_count(connection, run.queue.name) == 0

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING
 from nats import errors
 from nats.js import errors as js_errors
 
-from airflow_provider_jetstream.jetstream.completions import take_mark
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.queues import CONSUMER, complete, eventually, make_queue, put
 from testbed.waiting import complete_all, reports, waiting
 from testbed.wire import wire
@@ -23,8 +24,8 @@ from testbed.wire import wire
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_cluster import NatsCluster
     from testbed.nats_server import NatsServer
     from testbed.waiting import Waiting
@@ -51,7 +52,7 @@ async def insist_completing(connection: Connection, queue: WorkQueue, jobs: Sequ
 
 async def everyone(connection: Connection, queue: WorkQueue, count: int) -> tuple[list[int], list[Waiting]]:
     """Have so many wait for a job each, and for a first one that has ended: then all are known to listen."""
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     first, *jobs = await put(connection, queue, map(str, range(count + 1)))
     waiters = [waiting(connection, mark, [first, job]) for job in jobs]
     await complete(connection, queue, first)
@@ -120,7 +121,7 @@ async def test_dead_letters_come_through_a_dead_letter_queue_whose_leader_is_kil
     settings = connection_settings({"servers": cluster.urls, "timeout": 5})
     async with connect(settings) as connection:
         queue = await make_queue(connection, "orders", num_replicas=3, consumer={"ack_wait": "2s"})
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         jobs = await put(connection, queue, map(str, range(100)))
         waiters = [waiting(connection, mark, [job]) for job in jobs]
         leader = await asyncio.to_thread(cluster.leader, f"{queue.name}-dead")

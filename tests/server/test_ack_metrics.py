@@ -11,16 +11,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nats import errors
 
-from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.worker import Worker
 from testbed.queues import CONSUMER, complete, eventually, make_queue, put, running, stored_count, take
 from testbed.waiting import reports, waiting
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 JOBS = 600
@@ -34,7 +37,7 @@ async def measured(connection: Connection, name: str, **consumer: Any) -> WorkQu
 
 async def test_jobs_that_are_only_acknowledged_are_completed(connection: Connection, name: str) -> None:
     queue = await measured(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(50)))
     early, rest = waiting(connection, mark, jobs[:25]), waiting(connection, mark, jobs[25:])
     messages = await take(connection, queue, 50)
@@ -55,10 +58,10 @@ async def test_a_completion_and_a_metric_of_one_job_count_once_and_the_result_is
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await measured(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(50)))
     last = await put(connection, queue, ["last"], kind="by-hand")
-    during = waiting(connection, mark, [*jobs, *last], Tolerance(min_completed=51))
+    during = waiting(connection, mark, [*jobs, *last], WaitPolicy(min_completed=51))
     async with running(Worker(queue, "worker", lambda job: job.sequence, settings)):
 
         async def told_twice() -> bool:
@@ -69,7 +72,7 @@ async def test_a_completion_and_a_metric_of_one_job_count_once_and_the_result_is
     assert during.ends == list(range(51))[::-1]
     assert sorted(report.results.values()) == [*jobs, *last]
     # The metrics were read by now, and hide no result from who joins late.
-    keeping = waiting(connection, await take_mark(connection, queue), [999])
+    keeping = waiting(connection, await take_cursor(connection, queue), [999])
     for _ in range(2):
         (late,) = await reports([waiting(connection, mark, jobs)])
         assert sorted(late.results.values()) == jobs
@@ -80,9 +83,9 @@ async def test_a_metric_of_a_job_that_is_terminated_or_handed_back_there_is_none
     connection: Connection, name: str
 ) -> None:
     queue = await measured(connection, name, max_deliver=2)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abc")
-    waiter = waiting(connection, mark, jobs, Tolerance(max_dead=None))
+    waiter = waiting(connection, mark, jobs, WaitPolicy(max_dead=None))
     first, second, third = await take(connection, queue, 3)
     await first.term()
     await second.nak()
@@ -99,13 +102,13 @@ async def test_a_metric_of_a_job_that_is_terminated_or_handed_back_there_is_none
 async def test_a_server_killed_in_a_burst_of_acknowledgements_leaves_nobody_waiting(
     own_nats: NatsServer, name: str, after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.5)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.5)
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection, connect(settings) as worker:
         queue = await measured(connection, name, ack_wait="2s", max_deliver=20, max_ack_pending=JOBS)
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         jobs = await put(connection, queue, map(str, range(JOBS)))
-        waiters = [waiting(connection, mark, [job], Tolerance(max_vanished=None)) for job in jobs]
+        waiters = [waiting(connection, mark, [job], WaitPolicy(max_vanished=None)) for job in jobs]
         messages = await take(worker, queue, JOBS)
 
         for message in messages[:FIRST]:
@@ -150,11 +153,11 @@ async def acknowledge_all(connection: Connection, queue: WorkQueue) -> int:
 async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.2)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await measured(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(400)))
-    waiter = waiting(connection, mark, jobs, Tolerance(max_vanished=None))
+    waiter = waiting(connection, mark, jobs, WaitPolicy(max_vanished=None))
     messages = await take(connection, queue, 400)
     for message in messages[:100]:
         await message.ack_sync()

@@ -10,29 +10,27 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.archive import Archive
-from airflow_provider_jetstream.jetstream.dead_letters import (
-    Keeper,
-    Scan,
-    Selection,
-    Source,
-    capture,
-    find_dead_letters,
-)
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
+from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def opened(connection: Connection, queue: WorkQueue) -> Archive:
+async def opened(connection: Connection, queue: WorkQueue) -> ArchiveReader:
     created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
-    archive = await Archive.open(connection, queue, created)
+    archive = await ArchiveReader.open(connection, queue, created)
     assert archive is not None
     return archive
 
@@ -136,18 +134,18 @@ async def test_what_somebody_else_stored_there_does_not_mislead(connection: Conn
 
 async def test_a_queue_without_an_archive_has_none(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
-    assert await Archive.open(connection, queue, datetime.now(UTC)) is None
+    assert await ArchiveReader.open(connection, queue, datetime.now(UTC)) is None
     declared = await make_queue(connection, f"{name}2")
     await connection.api(f"STREAM.DELETE.{name}2-archive")
-    assert await Archive.open(connection, declared, datetime.now(UTC)) is None
+    assert await ArchiveReader.open(connection, declared, datetime.now(UTC)) is None
 
 
 async def keep_and_release(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> int:
     chosen = selection or Selection(vanished=True)
     scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
-    keeper = Keeper(connection, scan)
+    keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(chosen):
-        await keeper.keep(page.letters)
+        await keeper.preserve(page.letters)
     return await keeper.release()
 
 
@@ -220,7 +218,7 @@ async def test_news_that_come_after_the_look_are_heeded(connection: Connection, 
     scan = await Scan.begin(connection, queue)
     async for _ in scan.pages(Selection()):
         pass
-    releasing = asyncio.create_task(Keeper(connection, scan).release())
+    releasing = asyncio.create_task(BodyPreserver(connection, scan).release())
     await asyncio.sleep(0.05)
     message = advisory["message"]
     await connection.client.jetstream().publish(message["subject"], base64.b64decode(message["data"]))

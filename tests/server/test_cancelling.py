@@ -9,28 +9,31 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import publishing
-from airflow_provider_jetstream.jetstream.cancellation_book import follow_cancellations
-from airflow_provider_jetstream.jetstream.cancelling import (
+from airflow_provider_jetstream.jetstream.cancellation.cache import follow_cancellations
+from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     Cancellation,
     cancel,
     cancellation_of,
     cancelled_end,
     is_cancelled,
 )
-from airflow_provider_jetstream.jetstream.completions import Tolerance, WaitReport, take_mark, wait_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.jobs import Job, prepare
-from airflow_provider_jetstream.jetstream.stored import get_message
-from airflow_provider_jetstream.jetstream.storing import Receipt, store
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.queues import complete, eventually, let_die, make_queue, put, small_queue, stored_count, take
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 
 async def _stored_at(connection: Connection, queue: WorkQueue, sequence: int) -> datetime:
@@ -39,7 +42,7 @@ async def _stored_at(connection: Connection, queue: WorkQueue, sequence: int) ->
     return message.stored_at
 
 
-async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: Cancellation) -> Receipt:
+async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: Cancellation) -> PubAck:
     """Do what a worker does with a job that is cancelled."""
     metadata = message.metadata
     end = cancelled_end(
@@ -58,7 +61,7 @@ async def _later(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
     subject = f"{queue.name}.jobs.a"
     for job in jobs:
         prepared = prepare([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
-        (await publishing.publish(connection, prepared)).raise_for_failures()
+        (await publish(connection, prepared)).raise_for_failures()
 
 
 @pytest.mark.parametrize("job_id", ["order-16", "a b.*.>", "日本\r\n", "/" * 5_000, "$JS.API", ""])
@@ -147,9 +150,9 @@ async def test_what_a_schedule_made_before_is_cancelled_too(connection: Connecti
 
 async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await put(connection, queue, "ab")
-    waiting = asyncio.create_task(wait_for_jobs(connection, mark, sequences, tolerance=Tolerance(max_cancelled=1)))
+    waiting = asyncio.create_task(wait(connection, mark, sequences, tolerance=WaitPolicy(max_cancelled=1)))
     found = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
     message, other = await take(connection, queue, 2)
     await _obey(connection, queue, message, found)
@@ -180,19 +183,19 @@ async def test_so_many_cancelled_jobs_are_put_up_with(
     connection: Connection, name: str, max_cancelled: int | None, ended: int
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await put(connection, queue, "abc")
     for message in await take(connection, queue, 3):
         await _obey(connection, queue, message, Cancellation("x", datetime.now(UTC)))
     async with asyncio.timeout(10):
-        report = await wait_for_jobs(connection, mark, sequences, tolerance=Tolerance(max_cancelled=max_cancelled))
+        report = await wait(connection, mark, sequences, tolerance=WaitPolicy(max_cancelled=max_cancelled))
     assert report.cancelled == dict.fromkeys(range(1, ended + 1), "no reason given")
     assert len(report.awaited) == 3 - ended
 
 
 async def test_of_several_ends_of_one_job_the_first_counts(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     (sequence,) = await put(connection, queue, "a")
     (message,) = await take(connection, queue, 1)
     found = Cancellation("x", datetime.now(UTC))
@@ -200,13 +203,13 @@ async def test_of_several_ends_of_one_job_the_first_counts(connection: Connectio
     assert [receipt.duplicate for receipt in receipts] == [False, True]
     # From a worker in another language, which gives its completions other ids.
     await complete(connection, queue, sequence)
-    report = await wait_for_jobs(connection, mark, [sequence], tolerance=Tolerance(max_cancelled=None))
+    report = await wait(connection, mark, [sequence], tolerance=WaitPolicy(max_cancelled=None))
     assert (report.completed, list(report.cancelled)) == (set(), [1])
 
 
 async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = (await take_mark(connection, queue)).from_the_beginning()
+    mark = (await take_cursor(connection, queue)).from_start()
     (sequence,) = await let_die(connection, queue, ["slow"])
     message = await get_message(connection, name, sequence)
     assert message is not None
@@ -221,7 +224,7 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(conne
     )
     await store(connection, end.subject, end.body, end.headers)
     assert (await find_dead_letters(connection, queue)).letters == ()
-    report: WaitReport = await wait_for_jobs(connection, mark, [sequence], tolerance=Tolerance(max_cancelled=None))
+    report: WaitReport = await wait(connection, mark, [sequence], tolerance=WaitPolicy(max_cancelled=None))
     assert (report.cancelled, report.dead) == ({1: "late"}, {})
 
 

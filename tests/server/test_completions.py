@@ -5,32 +5,37 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.completions import Mark, Tolerance, WaitReport, take_mark, wait_for_jobs
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import late_ack_subject
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Worker
 from testbed.queues import complete, eventually, let_die, make_queue, put, running, small_queue, take, use_up
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from testbed.nats_server import NatsServer
 
 
 async def wait(
-    connection: Connection, mark: Mark, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
+    connection: Connection, mark: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
 ) -> WaitReport:
     async with asyncio.timeout(within):
-        return await wait_for_jobs(connection, mark, sequences, tolerance=Tolerance(max_dead=max_dead))
+        return await wait(connection, mark, sequences, tolerance=WaitPolicy(max_dead=max_dead))
 
 
 async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     async with running(Worker(queue, "worker", lambda job: job.attempt, settings)):
         early = await put(connection, queue, ["early"])
         assert (await wait(connection, mark, early)).completed == {1}
@@ -43,12 +48,12 @@ async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
 
 async def test_progress_is_told_after_each_end(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await put(connection, queue, "abc")
     seen: list[int] = []
     for sequence in sequences:
         await complete(connection, queue, sequence)
-    await wait_for_jobs(connection, mark, sequences, progress=lambda report: seen.append(len(report.completed)))
+    await wait(connection, mark, sequences, progress=lambda report: seen.append(len(report.completed)))
     assert seen == [1, 2, 3]
 
 
@@ -59,17 +64,17 @@ async def test_who_joins_late_learns_of_ends_from_before_the_mark_by_reading_fro
     sequences = await put(connection, queue, "ab")
     for sequence in sequences:
         await complete(connection, queue, sequence)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     with pytest.raises(TimeoutError):
         await wait(connection, mark, sequences, within=0.3)
-    assert (await wait(connection, mark.from_the_beginning(), sequences)).completed == set(sequences)
+    assert (await wait(connection, mark.from_start(), sequences)).completed == set(sequences)
 
 
 async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or_not_at_all(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     await put(connection, queue, "abc")
     for sequence in (2, 1, 1, 3):
         await complete(connection, queue, sequence)
@@ -79,7 +84,7 @@ async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or
 
 async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await let_die(connection, queue, ["poison"])
     still_waiting = await put(connection, queue, ["good"])
     report = await wait(connection, mark, [*sequences, *still_waiting])
@@ -95,7 +100,7 @@ async def test_a_terminated_job_is_dead_with_its_reason(
     connection: Connection, name: str, answer: bytes, reason: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await put(connection, queue, ["hopeless"])
     (message,) = await take(connection, queue, 1)
     await connection.client.publish(message.reply, answer)
@@ -104,7 +109,7 @@ async def test_a_terminated_job_is_dead_with_its_reason(
 
 async def test_a_job_deleted_in_flight_is_not_taken_for_terminated(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await put(connection, queue, ["deleted", "good"])
     await take(connection, queue, 2)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
@@ -119,7 +124,7 @@ async def test_so_many_dead_letters_are_put_up_with(
     connection: Connection, name: str, max_dead: int | None, awaited: set[int]
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     died = await let_die(connection, queue, "abc")
     assert died == [1, 2, 3]
     good = await put(connection, queue, "de")
@@ -136,15 +141,15 @@ async def test_so_many_dead_letters_are_put_up_with(
 
 async def test_a_job_that_was_finished_after_its_death_counts_as_completed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = [*await let_die(connection, queue, ["slow"]), *await put(connection, queue, ["last"])]
     seen: list[set[int]] = []
     waiting = asyncio.create_task(
-        wait_for_jobs(
+        wait(
             connection,
             mark,
             sequences,
-            tolerance=Tolerance(max_dead=None),
+            tolerance=WaitPolicy(max_dead=None),
             progress=lambda report: seen.append({*report.dead}),
         )
     )
@@ -166,7 +171,7 @@ async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_
     # Its completion comes last of all, long after its death in the order of reading.
     for sequence in reversed(sequences):
         await complete(connection, queue, sequence)
-    mark = (await take_mark(connection, queue)).from_the_beginning()
+    mark = (await take_cursor(connection, queue)).from_start()
     report = await wait(connection, mark, sequences)
     assert (report.completed, report.dead) == (set(sequences), {})
 
@@ -178,7 +183,7 @@ async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connect
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
     assert await put(connection, queue, ["new", "newer"]) == old
-    mark = (await take_mark(connection, queue)).from_the_beginning()
+    mark = (await take_cursor(connection, queue)).from_start()
     with pytest.raises(TimeoutError):
         await wait(connection, mark, [1, 2], within=0.5)
     # A death counts although the earlier stream's completion has the same subject.
@@ -192,15 +197,15 @@ async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connect
 async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         sequences = await put(connection, queue, "ab")
         seen: list[int] = []
         waiting = asyncio.create_task(
-            wait_for_jobs(
+            wait(
                 connection,
                 mark,
                 sequences,
-                tolerance=Tolerance(max_dead=None),
+                tolerance=WaitPolicy(max_dead=None),
                 progress=lambda report: seen.append(len(report.awaited)),
             )
         )
@@ -222,7 +227,7 @@ async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer,
 async def test_a_queue_without_events_is_told_what_to_declare(connection: Connection, name: str) -> None:
     queue = small_queue(name, events=None)
     with pytest.raises(QueueDeclarationError, match="expected events, so that completions are stored and can be wait"):
-        await take_mark(connection, queue)
+        await take_cursor(connection, queue)
 
 
 @pytest.mark.parametrize("missing", ["", "-events", "-dead"])
@@ -230,7 +235,7 @@ async def test_a_missing_stream_is_named(connection: Connection, name: str, miss
     queue = await make_queue(connection, name)
     await connection.api(f"STREAM.DELETE.{name}{missing}")
     with pytest.raises(NotFoundError, match=f"expected stream {name}{missing} on the server, found none: provision"):
-        await take_mark(connection, queue)
+        await take_cursor(connection, queue)
 
 
 async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retention(
@@ -239,7 +244,7 @@ async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retentio
     handler = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
     letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=letters)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     sequences = await let_die(connection, queue, "ab")
     assert (await wait(connection, mark, sequences, None)).dead.keys() == {1, 2}
 
@@ -247,7 +252,7 @@ async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retentio
 async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         await put(connection, queue, "a")
 
         def subscribed() -> bool:

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import fake_server
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
     ConnectionSettingsError,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 _SECRET = "s3cr3t-Xyzzy"
 _WRONG = "wr0ng-Xyzzy"

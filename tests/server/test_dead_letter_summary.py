@@ -8,17 +8,19 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, capture
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, group_fields, summarise
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
-from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, group_fields, summarise
-from airflow_provider_jetstream.jetstream.death import Death
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.queues import complete, eventually, let_die, make_queue, put, small_queue, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -111,7 +113,7 @@ async def test_what_is_seen_is_counted_and_kept_whatever_was_selected(connection
 async def test_parked_letters_are_counted_when_they_are_asked_for(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, ["one", "two"])
-    await redrive(connection, queue, RedriveOrder(Selection(sequences=frozenset({1})), max_redrives=0))
+    await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({1})), max_redrives=0))
     assert (await summarise(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
     assert (await summarise(connection, queue)).ranges == [(2, 2)]
 

@@ -5,18 +5,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import (
-    DeadLetter,
-    Findings,
-    Reason,
-    Source,
-    Verdict,
-    find_dead_letters,
-    require_dead_letters,
-)
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, stream_info
 from testbed.queues import (
     CONSUMER,
     drain,
@@ -32,16 +28,16 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def find(connection: Connection, queue: WorkQueue) -> tuple[list[int], dict[int, Verdict]]:
+async def find(connection: Connection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:
     findings = await find_dead_letters(connection, queue)
     return shown(findings)
 
 
-def shown(findings: Findings) -> tuple[list[int], dict[int, Verdict]]:
+def shown(findings: Findings) -> tuple[list[int], dict[int, Status]]:
     dismissed = {each.sequence: each.verdict for each in findings.dismissed}
     assert len(dismissed) == len(findings.dismissed)
     return [letter.sequence for letter in findings.letters], dismissed
@@ -142,7 +138,7 @@ async def test_entries_of_an_earlier_stream_never_hit_a_job_of_the_same_sequence
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
     assert await put(connection, queue, ["new"]) == [1]
-    assert await find(connection, queue) == ([], {1: Verdict.STALE, 2: Verdict.STALE})
+    assert await find(connection, queue) == ([], {1: Status.STALE, 2: Status.STALE})
     # A death of the new job counts, and takes the stale entry of its sequence along.
     await use_up(connection, queue, 1)
     letter = await one_letter(connection, queue)
@@ -153,9 +149,9 @@ async def test_entries_of_a_recreated_or_deleted_consumer_are_stale(connection: 
     queue = await make_queue(connection, name)
     await let_die(connection, queue, ["a"])
     await connection.api(f"CONSUMER.DELETE.{name}.worker")
-    assert await find(connection, queue) == ([], {1: Verdict.STALE})
+    assert await find(connection, queue) == ([], {1: Status.STALE})
     await make_queue(connection, name)
-    assert await find(connection, queue) == ([], {1: Verdict.STALE})
+    assert await find(connection, queue) == ([], {1: Status.STALE})
     # The new consumer delivers it again, and only that death counts.
     await use_up(connection, queue, 1)
     assert await find(connection, queue) == ([1], {})
@@ -166,10 +162,10 @@ async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection
     await let_die(connection, queue, "abc")
     # A crash of the server right after the deaths does the same.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
-    assert await find(connection, queue) == ([1], {2: Verdict.ALIVE, 3: Verdict.ALIVE})
+    assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
     # In flight it has been delivered, as the dead ones have.
     await take(connection, queue, 1)
-    assert await find(connection, queue) == ([1], {2: Verdict.ALIVE, 3: Verdict.ALIVE})
+    assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
     assert await drain(connection, queue) == {"c": 1}
     await wait_until_idle(connection, queue)
     found = await find_dead_letters(connection, queue)

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import ApiError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:

@@ -7,25 +7,29 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, Verdict, find_dead_letters
-from airflow_provider_jetstream.jetstream.discovery import (
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.discovery import (
     FoundDeadLetterQueue,
     discover_queue,
     find_dead_letter_queues,
 )
-from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from testbed.queues import eventually, make_queue, pump, small_queue, stored_count, take
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 SECOND = 10**9
@@ -309,4 +313,4 @@ async def test_dead_letters_of_a_discovered_queue_with_stale_entries(connection:
     }
     await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.worker", json.dumps(body).encode())
     findings = await find_dead_letters(connection, await discover_queue(connection, name))
-    assert [each.verdict for each in findings.dismissed] == [Verdict.STALE]
+    assert [each.verdict for each in findings.dismissed] == [Status.STALE]

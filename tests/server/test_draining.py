@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters.summary import Summary, summarise
-from airflow_provider_jetstream.jetstream.draining import PAUSE, check_drained
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.inspection import inspect_queue
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.inspection.drained import PAUSE, check_drained
+from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.letters import let_terminate
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, pump, put, small_queue, stored_count, take
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG = {"max_deliver": 3, "ack_wait": "30s"}
 
@@ -129,7 +130,7 @@ async def test_dead_letters_keep_a_queue_only_if_nothing_may_be_dead(connection:
     report = await check_drained(connection, queue, nothing_dead=True)
     assert (report.drained, report.dead_letters, report.dead_in_queue, report.uncertain) == (False, 2, 1, 0)
     assert str(report) == f"{name} is not drained: 2 dead letters"
-    await redrive(connection, queue)
+    await redrive_dead_letters(connection, queue)
     # They are jobs again.
     assert not await drained(connection, queue)
     assert sum((await drain(connection, queue)).values()) == 2
@@ -141,7 +142,7 @@ async def test_parked_letters_are_out_of_the_way(connection: Connection, name: s
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
     assert not await drained(connection, queue, nothing_dead=True)
-    await redrive(connection, queue, RedriveOrder(max_redrives=0))
+    await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
     assert await drained(connection, queue, nothing_dead=True)
 
 
@@ -247,7 +248,7 @@ async def test_dead_letters_that_cannot_be_told_yet_keep_the_queue(
     queue = await make_queue(connection, name)
     # Jobs that come and go while they are counted can look so, for a moment that no test can hold.
     found = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
-    mocker.patch("airflow_provider_jetstream.jetstream.dead_letters.summary.summarise", return_value=found)
+    mocker.patch("airflow_provider_jetstream.jetstream.dead_letters.find.summarise", return_value=found)
     report = await check_drained(connection, queue, nothing_dead=True)
     assert str(report) == f"{name} is not drained: 1 dead letters that can't be told yet"
 

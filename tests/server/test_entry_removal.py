@@ -6,18 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import Keeper, Scan, Selection, Verdict, find_dead_letters
-from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.queues import drain, let_die, make_queue, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 HANDLER: dict[str, Any] = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
@@ -35,8 +41,8 @@ async def consumers(connection: Connection, stream: str) -> list[str]:
     return (await connection.api(f"CONSUMER.NAMES.{stream}")).get("consumers") or []
 
 
-def only(*sequences: int) -> RedriveOrder:
-    return RedriveOrder(selection=Selection(sequences=frozenset(sequences)))
+def only(*sequences: int) -> RedriveRequest:
+    return RedriveRequest(selection=Selection(sequences=frozenset(sequences)))
 
 
 async def left(connection: Connection, queue: WorkQueue, *entries: int) -> list[int]:
@@ -49,7 +55,7 @@ async def test_entries_are_deleted_where_that_is_allowed(connection: Connection,
     fields = {"consumers": [HANDLER]} if retention == "interest" else {}
     queue = await make_queue(connection, name, dead_letters=letters(name, retention=retention, **fields))
     await let_die(connection, queue, "abc")
-    report = await redrive(connection, queue, only(1, 3))
+    report = await redrive_dead_letters(connection, queue, only(1, 3))
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3) == [2]
 
@@ -60,7 +66,7 @@ async def test_repeated_entries_of_one_letter_are_all_removed(connection: Connec
     advisory = await get_message(connection, f"{name}-dead", 1)
     assert advisory is not None
     await connection.client.jetstream().publish(advisory.subject, advisory.data)
-    assert (await redrive(connection, queue)).entries_left == 0
+    assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
@@ -69,13 +75,13 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=work_queue_letters(name, HANDLER))
     await let_die(connection, queue, "abcd")
-    report = await redrive(connection, queue, only(1, 3))
+    report = await redrive_dead_letters(connection, queue, only(1, 3))
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3, 4) == [2, 4]
     assert await consumers(connection, f"{name}-dead") == ["unprocessed_order_handler"]
     # The entry behind the last one asked for hasn't cost its processor a delivery.
     assert (await consumer_info(connection, f"{name}-dead", HANDLER["name"]))["delivered"]["stream_seq"] == 3
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.entries_left, await stored_count(connection, f"{name}-dead")) == (0, 0)
     assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
@@ -85,7 +91,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_an_own_consume
 ) -> None:
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name))
     await let_die(connection, queue, "ab")
-    assert (await redrive(connection, queue)).entries_left == 0
+    assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     (own,) = await consumers(connection, f"{name}-dead")
     config = (await consumer_info(connection, f"{name}-dead", own))["config"]
@@ -93,7 +99,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_an_own_consume
     # It serves the next redrive as well.
     await drain(connection, queue)
     await let_die(connection, queue, ["c"])
-    assert (await redrive(connection, queue)).entries_left == 0
+    assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await consumers(connection, f"{name}-dead") == [own]
 
 
@@ -105,7 +111,7 @@ async def test_a_consumer_of_other_entries_is_left_alone(connection: Connection,
     }
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, terminated))
     await let_die(connection, queue, "ab")
-    assert (await redrive(connection, queue)).entries_left == 0
+    assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     assert (await consumer_info(connection, f"{name}-dead", "a"))["delivered"]["consumer_seq"] == 0
 
@@ -117,9 +123,9 @@ async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(conne
     theirs = await make_queue(connection, f"{name}x", dead_letters=shared)
     await let_die(connection, ours, "ab")
     await let_die(connection, theirs, "cd")
-    assert (await redrive(connection, ours)).entries_left == 0
+    assert (await redrive_dead_letters(connection, ours)).entries_left == 0
     assert await left(connection, ours, 1, 2, 3, 4) == [3, 4]
-    assert (await redrive(connection, theirs)).entries_left == 0
+    assert (await redrive_dead_letters(connection, theirs)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
@@ -151,13 +157,13 @@ async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_ti
 async def test_entries_that_have_to_stay_are_never_taken_for_dead_again(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, dead_letters=letters(name, deny_delete=True))
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
     assert await left(connection, queue, 1, 2) == [1, 2]
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert [each.verdict for each in findings.dismissed] == [Verdict.REDRIVEN, Verdict.REDRIVEN]
-    again = await redrive(connection, queue)
+    assert [each.verdict for each in findings.dismissed] == [Status.REDRIVEN, Status.REDRIVEN]
+    again = await redrive_dead_letters(connection, queue)
     assert (again.redriven, list(again.gone), again.entries_left) == ({}, [1, 2], 2)
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -167,9 +173,9 @@ async def test_the_report_is_kept_when_the_entries_cannot_be_removed(connection:
     narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.other"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow))
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
-    assert (await redrive(connection, queue)).redriven == {}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
 
 
 async def test_a_missing_dead_letter_queue_is_no_error_since_the_letters_are_redriven(
@@ -196,10 +202,10 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
     await let_die(connection, queue, "ab")
     scan = await Scan.begin(connection, queue)
-    keeper = Keeper(connection, scan)
+    keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(Selection()):
-        await keeper.keep(page.letters)
-    assert (keeper.kept, await stored_count(connection, f"{name}-dead")) == (2, 4)
+        await keeper.preserve(page.letters)
+    assert (keeper.preserved, await stored_count(connection, f"{name}-dead")) == (2, 4)
     found = (await find_dead_letters(connection, queue)).letters
     assert [letter.entries for letter in found] == [(1, 3), (2, 4)]
     assert await remove_entries(connection, queue, [1, 2, 3, 4]) == 0

@@ -9,28 +9,31 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark
-from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from testbed.queues import complete, drain, eventually, let_die, make_queue, put, stored_count, take, use_up
 from testbed.waiting import Readers, complete_all, failures, reports, waiting
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
-IN_PLACE = RedriveOrder(protocol=Protocol.IN_PLACE)
-KEPT = "airflow_provider_jetstream.jetstream.completions.source._KEPT"
+IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
+KEPT = "airflow_provider_jetstream.jetstream.waiting.event_source._KEPT"
 
 
 async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nats: NatsServer, name: str) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection, connect(settings) as other:
         queue = await make_queue(other, name)
-        early = await take_mark(other, queue)
+        early = await take_cursor(other, queue)
         jobs = await put(other, queue, map(str, range(2_500)))
         await complete_all(other, queue, jobs[:2_000])
-        late = await take_mark(other, queue)
+        late = await take_cursor(other, queue)
         readers = Readers(own_nats, other, (f"{name}-events", f"{name}-dead"))
         watch = asyncio.create_task(readers.watch())
         waiters = [waiting(connection, late, [job]) for job in jobs[2_000:]]
@@ -57,14 +60,14 @@ async def test_who_joins_with_an_older_mark_while_ends_stream_in_misses_none_and
     monkeypatch.setattr(KEPT, kept)
     queue = await make_queue(connection, name)
     jobs = await put(connection, queue, map(str, range(1_500)))
-    marks = {0: await take_mark(connection, queue)}
+    marks = {0: await take_cursor(connection, queue)}
 
     async def work() -> None:
         async with connect(settings) as worker:
             for start in range(0, len(jobs), 20):
                 await complete_all(worker, queue, jobs[start : start + 20])
                 if start % 100 == 80:
-                    marks[start + 20] = await take_mark(worker, queue)
+                    marks[start + 20] = await take_cursor(worker, queue)
                 # A few hundred a second.
                 await asyncio.sleep(0.04)
 
@@ -91,13 +94,13 @@ async def test_a_death_from_before_the_mark_of_who_waits_for_the_redriven_job_do
 ) -> None:
     queue = await make_queue(connection, name)
     jobs = await let_die(connection, queue, "ab")
-    before = await take_mark(connection, queue)
+    before = await take_cursor(connection, queue)
     # Keeps the follower that has read the first deaths.
-    others = waiting(connection, before.from_the_beginning(), [*jobs, 99])
+    others = waiting(connection, before.from_start(), [*jobs, 99])
     await eventually(others.task.done)
-    assert (await redrive(connection, queue, IN_PLACE)).failures == 0
-    mark = await take_mark(connection, queue)
-    keeping = waiting(connection, before.from_the_beginning(), [99])
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).failures == 0
+    mark = await take_cursor(connection, queue)
+    keeping = waiting(connection, before.from_start(), [99])
     again = [waiting(connection, mark, [job]) for job in jobs]
     for message in await take(connection, queue, 2):
         if message.metadata.sequence.stream == jobs[0]:
@@ -118,7 +121,7 @@ async def test_reading_an_older_death_later_does_not_hide_the_newer_one(connecti
     jobs = await let_die(connection, queue, "ab")
     # As a person does who has no redrive at hand: the entries of the first deaths stay.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": jobs[0]})
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     for message in await take(connection, queue, 2):
         await (message.nak() if message.metadata.sequence.stream == jobs[0] else message.ack_sync())
     with suppress(TimeoutError):
@@ -126,7 +129,7 @@ async def test_reading_an_older_death_later_does_not_hide_the_newer_one(connecti
     keeping = waiting(connection, mark, [98])
     assert [*(await reports([waiting(connection, mark, jobs[:1])]))[0].dead] == jobs[:1]
     # Has everything read that was stored before, the only word of the second job among it.
-    older = waiting(connection, mark.from_the_beginning(), [*jobs, 99], Tolerance(max_dead=None))
+    older = waiting(connection, mark.from_start(), [*jobs, 99], WaitPolicy(max_dead=None))
     await eventually(lambda: len(older.ends) == 2)
     assert [*(await reports([waiting(connection, mark, jobs[:1])], within=3))[0].dead] == jobs[:1]
     for waiter in (keeping, older):
@@ -139,13 +142,13 @@ async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_who
     handler = {"name": "somebody", "max_deliver": 2, "backoff": ["5s"]}
     letters = {"name": f"{name}-dead", "retention": "workqueue", "consumers": [handler]}
     queue = await make_queue(connection, name, dead_letters=letters)
-    before = await take_mark(connection, queue)
+    before = await take_cursor(connection, queue)
     jobs = await let_die(connection, queue, "ab")
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs += await put(connection, queue, "cd")
-    early = waiting(connection, mark, jobs[2:], Tolerance(max_dead=None))
+    early = waiting(connection, mark, jobs[2:], WaitPolicy(max_dead=None))
     await use_up(connection, queue, 1)
-    late = waiting(connection, before, jobs, Tolerance(max_dead=None))
+    late = waiting(connection, before, jobs, WaitPolicy(max_dead=None))
     await eventually(lambda: len(late.ends) == 3)
     await use_up(connection, queue, 1)
     first, second = await reports([early, late])
@@ -159,7 +162,7 @@ async def test_a_stream_that_is_deleted_under_those_who_wait_ends_every_wait(
     connection: Connection, name: str, gone: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(101)))
     waiters = [waiting(connection, mark, [job, jobs[0]]) for job in jobs[1:]]
     await complete(connection, queue, jobs[0])
@@ -174,7 +177,7 @@ async def test_a_connection_that_is_closed_ends_every_wait_and_a_new_one_takes_i
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(100)))
     async with connect(settings) as closing:
         waiters = [waiting(closing, mark, [job, jobs[0]]) for job in jobs]
@@ -190,7 +193,7 @@ async def test_a_connection_that_is_closed_ends_every_wait_and_a_new_one_takes_i
 
 async def test_a_follower_that_failed_is_not_joined_any_more(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "ab")
     first = waiting(connection, mark, jobs[:1])
     await complete(connection, queue, 0)
@@ -198,7 +201,7 @@ async def test_a_follower_that_failed_is_not_joined_any_more(connection: Connect
     await failures([first])
     await make_queue(connection, name)
     # The new stream counts from one again.
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     second = waiting(connection, mark, jobs)
     await complete_all(connection, queue, jobs)
     assert (await reports([second]))[0].completed == set(jobs)

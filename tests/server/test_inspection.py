@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.inspection import LeftOver, inspect_queue, tell_apart
-from airflow_provider_jetstream.jetstream.names import marker_subject
+from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, inspect_queue, tell_apart
 from testbed.queues import CONSUMER, eventually, let_die, make_queue, put, take
 
 if TYPE_CHECKING:

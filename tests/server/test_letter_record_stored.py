@@ -7,14 +7,15 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.death import Death, Reason
-from airflow_provider_jetstream.jetstream.letter_record import read_record, record_headers
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from testbed.letters import publish_raw
 from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from testbed.nats_server import NatsServer
 
 

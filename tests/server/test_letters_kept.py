@@ -8,24 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import (
-    DeadLetter,
-    Keeper,
-    Reason,
-    Scan,
-    Selection,
-    Source,
-    Verdict,
-    find_dead_letters,
-)
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, late_ack_subject
-from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, late_ack_subject
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from testbed.queues import CONSUMER, eventually, let_die, make_queue, put, stored_count, take, use_up
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 HEADERS = (
     ("Job-Id", "order-7"),
@@ -41,10 +38,10 @@ HEADERS = (
 async def keep(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> tuple[int, int]:
     chosen = selection or Selection()
     scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
-    keeper = Keeper(connection, scan)
+    keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(chosen):
-        await keeper.keep(page.letters)
-    return keeper.kept, keeper.not_kept
+        await keeper.preserve(page.letters)
+    return keeper.preserved, keeper.not_kept
 
 
 async def letters(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> list[DeadLetter]:
@@ -85,7 +82,7 @@ async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert {each.verdict for each in findings.dismissed} == {Verdict.VANISHED}
+    assert {each.verdict for each in findings.dismissed} == {Status.VANISHED}
     back = await letters(connection, queue, Selection(vanished=True))
     for original, letter in zip(before, back, strict=True):
         assert (letter.source, letter.kept) == (Source.COPY, True)
@@ -157,9 +154,9 @@ async def test_scans_side_by_side_keep_one_copy(connection: Connection, name: st
     await let_die(connection, queue, "ab")
     scans = [await Scan.begin(connection, queue) for _ in range(2)]
     for scan in scans:
-        keeper = Keeper(connection, scan)
+        keeper = BodyPreserver(connection, scan)
         async for page in scan.pages(Selection()):
-            await keeper.keep(page.letters)
+            await keeper.preserve(page.letters)
     assert await stored_count(connection, f"{name}-dead") == 4
 
 
@@ -193,7 +190,7 @@ async def test_what_was_finished_late_after_it_was_kept_is_no_letter(connection:
     await keep(connection, queue)
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, [each.verdict for each in findings.dismissed]) == ((), [Verdict.VANISHED])
+    assert (findings.letters, [each.verdict for each in findings.dismissed]) == ((), [Status.VANISHED])
 
 
 async def test_twenty_thousand_letters(connection: Connection, name: str) -> None:
@@ -210,14 +207,14 @@ async def test_twenty_thousand_letters(connection: Connection, name: str) -> Non
         seen += [letter.sequence for letter in page.letters]
     ended = time.monotonic()
     assert seen == list(range(1, count + 1))
-    keeper = Keeper(connection, scan)
+    keeper = BodyPreserver(connection, scan)
     rest: list[int] = []
     async for page in scan.pages(Selection(), after=15_000):
         rest += [letter.sequence for letter in page.letters]
-        await keeper.keep(page.letters)
+        await keeper.preserve(page.letters)
     kept = time.monotonic()
     assert rest == seen[15_000:]
-    assert keeper.kept == 5_000
+    assert keeper.preserved == 5_000
     print(f"begin {begun - started:.1f} s, 20,000 proved in {ended - begun:.1f} s, 5,000 kept in {kept - ended:.1f} s")
 
 

@@ -10,21 +10,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit import Audit, LetterRecord
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import (
-    DeadLetter,
-    Findings,
-    Reason,
-    Selection,
-    Source,
-    Verdict,
-    find_dead_letters,
-)
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.names import copy_subject, late_ack_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import (
     CONSUMER,
     complete,
@@ -39,8 +36,8 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 # As the server stores them; the client can't be made to send all of it.
@@ -56,7 +53,7 @@ async def put_raw(
     return int(json.loads(answer.data)["seq"])
 
 
-async def one_dismissed(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> Verdict:
+async def one_dismissed(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> Status:
     findings = await find_dead_letters(connection, queue, selection)
     assert findings.letters == ()
     (dismissal,) = findings.dismissed
@@ -84,7 +81,7 @@ async def terminate(connection: Connection, queue: WorkQueue, answer: bytes = b"
     await entries(connection, queue, before + 1)
 
 
-def summary(findings: Findings) -> tuple[list[int], dict[int, Verdict]]:
+def summary(findings: Findings) -> tuple[list[int], dict[int, Status]]:
     return [each.sequence for each in findings.letters], {each.sequence: each.verdict for each in findings.dismissed}
 
 
@@ -152,7 +149,7 @@ async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_name
     await put(connection, queue, ["a"])
     await terminate(connection, queue)
     findings = await find_dead_letters(connection, queue)
-    assert summary(findings) == ([], {1: Verdict.LOST})
+    assert summary(findings) == ([], {1: Status.LOST})
     assert any(risk.startswith(f"{name} has no archive") for risk in before.risks)
 
 
@@ -162,7 +159,7 @@ async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: Con
     await take(connection, queue, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     await entries(connection, queue, 1)
-    assert await one_dismissed(connection, queue) == Verdict.SPURIOUS
+    assert await one_dismissed(connection, queue) == Status.SPURIOUS
 
 
 async def test_a_job_that_expired_in_a_workers_hands_is_a_dead_letter(connection: Connection, name: str) -> None:
@@ -185,7 +182,7 @@ async def test_a_job_that_expired_by_its_own_limit_took_its_copy_along(connectio
     await take(connection, queue, 2)
     await entries(connection, queue, 1)
     findings = await find_dead_letters(connection, queue)
-    assert summary(findings) == ([], {1: Verdict.LOST})
+    assert summary(findings) == ([], {1: Status.LOST})
     assert any("Nats-TTL" in risk for risk in findings.risks)
 
 
@@ -212,7 +209,7 @@ async def test_a_metric_tells_a_job_acknowledged_in_time_from_one_whose_time_was
     subject = f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{name}.{CONSUMER}"
     await connection.client.jetstream().publish(subject, json.dumps(deletion).encode())
     letters, dismissed = summary(await find_dead_letters(connection, queue))
-    assert (letters, dismissed) == (([], {2: Verdict.SPURIOUS}) if sampled else ([2], {}))
+    assert (letters, dismissed) == (([], {2: Status.SPURIOUS}) if sampled else ([2], {}))
 
 
 @pytest.mark.parametrize("deliveries", [1, 5])
@@ -263,9 +260,9 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         assert (
             set(dismissed.values())
             <= {
-                "metrics": {Verdict.SPURIOUS, Verdict.VANISHED},
-                "completions": {Verdict.COMPLETED},
-                "nothing": {Verdict.SPURIOUS, Verdict.VANISHED},
+                "metrics": {Status.SPURIOUS, Status.VANISHED},
+                "completions": {Status.COMPLETED},
+                "nothing": {Status.SPURIOUS, Status.VANISHED},
             }[told_by]
         )
         if told_by == "metrics":
@@ -273,9 +270,9 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
             assert [each.sequence for each in again.letters] == letters
 
 
-@pytest.mark.parametrize(("archive", "verdict"), [(True, Verdict.VANISHED), (False, Verdict.GONE)])
+@pytest.mark.parametrize(("archive", "verdict"), [(True, Status.VANISHED), (False, Status.GONE)])
 async def test_a_slow_worker_finished_the_job_after_its_death(
-    connection: Connection, name: str, *, archive: bool, verdict: Verdict
+    connection: Connection, name: str, *, archive: bool, verdict: Status
 ) -> None:
     queue = await make_queue(connection, name, archive=archive)
     await let_die(connection, queue, "ab")
@@ -286,7 +283,7 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
     await complete(connection, queue, 1)
     for selection in (Selection(), Selection(vanished=True)):
         findings = await find_dead_letters(connection, queue, selection)
-        assert summary(findings) == ([2], {1: Verdict.COMPLETED})
+        assert summary(findings) == ([2], {1: Status.COMPLETED})
 
 
 async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connection: Connection, name: str) -> None:
@@ -295,7 +292,7 @@ async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connectio
     await complete(connection, queue, sequence)
     await use_up(connection, queue, 2)
     findings = await find_dead_letters(connection, queue)
-    assert summary(findings) == ([2], {1: Verdict.COMPLETED})
+    assert summary(findings) == ([2], {1: Status.COMPLETED})
     assert findings.dismissed[0].stored
 
 
@@ -332,10 +329,10 @@ async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: C
     await put(connection, queue, ["kept"])
     (message,) = await take(connection, queue, 1)
     await store_record(connection, queue, 1)
-    assert await one_dismissed(connection, queue) == Verdict.ALIVE
+    assert await one_dismissed(connection, queue) == Status.ALIVE
     # Another one gets the job and finishes it, and leaves no completion.
     await message.ack_sync()
-    assert await one_dismissed(connection, queue) == Verdict.VANISHED
+    assert await one_dismissed(connection, queue) == Status.VANISHED
     letter = await one_letter(connection, queue, Selection(vanished=True))
     assert (letter.body, letter.source) == (b"kept", Source.COPY)
 
@@ -387,7 +384,7 @@ async def test_copies_of_an_earlier_stream_do_not_leak_into_a_letter(connection:
     findings = await find_dead_letters(connection, queue)
     (letter,) = findings.letters
     assert (letter.body, letter.kept, letter.death.explanation, letter.entries) == (b"new", False, None, (1, 3))
-    assert summary(findings)[1] == {2: Verdict.STALE}
+    assert summary(findings)[1] == {2: Status.STALE}
 
 
 async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
@@ -396,7 +393,7 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
     created = (await stream_info(connection, name))["created"]
-    audit = await Audit.open(connection, queue, created)
+    audit = await AuditLog.open(connection, queue, created)
     assert audit is not None
     records = [
         LetterRecord(
@@ -412,7 +409,7 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
     ]
     assert await audit.write(records) == [None, None]
     await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
-    alive = {1: Verdict.STALE, 2: Verdict.STALE}
+    alive = {1: Status.STALE, 2: Status.STALE}
     assert summary(await find_dead_letters(connection, queue)) == ([], alive)
     first, second = await take(connection, queue, 2)
     assert summary(await find_dead_letters(connection, queue)) == ([], alive)
@@ -420,7 +417,7 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
     await second.ack_sync()
     await entries(connection, queue, 3)
     findings = await find_dead_letters(connection, queue)
-    assert summary(findings) == ([1], {2: Verdict.REDRIVEN})
+    assert summary(findings) == ([1], {2: Status.REDRIVEN})
     assert findings.letters[0].death.explanation == "again"
 
 

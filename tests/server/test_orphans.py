@@ -11,22 +11,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import (
-    Dismissal,
-    Findings,
-    Reason,
-    Scan,
-    Selection,
-    Verdict,
-    find_dead_letters,
-)
-from airflow_provider_jetstream.jetstream.dead_letters.circumstances import look_around
-from airflow_provider_jetstream.jetstream.dead_letters.entries import read_index
-from airflow_provider_jetstream.jetstream.dead_letters.orphans import reckon
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED, marker_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
+from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from testbed.queues import (
     CONSUMER,
     complete,
@@ -45,8 +42,8 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 
@@ -226,7 +223,7 @@ async def test_an_orphan_whose_completion_is_stored_is_completed(connection: Con
     findings = await find_dead_letters(connection, queue)
     assert sequences(findings) == [2]
     ((done),) = findings.dismissed
-    assert (done.sequence, done.verdict, done.consumer, done.stored) == (1, Verdict.COMPLETED, "worker", True)
+    assert (done.sequence, done.verdict, done.consumer, done.stored) == (1, Status.COMPLETED, "worker", True)
 
 
 async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_named(
@@ -256,12 +253,12 @@ async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: Connecti
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     findings = await find_dead_letters(connection, queue)
     assert (sequences(findings), findings.undeliverable) == ([], 3)
-    assert {each.verdict for each in findings.dismissed} == {Verdict.STALE}
+    assert {each.verdict for each in findings.dismissed} == {Status.STALE}
     named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     scan = await Scan.begin(connection, queue)
     letters = [letter async for letter in scan.letters(named)]
     assert [(each.sequence, each.entries) for each in letters] == [(1, (1,)), (2, (2,)), (3, ())]
-    again = await scan.prove_again(letters)
+    again = await scan.classify_again(letters)
     assert again == letters
 
 
@@ -291,12 +288,12 @@ async def test_a_death_that_the_server_forgot_in_a_crash_is_not_given_while_the_
     }
     await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.{CONSUMER}", json.dumps(advisory).encode())
     scan = await Scan.begin(connection, queue)
-    assert scan.reckoning.doubted == {CONSUMER}
+    assert scan.reconciliation.inconsistent_consumers == {CONSUMER}
     assert [letter.sequence async for letter in scan.letters()] == []
-    assert scan.dismissed == {Verdict.ALIVE: 2}
+    assert scan.dismissed == {Status.ALIVE: 2}
     await connection.request(f"$JS.ACK.{name}.{CONSUMER}.1.{sequence}.1.0.0", b"+ACK")
     findings = await find_dead_letters(connection, queue)
-    assert (sequences(findings), findings.dismissed[0].verdict) == ([1], Verdict.VANISHED)
+    assert (sequences(findings), findings.dismissed[0].verdict) == ([1], Status.VANISHED)
 
 
 async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_nats: NatsServer, name: str) -> None:
@@ -320,7 +317,7 @@ async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_na
             alive = info["num_ack_pending"] + info["num_pending"]
             assert len(findings.letters) + findings.uncertain + alive <= await stored_count(connection, name)
             alive_again += alive
-            held_back += sum(each.verdict == Verdict.ALIVE for each in findings.dismissed)
+            held_back += sum(each.verdict == Status.ALIVE for each in findings.dismissed)
             await hand_back_until_dead(connection, queue)
             findings = await find_dead_letters(connection, queue)
             assert len(findings.letters) == await stored_count(connection, name)
@@ -448,8 +445,8 @@ async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_
         own_nats.kill()
         own_nats.start()
         await eventually(lambda: connection.client.is_connected and connection.client.stats["reconnects"] > 0)
-        found = await scan.prove_again(letters)
-        assert [each.verdict for each in found if isinstance(each, Dismissal)] == [Verdict.ALIVE, Verdict.ALIVE]
+        found = await scan.classify_again(letters)
+        assert [each.verdict for each in found if isinstance(each, NotDead)] == [Status.ALIVE, Status.ALIVE]
 
 
 async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Connection, name: str) -> None:
@@ -458,12 +455,12 @@ async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Conn
     dead, dying, _ = await take(connection, queue, 3)
     await dead.nak()
     await eventually(lambda: _told(connection, queue, 1))
-    around = await look_around(connection, name)
+    around = await take_snapshot(connection, name)
     await dying.nak()
     await eventually(lambda: _told(connection, queue, 2))
     index = await read_index(connection, f"{name}-dead", name, around.created)
-    reckoning = await reckon(connection, around, index, None)
-    assert (reckoning.doubted, reckoning.uncertain, list(reckoning.orphans)) == (set(), 0, [])
+    reckoning = await reconcile(connection, around, index, None)
+    assert (reckoning.inconsistent_consumers, reckoning.uncertain, list(reckoning.orphans)) == (set(), 0, [])
 
 
 async def _told(connection: Connection, queue: WorkQueue, count: int) -> bool:

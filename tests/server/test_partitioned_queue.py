@@ -7,17 +7,17 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import publishing
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names, get_message
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from airflow_provider_jetstream.jetstream.jobs import Job, prepare
-from airflow_provider_jetstream.jetstream.partitions import partition_of
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names, get_message
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import stored_count, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:
@@ -29,7 +29,7 @@ async def _publish(connection: Connection, queue: WorkQueue, *keys: str) -> None
     jobs = [Job(key, partition_key=key) for key in keys]
     subject = f"{queue.name}.{{partition}}.email"
     prepared = prepare(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
-    (await publishing.publish(connection, prepared)).raise_for_failures()
+    (await publish(connection, prepared)).raise_for_failures()
 
 
 async def _by_hand(connection: Connection, name: str, *partitions: int) -> None:

@@ -6,29 +6,30 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import present as presence
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, orphans
+from airflow_provider_jetstream.jetstream.client.nats_py import sequence_set as presence
+from airflow_provider_jetstream.jetstream.client.sequence_set import SequenceSet, stored_sequences
+from airflow_provider_jetstream.jetstream.dead_letters import reconciliation as orphans
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.present import Present, find_present
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from testbed.queues import let_die, make_queue, put, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 async def test_what_a_stream_holds_is_known_without_getting_it(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    found = await find_present(connection, name)
+    found = await stored_sequences(connection, name)
     assert (0 in found, 1 in found, found.exact) == (False, False, True)
     await put(connection, queue, "abcdefg")
     for gone in (1, 2, 4, 7):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
-    found = await find_present(connection, name)
+    found = await stored_sequences(connection, name)
     assert ([each for each in range(10) if each in found], found.exact) == ([3, 5, 6], True)
     monkeypatch.setattr(presence, "_MOST_DELETED", 0)
-    found = await find_present(connection, name)
+    found = await stored_sequences(connection, name)
     assert ([each for each in range(10) if each in found], found.exact) == ([3, 4, 5, 6, 7], False)
 
 
@@ -39,9 +40,9 @@ async def test_letters_are_counted_alike_by_sequences_and_one_by_one(
 ) -> None:
     if counted == "one by one":
 
-        async def too_many(connection: Connection, stream: str) -> Present:
-            found = await find_present(connection, stream)
-            return Present(found.first, found.last, exact=False)
+        async def too_many(connection: Connection, stream: str) -> SequenceSet:
+            found = await stored_sequences(connection, stream)
+            return SequenceSet(found.first, found.last, exact=False)
 
         monkeypatch.setattr(orphans, "find_present", too_many)
     queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
@@ -54,7 +55,7 @@ async def test_letters_are_counted_alike_by_sequences_and_one_by_one(
         await put(connection, queue, "i")
         await take(connection, queue, 1)
     scan = await Scan.begin(connection, queue)
-    assert (scan.reckoning.doubted, scan.reckoning.uncertain) == (set(), int(busy))
-    assert list(scan.reckoning.orphans) == ([] if busy else [5])
+    assert (scan.reconciliation.inconsistent_consumers, scan.reconciliation.uncertain) == (set(), int(busy))
+    assert list(scan.reconciliation.orphans) == ([] if busy else [5])
     letters = [letter.sequence async for letter in scan.letters(Selection())]
     assert letters == ([1, 2, 4, 6, 7] if busy else [1, 2, 4, 5, 6, 7])

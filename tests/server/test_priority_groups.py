@@ -9,20 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.pump import pump
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from testbed.lanes import HIGH, LOW, lanes_queue
 from testbed.queues import eventually, let_die, make_queue, put, running, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 GROUPS: dict[str, Any] = {"priority_groups": ["workers"], "priority_policy": "prioritized"}
 POLICIES = pytest.mark.parametrize("policy", ["overflow", "prioritized"])
@@ -185,7 +186,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_is_lef
             pin = {"id": (taken.headers or {})["Nats-Pin-Id"]} if policy == "pinned_client" else {}
 
     async def told() -> bool:
-        await pump(connection, name, "worker")
+        await probe_consumer(connection, name, "worker")
         return await stored_count(connection, f"{name}-dead") == 3
 
     await eventually(told)

@@ -3,14 +3,17 @@ from __future__ import annotations
 import asyncio
 from contextlib import AsyncExitStack
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
 from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError
-from airflow_provider_jetstream.jetstream.provisioning import apply, plan, provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 def _queue(name: str, **changes: Any) -> WorkQueue:

@@ -5,9 +5,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import put
 
 if TYPE_CHECKING:

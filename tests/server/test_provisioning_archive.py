@@ -7,15 +7,15 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
 from airflow_provider_jetstream.jetstream.errors import DriftError
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 _BATCH, _NUMBER, _COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 

@@ -4,13 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 def _consumer(name: str, **changes: Any) -> dict[str, Any]:

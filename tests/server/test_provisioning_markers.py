@@ -7,10 +7,10 @@ from unittest.mock import PropertyMock
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import put, stored_count, take
 
 if TYPE_CHECKING:

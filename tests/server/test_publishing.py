@@ -6,19 +6,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
 from airflow_provider_jetstream.jetstream.errors import (
     JobError,
     JobNotSerializableError,
     JobTooLargeError,
     NotFoundError,
-    PublishIncompleteError,
-    PublishRefusedError,
     QueueFullError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.jobs import Job, Origin, OutgoingJob, prepare
-from airflow_provider_jetstream.jetstream.publishing import PublishReport, publish
-from airflow_provider_jetstream.jetstream.stored import get_message
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError, PublishRefusedError
 from testbed.queues import eventually, make_queue, stored_count, take
 
 if TYPE_CHECKING:
@@ -26,7 +26,8 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
 

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, PublishIncompleteError, UnreachableError
-from airflow_provider_jetstream.jetstream.jobs import OutgoingJob, prepare
-from airflow_provider_jetstream.jetstream.publishing import PublishReport, publish
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.queues import drain, eventually, make_queue, stored_count
 
 if TYPE_CHECKING:
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
 _NAME = "q"

@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.pump import pump
-from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info, consumer_names
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.queues import CONSUMER, drain, eventually, make_queue, put, stored_count, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 async def abandoned(connection: Connection, name: str, bodies: str) -> WorkQueue:
@@ -55,7 +55,7 @@ async def test_letters_are_found_although_every_worker_died_before_the_last_ack_
 async def test_what_nobody_told_of_is_redriven(connection: Connection, name: str) -> None:
     queue = await abandoned(connection, name, "abc")
     await over(connection, queue)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert set(report.redriven) == {1, 2, 3}
     assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
@@ -66,7 +66,7 @@ async def test_jobs_in_flight_and_jobs_waiting_are_left_alone(connection: Connec
     first, second = await take(connection, queue, 2)
     before = await consumer_info(connection, name, CONSUMER)
     for _ in range(5):
-        after = await pump(connection, name, CONSUMER)
+        after = await probe_consumer(connection, name, CONSUMER)
     kept = ("num_pending", "num_ack_pending", "num_redelivered", "delivered", "ack_floor")
     assert {field: after[field] for field in kept} == {field: before[field] for field in kept}
     await first.ack_sync()
@@ -80,7 +80,7 @@ async def test_fifty_looks_cost_a_job_none_of_its_deliveries(connection: Connect
     await take(connection, queue, 1)
     await over(connection, queue)
     for _ in range(50):
-        await pump(connection, name, CONSUMER)
+        await probe_consumer(connection, name, CONSUMER)
     (message,) = await take(connection, queue, 1)
     assert message.metadata.num_delivered == 2
     assert await stored_count(connection, f"{name}-dead") == 0
@@ -105,7 +105,7 @@ async def test_deaths_behind_jobs_that_are_due_again_are_told_too(connection: Co
 async def test_a_consumer_that_does_not_exist_is_named(connection: Connection, name: str) -> None:
     await make_queue(connection, name)
     with pytest.raises(NotFoundError, match=f"expected consumer nobody of stream {name} on the server, found none"):
-        await pump(connection, name, "nobody")
+        await probe_consumer(connection, name, "nobody")
 
 
 async def test_every_consumer_is_named(connection: Connection, name: str) -> None:

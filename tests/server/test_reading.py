@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.reading import WIDEST, at_once, read_range
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 async def filled(connection: Connection, name: str, subjects: list[str], body: bytes = b"") -> None:
@@ -106,9 +107,9 @@ async def test_so_many_at_a_time_and_no_more() -> None:
         running -= 1
         return -number
 
-    assert await at_once(work, range(1_000)) == [-number for number in range(1_000)]
-    assert most == WIDEST
-    assert await at_once(work, ()) == []
+    assert await map_concurrently(work, range(1_000)) == [-number for number in range(1_000)]
+    assert most == MAX_CONCURRENT
+    assert await map_concurrently(work, ()) == []
 
 
 async def test_the_first_error_is_raised_when_the_others_have_ended() -> None:
@@ -121,5 +122,5 @@ async def test_the_first_error_is_raised_when_the_others_have_ended() -> None:
             raise ValueError(str(number))
 
     with pytest.raises(ValueError, match="1"):
-        await at_once(work, range(5))
+        await map_concurrently(work, range(5))
     assert ended == [0, 1, 2, 3, 4]

@@ -7,34 +7,37 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.readahead import ReadAheadConnection
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.reading_ahead import ReadingAhead
-from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.letters import change_stream, let_terminate, order_for, publish_raw
 from testbed.queues import let_die, make_queue, put, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Dismissal
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 PATIENT = {"consumer": {"ack_wait": "1s"}}
 
 
-async def scanned(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLetter], list[Dismissal], list[int]]:
+async def scanned(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLetter], list[NotDead], list[int]]:
     """Look at all letters, parked ones too."""
     scan = await Scan.begin(connection, queue)
     letters: list[DeadLetter] = []
-    dismissed: list[Dismissal] = []
+    dismissed: list[NotDead] = []
     for parked in (False, True):
         async for page in scan.pages(Selection(parked=parked)):
             letters += page.letters
             dismissed += page.dismissed
-    return letters, dismissed, sorted(scan.reckoning.orphans)
+    return letters, dismissed, sorted(scan.reconciliation.orphans)
 
 
 @pytest.mark.parametrize("direct", [True, False])
@@ -44,10 +47,10 @@ async def test_the_same_letters_are_found(connection: Connection, nats: NatsServ
     await let_terminate(connection, queue, map(str, range(30)))
     await publish_raw(nats, f"{name}.jobs.odd", b"Twice: 1\r\nAirflow-Dag-Id: a\xff\r\nTwice: 2", b"odd")
     await let_die(connection, queue, [])
-    await redrive(connection, queue, order_for([1, 2, 301]))
-    await redrive(connection, queue, order_for([3, 302], max_redrives=0))
+    await redrive_dead_letters(connection, queue, order_for([1, 2, 301]))
+    await redrive_dead_letters(connection, queue, order_for([3, 302], max_redrives=0))
     plain = await scanned(connection, queue)
-    ahead = await scanned(await ReadingAhead.over(connection, queue), queue)
+    ahead = await scanned(await ReadAheadConnection.over(connection, queue), queue)
     assert len(plain[0]) == 327
     assert ahead[0] == plain[0]
     assert ahead[1:] == plain[1:]
@@ -58,7 +61,7 @@ async def test_the_server_is_asked_far_less_often(own_nats: NatsServer, name: st
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
         await let_die(connection, queue, map(str, range(1_000)))
-        for way in (connection, await ReadingAhead.over(connection, queue)):
+        for way in (connection, await ReadAheadConnection.over(connection, queue)):
             before = own_nats.monitor("varz")["in_msgs"]
             assert len((await scanned(way, queue))[0]) == 1_000
             asked.append(own_nats.monitor("varz")["in_msgs"] - before)
@@ -74,7 +77,7 @@ async def test_single_reads_are_those_of_the_api(connection: Connection, nats: N
     await put(connection, queue, ["last"] * 3)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 4, "no_erase": True})
     assert await stored_count(connection, name) == 5
-    ahead = await ReadingAhead.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue)
     for sequence in (1, 2, 3, 4, 5, 6, 7, 2**63):
         assert await get_message(ahead, name, sequence) == await get_message(connection, name, sequence)
         for subject in (">", f"{name}.jobs.odd"):
@@ -90,7 +93,7 @@ async def test_single_reads_are_those_of_the_api(connection: Connection, nats: N
 async def test_nothing_older_than_two_seconds_is_given(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
     await put(connection, queue, ["job"])
-    ahead = await ReadingAhead.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue)
     assert await get_message(ahead, name, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1, "no_erase": True})
     # It was read just before.
@@ -102,7 +105,7 @@ async def test_nothing_older_than_two_seconds_is_given(connection: Connection, n
 async def test_one_who_gives_up_takes_nothing_from_the_others(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
     await put(connection, queue, ["job"])
-    ahead = await ReadingAhead.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue)
     reads = [asyncio.create_task(get_message(ahead, name, 1)) for _ in range(2)]
     lasts = [asyncio.create_task(last_message(ahead, name, f"{name}.jobs.plain")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -116,7 +119,7 @@ async def test_a_stream_that_takes_no_direct_gets_any_more_is_read_all_the_same(
 ) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
     await put(connection, queue, ["job"])
-    ahead = await ReadingAhead.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue)
     await change_stream(connection, name, allow_direct=False)
     assert await get_message(ahead, name, 1)
     assert await last_message(ahead, name, f"{name}.jobs.plain")

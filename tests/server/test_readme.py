@@ -13,19 +13,21 @@ from typing import TYPE_CHECKING, Any
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.completions import take_mark, wait_for_jobs
-from airflow_provider_jetstream.jetstream.jobs import prepare
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.publishing import publish
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job import prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from testbed.queues import drain, let_die, make_queue
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -60,8 +62,8 @@ async def test_the_dag_of_dead_letters_repairs_those_it_names(
     operator = dag.get_task("repair")
     queue = await make_queue(connection, name)
     await let_die(connection, queue, ['{"to": "ADA@EXAMPLE.ORG"}'])
-    order = RedriveOrder(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
-    assert (await redrive(connection, queue, order)).redriven == {1: 2}
+    order = RedriveRequest(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
+    assert (await redrive_dead_letters(connection, queue, order)).redriven == {1: 2}
     assert await drain(connection, queue) == {'{"to":"ada@example.org"}': 1}
 
 
@@ -79,11 +81,11 @@ async def test_the_worker_does_the_jobs_of_the_dag(
     )
     try:
         task = dag_block["send"]
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         jobs = prepare(list(task.jobs), subject=task.subject, origin=None, batch="readme")
         report = await publish(connection, jobs)
         async with asyncio.timeout(30):
-            ended = await wait_for_jobs(connection, mark, report.sequences)
+            ended = await wait(connection, mark, report.sequences)
     finally:
         worker.terminate()
     assert len(ended.completed) == 2

@@ -8,20 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.completions import take_mark
-from airflow_provider_jetstream.jetstream.jobs import Job, Origin, prepare
-from airflow_provider_jetstream.jetstream.publish_report import index_runs
-from airflow_provider_jetstream.jetstream.publishing import publish
-from airflow_provider_jetstream.jetstream.receipts import Receipts
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import index_runs
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.queues import complete, make_queue, take
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.publish_report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = Origin("dag", "run", "task")
 KEY = "k"
@@ -33,9 +34,9 @@ async def publish_as_a_task(
     connection: Connection, queue: WorkQueue, jobs: Iterable[object], *, cut_off: bool = False
 ) -> PublishReport:
     """Publish as one try of a task does; one that is cut off stores jobs and says no more."""
-    receipts = await Receipts.open(connection, queue, KEY)
+    receipts = await PublishLog.open(connection, queue, KEY)
     assert receipts is not None
-    receipt, before = await receipts.begin(asdict(await take_mark(connection, queue)))
+    receipt, before = await receipts.begin(asdict(await take_cursor(connection, queue)))
     origin = replace(ORIGIN, round=receipt.round)
     prepared = prepare(jobs, subject=f"{queue.name}.jobs.x", origin=origin, batch="", queue=queue)
     report = await publish(connection, prepared, known=before.known)
@@ -45,7 +46,7 @@ async def publish_as_a_task(
 
 
 async def close(connection: Connection, queue: WorkQueue) -> None:
-    receipts = await Receipts.open(connection, queue, KEY)
+    receipts = await PublishLog.open(connection, queue, KEY)
     assert receipts is not None
     await receipts.close()
 
@@ -119,13 +120,13 @@ async def test_once_its_jobs_have_ended_a_task_that_is_cleared_publishes_new_one
 
 async def test_the_receipt_remembers_where_the_first_try_looks_for_ends(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    receipts = await Receipts.open(connection, queue, KEY)
+    receipts = await PublishLog.open(connection, queue, KEY)
     assert receipts is not None
-    mark = asdict(await take_mark(connection, queue))
+    mark = asdict(await take_cursor(connection, queue))
     await receipts.begin(mark)
-    later = await Receipts.open(connection, queue, KEY)
+    later = await PublishLog.open(connection, queue, KEY)
     assert later is not None
-    found, _ = await later.begin(asdict(await take_mark(connection, queue)))
+    found, _ = await later.begin(asdict(await take_cursor(connection, queue)))
     assert found.mark == mark
 
 
@@ -141,7 +142,7 @@ async def test_a_receipt_for_an_earlier_stream_of_the_same_name_says_nothing(con
 async def test_jobs_scattered_among_others_are_looked_for(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.receipts._MOST_RUNS", 1)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.publish_log._MOST_RUNS", 1)
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
     await publish_as_a_task(connection, queue, "a", cut_off=True)
     await connection.client.jetstream().publish(f"{name}.jobs.other", b"between")
@@ -154,8 +155,8 @@ async def test_jobs_scattered_among_others_are_looked_for(
 
 async def test_events_that_take_no_receipts_are_left_alone(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
-    assert await Receipts.open(connection, queue, KEY) is None
-    assert await Receipts.open(connection, await make_queue(connection, f"{name}2", events=None), KEY) is None
+    assert await PublishLog.open(connection, queue, KEY) is None
+    assert await PublishLog.open(connection, await make_queue(connection, f"{name}2", events=None), KEY) is None
 
 
 def test_runs_of_jobs_stored_in_a_row() -> None:

@@ -7,32 +7,34 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from testbed.queues import CONSUMER, complete, eventually, make_queue, put, stored_count, take, tell_deaths
 from testbed.waiting import complete_all, reports, waiting
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("often")
 
 UNTOLD = "used up its deliveries, and no advisory tells of it"
-ANY = Tolerance(max_dead=None, max_vanished=None)
+ANY = WaitPolicy(max_dead=None, max_vanished=None)
 
 
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.3)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.3)
 
 
 async def test_a_job_that_is_acknowledged_without_a_word_vanishes_and_ends_the_wait(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abc")
     waiter = waiting(connection, mark, jobs)
     (message,) = await take(connection, queue, 1)
@@ -49,7 +51,7 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
 ) -> None:
     expiring = {"max_age": "1s", "duplicate_window": "1s"} if how == "expired" else {}
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, **expiring)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(5)))
     waiter = waiting(connection, mark, jobs, ANY)
     if delivered:
@@ -67,7 +69,7 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
 
 async def test_one_that_is_gone_is_found_among_many_that_nobody_takes(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(500)))
     waiter = waiting(connection, mark, jobs)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": jobs[400]})
@@ -83,7 +85,7 @@ async def test_one_that_is_gone_is_found_although_another_consumer_has_many_to_d
         for each in ("busy", "quiet")
     ]
     queue = await make_queue(connection, name, consumers=consumers)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     waiting_for = await put(connection, queue, map(str, range(200)), kind="busy")
     jobs = await put(connection, queue, "ab", kind="quiet")
     waiter = waiting(connection, mark, [*waiting_for, jobs[0]])
@@ -95,13 +97,13 @@ async def test_one_that_is_gone_is_found_although_another_consumer_has_many_to_d
 
 async def test_a_death_of_which_no_entry_tells_is_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abc")
     for message in await take(connection, queue, 2):
         await message.nak()
     await tell_deaths(connection, queue, 2)
     await connection.api(f"STREAM.PURGE.{name}-dead")
-    waiter = waiting(connection, mark, jobs, Tolerance(max_dead=1))
+    waiter = waiting(connection, mark, jobs, WaitPolicy(max_dead=1))
     (report,) = await reports([waiter])
     assert (report.dead, report.vanished) == ({1: UNTOLD, 2: UNTOLD}, set())
 
@@ -110,7 +112,7 @@ async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_p
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "ab")
     waiter = waiting(connection, mark, jobs, ANY)
     # The worker dies with them, and no other one comes.
@@ -124,7 +126,7 @@ async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_p
 async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
-        mark = await take_mark(connection, queue)
+        mark = await take_cursor(connection, queue)
         jobs = await put(connection, queue, map(str, range(50)))
         waiter = waiting(connection, mark, jobs, ANY)
         # The dead letter queue is away at the moment of their deaths.
@@ -148,7 +150,7 @@ async def test_jobs_in_flight_and_jobs_for_which_their_turn_has_not_come_stay_aw
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(6)))
     waiter = waiting(connection, mark, jobs, ANY)
     messages = await take(connection, queue, 4)
@@ -166,16 +168,16 @@ async def test_jobs_in_flight_and_jobs_for_which_their_turn_has_not_come_stay_aw
 async def test_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.01)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.01)
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(20)))
     for message in await take(connection, queue, 20):
         await message.ack_sync()
     # Long before the completions that matter there are many others to be read.
     await complete_all(connection, queue, list(range(1_000, 9_000)))
     await complete_all(connection, queue, jobs)
-    now = await take_mark(connection, queue)
+    now = await take_cursor(connection, queue)
     keeping = waiting(connection, now, [99])
     found = await reports([waiting(connection, mark, [job]) for job in jobs])
     assert [report.vanished for report in found] == [set()] * len(jobs)
@@ -187,7 +189,7 @@ async def test_a_completion_that_comes_after_all_takes_back_that_a_job_has_vanis
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "ab")
     waiter = waiting(connection, mark, jobs, ANY)
     (message,) = await take(connection, queue, 1)

@@ -8,19 +8,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.contract import late_ack_subject
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
     NotFoundError,
     QueueDeclarationError,
     RedriveError,
 )
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.names import late_ack_subject
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport, redrive
-from airflow_provider_jetstream.jetstream.redrive import run as running
-from airflow_provider_jetstream.jetstream.redrive.report import SequenceMap
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message
+from airflow_provider_jetstream.jetstream.redrive import redrive as running
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import publish_raw
 from testbed.queues import drain, let_die, make_queue, put, small_queue, stored_count, take, use_up
 
@@ -29,8 +31,9 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 
@@ -40,8 +43,8 @@ async def stored(connection: Connection, queue: WorkQueue, sequence: int) -> Sto
     return message
 
 
-def only(*sequences: int) -> RedriveOrder:
-    return RedriveOrder(Selection(sequences=frozenset(sequences)))
+def only(*sequences: int) -> RedriveRequest:
+    return RedriveRequest(Selection(sequences=frozenset(sequences)))
 
 
 async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connection: Connection, name: str) -> None:
@@ -49,7 +52,7 @@ async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connect
     headers = {"Nats-Msg-Id": "first", "Nats-Expected-Stream": name, "Job-Id": "order-1", "Customer": "Ünal"}
     await let_die(connection, queue, ["größe"], headers=headers)
     original = await stored(connection, queue, 1)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.failed, list(report.gone), report.entries_left) == ({1: 2}, {}, [], 0)
     copy = await stored(connection, queue, 2)
     assert (copy.subject, copy.data) == (original.subject, original.data)
@@ -70,7 +73,7 @@ async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(connect
     body = bytes(range(256))
     await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(pairs))
     await use_up(connection, queue, 1)
-    await redrive(connection, queue)
+    await redrive_dead_letters(connection, queue)
     copy = await stored(connection, queue, 2)
     assert copy.data == body
     assert copy.headers[:3] == pairs
@@ -82,7 +85,7 @@ async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=deny_delete, consumer={"max_deliver": 3})
     await let_die(connection, queue, ["a"])
-    await redrive(connection, queue)
+    await redrive_dead_letters(connection, queue)
     assert await get_message(connection, name, 1) is None
     (message,) = await take(connection, queue, 1)
     assert (message.metadata.num_delivered, message.metadata.sequence.stream) == (1, 2)
@@ -95,7 +98,7 @@ async def test_the_count_grows_with_every_redrive(connection: Connection, name: 
     queue = await make_queue(connection, name)
     await let_die(connection, queue, ["a"])
     for count in (1, 2, 3):
-        assert (await redrive(connection, queue)).redriven == {count: count + 1}
+        assert (await redrive_dead_letters(connection, queue)).redriven == {count: count + 1}
         copy = await stored(connection, queue, count + 1)
         assert (copy.header("Redrive-Count"), copy.header("Redrive-Sequence")) == (str(count), str(count))
         assert len([key for key, _ in copy.headers if key.startswith("Redrive-")]) == 4
@@ -106,7 +109,7 @@ async def test_the_count_grows_with_every_redrive(connection: Connection, name: 
 async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, duplicate_window="2m")
     await let_die(connection, queue, ["a"], headers={"Nats-Msg-Id": "dag/run/task/-1/0"})
-    assert (await redrive(connection, queue)).redriven == {1: 2}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {1: 2}
     assert await drain(connection, queue) == {"a": 1}
 
 
@@ -114,7 +117,7 @@ async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(connec
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
     await let_die(connection, queue, "ab")
     letters = (await find_dead_letters(connection, queue)).letters
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     for letter in letters:
         copy = await stored(connection, queue, report.redriven[letter.sequence])
         assert copy.stored_at >= letter.ready_at > letter.death.died_at
@@ -131,7 +134,7 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
         return True
 
     monkeypatch.setattr(running, "_until", finish_late)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
     assert await drain(connection, queue) == {"b": 1}
 
@@ -147,7 +150,7 @@ async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
         return True
 
     monkeypatch.setattr(running, "_until", forget_the_deaths)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({1: 3}, [2])
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -155,7 +158,7 @@ async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
 async def test_only_the_letters_that_were_asked_for_are_redriven(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "abcd")
-    report = await redrive(connection, queue, only(4, 2, 4))
+    report = await redrive_dead_letters(connection, queue, only(4, 2, 4))
     assert report.redriven == {2: 5, 4: 6}
     assert await drain(connection, queue) == {"b": 1, "d": 1}
     assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 3]
@@ -175,9 +178,9 @@ async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
         " leave them out, or redrive all"
     )
     with pytest.raises(DeadLetterGoneError, match=f"^{re.escape(expected)}$"):
-        await redrive(connection, queue, only(1, 2, 99))
+        await redrive_dead_letters(connection, queue, only(1, 2, 99))
     assert await drain(connection, queue) == {}
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({1: 4, 3: 5}, [2])
 
 
@@ -188,16 +191,16 @@ async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Co
     await put(connection, queue, ["new"])
     told = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
     with pytest.raises(DeadLetterGoneError, match=told):
-        await redrive(connection, queue, only(1))
-    assert (await redrive(connection, queue)).redriven == {}
+        await redrive_dead_letters(connection, queue, only(1))
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
     assert await drain(connection, queue) == {"new": 1}
 
 
 async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=2)
     await let_die(connection, queue, "ab")
-    by_copy = RedriveOrder(protocol=Protocol.COPY)
-    report = await redrive(connection, queue, by_copy)
+    by_copy = RedriveRequest(protocol=Protocol.COPY)
+    report = await redrive_dead_letters(connection, queue, by_copy)
     refusal = f"{name} refused the copy of 1: maximum messages exceeded"
     assert (report.redriven, report.failed[1], sorted(report.failed)) == ({}, refusal, [1, 2])
     with pytest.raises(
@@ -206,7 +209,7 @@ async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connecti
         report.raise_for_failures()
     assert len((await find_dead_letters(connection, queue)).letters) == 2
     await make_queue(connection, name, discard="new", max_msgs=4)
-    report = await redrive(connection, queue, by_copy)
+    report = await redrive_dead_letters(connection, queue, by_copy)
     report.raise_for_failures()
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -219,7 +222,7 @@ async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_oth
     await publish_raw(nats, f"{name}.jobs.a", b"Two Words: x", b"spaced")
     await put(connection, queue, ["x" * (connection.client.max_payload - 20), "good"])
     await use_up(connection, queue, 4)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {4: 5}
     assert report.failed[1].startswith("expected headers in UTF-8, found others on job 1: it can't be copied unchanged")
     assert report.failed[2].startswith(f"nothing was sent on {name}.jobs.a: nats: invalid header")
@@ -245,10 +248,12 @@ async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connecti
     other = f"expected {name} to store the copy of 1, found an answer of other: original kept"
     for answer, expected in zip(answers, [strange, strange, other], strict=True):
         service = await connection.client.subscribe(f"{name}.jobs.>", cb=partial(respond, answer))
-        report = await redrive(connection, queue)
+        report = await redrive_dead_letters(connection, queue)
         await service.unsubscribe()
         assert (report.redriven, report.failed) == ({}, {1: expected})
-    assert (await redrive(connection, queue)).failed == {1: f"no stream captures {name}.jobs.plain just now"}
+    assert (await redrive_dead_letters(connection, queue)).failed == {
+        1: f"no stream captures {name}.jobs.plain just now"
+    }
     assert (await stored(connection, queue, 1)).data == b"a"
 
 
@@ -276,15 +281,15 @@ async def test_the_report_fits_an_xcom() -> None:
 
 async def test_a_queue_without_dead_letters_or_without_its_streams_is_told(connection: Connection, name: str) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none: provision the queue"):
-        await redrive(connection, small_queue(name))
+        await redrive_dead_letters(connection, small_queue(name))
     queue = await make_queue(connection, name, dead_letters=None)
     with pytest.raises(QueueDeclarationError, match="expected dead_letters, so that there is something to look at"):
-        await redrive(connection, queue)
+        await redrive_dead_letters(connection, queue)
 
 
 async def test_nothing_dead_means_nothing_done(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await put(connection, queue, "ab")
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.failed, list(report.gone)) == ({}, {}, [])
     assert await drain(connection, queue) == {"a": 1, "b": 1}

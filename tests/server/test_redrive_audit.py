@@ -9,23 +9,25 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
-from airflow_provider_jetstream.jetstream.redrive import run as running
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.redrive import redrive as running
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import change_stream, let_terminate, letter_records, messages_of, run_records
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, take, use_up
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 WHO = {"dag_id": "orders", "run_id": "manual__1", "task_id": "redrive", "map_index": -1, "try_number": 1}
-RUN = RedriveOrder(run="orders-1", who=WHO, why="the printer is back")
+RUN = RedriveRequest(run="orders-1", who=WHO, why="the printer is back")
 
 
 def after(batches: int) -> Callable[[], bool]:
@@ -40,7 +42,7 @@ async def test_each_letter_has_one_record_that_tells_all(connection: Connection,
     await let_die(connection, queue, "a")
     await let_terminate(connection, queue, "b")
     letters = (await find_dead_letters(connection, queue)).letters
-    report = await redrive(connection, queue, RUN)
+    report = await redrive_dead_letters(connection, queue, RUN)
     records = await letter_records(connection, queue)
     created = (await stream_info(connection, name))["created"]
     for record, letter in zip(records, letters, strict=True):
@@ -71,7 +73,7 @@ async def test_a_run_is_recorded_from_its_beginning_to_its_end(
     monkeypatch.setattr(running, "PAGE", 1)
     monkeypatch.setattr(running, "_PROGRESS_SECONDS", 0)
     seen: list[int] = []
-    await redrive(connection, queue, RUN, progress=lambda report: seen.append(len(report.redriven)))
+    await redrive_dead_letters(connection, queue, RUN, progress=lambda report: seen.append(len(report.redriven)))
     assert seen == [1, 2, 3, 3]
     records = await run_records(connection, queue, "orders-1")
     assert [(each.report.get("redriven"), each.finished) for each in records] == [
@@ -93,7 +95,7 @@ async def test_redrives_at_once_record_each_letter_once(
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **atomic)
     await let_die(connection, queue, map(str, range(80)))
     async with connect(settings) as second, connect(settings) as third:
-        reports = await asyncio.gather(*(redrive(each, queue) for each in (connection, second, third)))
+        reports = await asyncio.gather(*(redrive_dead_letters(each, queue) for each in (connection, second, third)))
     assert {report.protocol for report in reports} == {protocol}
     assert [each.sequence for each in await letter_records(connection, queue)] == [*range(1, 81)]
 
@@ -103,14 +105,14 @@ async def test_a_stopped_run_goes_on_under_its_key_and_its_report_covers_both_tr
 ) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "abcdef")
-    await redrive(connection, queue, RedriveOrder(run="other"), stopped=after(0))
+    await redrive_dead_letters(connection, queue, RedriveRequest(run="other"), stopped=after(0))
     monkeypatch.setattr(running, "PAGE", 2)
-    first = await redrive(connection, queue, RUN, stopped=after(1))
+    first = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))
     assert (first.redriven, first.cancelled, first.resumed) == ({1: 7, 2: 8}, True, 0)
     assert not (await run_records(connection, queue, "orders-1"))[-1].finished
-    second = await redrive(connection, queue, RUN, stopped=after(1))
+    second = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))
     assert (second.redriven, second.resumed) == ({1: 7, 2: 8, 3: 9, 4: 10}, 2)
-    third = await redrive(connection, queue, RUN)
+    third = await redrive_dead_letters(connection, queue, RUN)
     assert (third.redriven, third.resumed) == ({number: number + 6 for number in range(1, 7)}, 4)
     assert (third.cancelled, list(third.gone), third.as_json()["to_sequences"]) == (False, [], [(7, 12)])
     assert (await run_records(connection, queue, "orders-1"))[-1].finished
@@ -121,7 +123,7 @@ async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, nam
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
     await let_die(connection, queue, jobs)
-    first = asyncio.create_task(redrive(connection, queue, RUN))
+    first = asyncio.create_task(redrive_dead_letters(connection, queue, RUN))
 
     async def begun() -> bool:
         return len(await letter_records(connection, queue)) >= 100
@@ -130,7 +132,7 @@ async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, nam
     first.cancel()
     await asyncio.wait([first])
     assert first.cancelled()
-    report = await redrive(connection, queue, RUN)
+    report = await redrive_dead_letters(connection, queue, RUN)
     assert report.resumed >= 100
     assert (len(report.redriven), report.failures) == (1_000, 0)
     assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
@@ -139,27 +141,27 @@ async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, nam
 async def test_a_finished_run_with_the_same_key_starts_afresh(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
-    assert (await redrive(connection, queue, RUN)).redriven == {1: 3, 2: 4}
+    assert (await redrive_dead_letters(connection, queue, RUN)).redriven == {1: 3, 2: 4}
     await use_up(connection, queue, 2)
-    report = await redrive(connection, queue, RUN)
+    report = await redrive_dead_letters(connection, queue, RUN)
     assert (report.redriven, report.resumed) == ({3: 5, 4: 6}, 0)
-    report = await redrive(connection, queue, RUN)
+    report = await redrive_dead_letters(connection, queue, RUN)
     assert (report.redriven, report.resumed) == ({}, 0)
 
 
 async def test_a_run_that_is_kept_open_goes_on_until_it_is_finished(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "a")
-    order = RedriveOrder(run="waits", keep_open=True)
-    assert (await redrive(connection, queue, order)).redriven == {1: 2}
-    report = await redrive(connection, queue, order)
+    order = RedriveRequest(run="waits", keep_open=True)
+    assert (await redrive_dead_letters(connection, queue, order)).redriven == {1: 2}
+    report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, report.resumed) == ({1: 2}, 1)
-    audit = await Audit.open(connection, queue, (await stream_info(connection, name))["created"])
+    audit = await AuditLog.open(connection, queue, (await stream_info(connection, name))["created"])
     assert audit is not None
     await audit.finish("waits")
     await audit.finish("waits")
     assert [each.finished for each in await run_records(connection, queue, "waits")][-2:] == [False, True]
-    report = await redrive(connection, queue, order)
+    report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, report.resumed) == ({}, 0)
 
 
@@ -167,7 +169,7 @@ async def test_without_an_audit_a_redrive_works_and_the_risk_is_named(connection
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
     await connection.api(f"STREAM.DELETE.{name}-audit")
-    report = await redrive(connection, queue, RUN)
+    report = await redrive_dead_letters(connection, queue, RUN)
     assert report.redriven == {1: 3, 2: 4}
     assert any(risk.startswith(f"{name} has no audit: ") for risk in report.risks)
     assert await drain(connection, queue) == {"a": 1, "b": 1}
@@ -179,13 +181,13 @@ async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_n
 ) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
     await (let_die if gone == "dead" else let_terminate)(connection, queue, "abc")
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (len(report.redriven), report.failures) == (1, 2)
     for told in report.failed.values():
         assert told.startswith("it is redriven, but that couldn't be recorded (maximum messages exceeded")
         assert told.endswith("run it again soon")
     await change_stream(connection, f"{name}-audit", max_msgs=-1)
-    again = await redrive(connection, queue)
+    again = await redrive_dead_letters(connection, queue)
     again.raise_for_failures()
     assert set(again.redriven) == set(report.failed)
     assert [each.sequence for each in await letter_records(connection, queue)] == [
@@ -199,12 +201,12 @@ async def test_a_run_that_cannot_be_recorded_does_nothing(connection: Connection
     audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 1}
     queue = await make_queue(connection, name, audit=audit)
     await let_die(connection, queue, "a")
-    await redrive(connection, queue, RedriveOrder(run="first"), stopped=after(0))
+    await redrive_dead_letters(connection, queue, RedriveRequest(run="first"), stopped=after(0))
     told = (
         f"^expected {name}-audit to record the redrive, found: maximum messages exceeded .*; nothing was redriven: see"
     )
     with pytest.raises(RedriveError, match=told):
-        await redrive(connection, queue, RUN)
+        await redrive_dead_letters(connection, queue, RUN)
     assert len(await messages_of(connection, name)) == 1
 
 
@@ -212,7 +214,9 @@ async def test_a_letter_requeued_twice_is_recorded_twice(connection: Connection,
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "a")
     for _ in range(2):
-        assert (await redrive(connection, queue, RedriveOrder(protocol=Protocol.IN_PLACE))).redriven == {1: 1}
+        assert (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))).redriven == {
+            1: 1
+        }
         for message in await take(connection, queue, 1, consumer=CONSUMER):
             await message.nak()
 
@@ -222,5 +226,5 @@ async def test_a_letter_requeued_twice_is_recorded_twice(connection: Connection,
         await eventually(dead)
     assert [each.action for each in await letter_records(connection, queue)] == ["requeued", "requeued"]
     await put(connection, queue, "b")
-    assert (await redrive(connection, queue)).redriven == {1: 3}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3}
     assert await drain(connection, queue) == {"a": 1, "b": 1}

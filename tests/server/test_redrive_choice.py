@@ -7,27 +7,31 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
-from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
-from airflow_provider_jetstream.jetstream.names import marker_subject
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, Repair, preview, redrive
-from airflow_provider_jetstream.jetstream.redrive.choice import GUARANTEES
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.contract import marker_subject
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.repair import Repair
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import change_stream, messages_of, publish_raw, stored
 from testbed.queues import drain, let_die, make_queue, put, stored_count, use_up
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 FULL = {"discard": "new", "max_msgs": 2}
 
 
-async def assert_refused(connection: Connection, queue: WorkQueue, order: RedriveOrder, told: str) -> None:
+async def assert_refused(connection: Connection, queue: WorkQueue, order: RedriveRequest, told: str) -> None:
     before = [await messages_of(connection, each) for each in (queue.name, f"{queue.name}-dead")]
-    for work in (redrive, preview):
-        with pytest.raises(RedriveOrderError, match=told):
+    for work in (redrive_dead_letters, preview):
+        with pytest.raises(RedriveRequestError, match=told):
             await work(connection, queue, order)
     assert [await messages_of(connection, each) for each in (queue.name, f"{queue.name}-dead")] == before
     assert await stored_count(connection, f"{queue.name}-audit") == 0
@@ -54,9 +58,9 @@ async def test_the_queue_decides_how_letters_come_back(
 ) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **fields)
     await let_die(connection, queue, "ab")
-    shown = await preview(connection, queue, RedriveOrder(**order))
+    shown = await preview(connection, queue, RedriveRequest(**order))
     assert (shown.protocol, shown.guarantee) == (protocol, GUARANTEES[protocol])
-    report = await redrive(connection, queue, RedriveOrder(**order))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(**order))
     report.raise_for_failures()
     assert (report.protocol, report.guarantee) == (protocol, GUARANTEES[protocol])
     assert report.as_json()["protocol"] == protocol.value
@@ -67,7 +71,7 @@ async def test_the_queue_decides_how_letters_come_back(
 async def test_an_atomic_redrive_leaves_a_marker_that_nobody_takes_for_a_job(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 4, 2: 6}
     assert [each.subject for each in await messages_of(connection, name, f"requeued.{name}.*")] == [
         marker_subject(name, 1),
@@ -90,14 +94,18 @@ async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_
     await put(connection, queue, "abc")
     await use_up(connection, queue, 4)
     large = {b"b": Repair(body="x" * 3_000)}
-    report = await redrive(connection, queue, RedriveOrder(transform=lambda letter: large.get(letter.body)))
+    report = await redrive_dead_letters(
+        connection, queue, RedriveRequest(transform=lambda letter: large.get(letter.body))
+    )
     assert set(report.redriven) == {2, 4}
     assert report.failed == {
         1: f"nothing was sent on {name}.jobs.plain: nats: invalid header: 'Two Words'",
         3: f"{name} refused the copy of 3: message size exceeds maximum allowed",
     }
     assert await drain(connection, queue) == {"a": 1, "c": 1}
-    report = await redrive(connection, queue, RedriveOrder(transform=lambda _: Repair(headers={"Two Words": None})))
+    report = await redrive_dead_letters(
+        connection, queue, RedriveRequest(transform=lambda _: Repair(headers={"Two Words": None}))
+    )
     assert set(report.redriven) == {1, 3}
     assert await drain(connection, queue) == {"spaced": 1, "b": 1}
 
@@ -123,8 +131,8 @@ async def test_what_the_server_is_too_old_for_is_refused(
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
     await let_die(connection, queue, "a")
     connection.api_level = level
-    await assert_refused(connection, queue, RedriveOrder(protocol=order), told)
-    report = await redrive(connection, queue)
+    await assert_refused(connection, queue, RedriveRequest(protocol=order), told)
+    report = await redrive_dead_letters(connection, queue)
     assert report.protocol == (Protocol.ATOMIC if level >= 2 else Protocol.COPY)
     assert await drain(connection, queue) == {"a": 1}
 
@@ -135,7 +143,7 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
     queue = await make_queue(connection, name, **FULL)
     await let_die(connection, queue, "ab")
     connection.api_level = 2
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.protocol, report.failures) == (Protocol.COPY, 2)
     assert report.failed[1] == f"{name} refused the copy of 1: maximum messages exceeded"
 
@@ -143,7 +151,7 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
 async def test_atomic_batches_have_to_be_allowed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"})
     await let_die(connection, queue, "a")
-    atomic = RedriveOrder(protocol=Protocol.ATOMIC)
+    atomic = RedriveRequest(protocol=Protocol.ATOMIC)
     told = (
         f"^expected a queue that allows atomic batches, found otherwise: {name} doesn't allow atomic batches; provision"
     )
@@ -164,7 +172,7 @@ async def test_a_consumer_that_would_take_the_markers_rules_batches_out(connecti
     request = {"stream_name": name, "config": config, "action": "update"}
     await connection.api(f"CONSUMER.CREATE.{name}.worker", request)
     told = f"consumer worker of {name} would take the markers as jobs; give it a filter"
-    await assert_refused(connection, queue, RedriveOrder(protocol=Protocol.ATOMIC), told)
+    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC), told)
 
 
 async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
@@ -174,16 +182,16 @@ async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
     await let_die(connection, queue, "ab")
     await put(connection, queue, "c")
     told = f"^expected room for copies, found otherwise: {name} has no room for copies .*discards its oldest jobs"
-    await assert_refused(connection, queue, RedriveOrder(Selection(consumer="worker")), told)
-    await assert_refused(connection, queue, RedriveOrder(protocol=Protocol.COPY), told)
-    assert (await redrive(connection, queue)).redriven == {1: 1, 2: 2}
+    await assert_refused(connection, queue, RedriveRequest(Selection(consumer="worker")), told)
+    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.COPY), told)
+    assert (await redrive_dead_letters(connection, queue)).redriven == {1: 1, 2: 2}
     assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
 async def test_letters_go_to_another_subject_of_their_queue(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue, RedriveOrder(subject=f"{name}.jobs.slow"))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(subject=f"{name}.jobs.slow"))
     assert report.redriven == {1: 3, 2: 4}
     assert {each.subject for each in await messages_of(connection, name)} == {f"{name}.jobs.slow"}
     assert await drain(connection, queue) == {"a": 1, "b": 1}
@@ -197,6 +205,6 @@ async def test_a_subject_that_nobody_would_take_the_jobs_from_is_refused(
     queue = await make_queue(connection, name, consumers=consumers)
     await let_die(connection, queue, "a")
     told = f"^expected a subject of {name} \\({name}.jobs.>\\), found elsewhere.a: a dead letter comes back as a job of"
-    await assert_refused(connection, queue, RedriveOrder(subject="elsewhere.a", protocol=protocol), told)
+    await assert_refused(connection, queue, RedriveRequest(subject="elsewhere.a", protocol=protocol), told)
     told = f"^expected a subject that a consumer of {name} takes, found {name}.jobs.b: nobody would do the jobs$"
-    await assert_refused(connection, queue, RedriveOrder(subject=f"{name}.jobs.b", protocol=protocol), told)
+    await assert_refused(connection, queue, RedriveRequest(subject=f"{name}.jobs.b", protocol=protocol), told)

@@ -6,22 +6,24 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
 from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import let_terminate, letter_records, run_records
 from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.audit import LetterRecord
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-RUN = RedriveOrder(run="orders-1")
+RUN = RedriveRequest(run="orders-1")
 
 
 async def keep_original(*_: object) -> None:
@@ -50,7 +52,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
         await connection.api(f"STREAM.PURGE.{name}-dead")
     with monkeypatch.context() as patch:
         patch.setattr(doing, "remove_originals", keep_original)
-        report = await redrive(connection, queue, RUN)
+        report = await redrive_dead_letters(connection, queue, RUN)
     assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
     assert await stored_count(connection, name) == 4
     await duplicates_forgotten(connection, queue)
@@ -59,7 +61,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     def refuse(_: object) -> None:
         raise ValueError("it isn't to be asked again")
 
-    again = await redrive(connection, queue, RedriveOrder(run="orders-1", transform=refuse))
+    again = await redrive_dead_letters(connection, queue, RedriveRequest(run="orders-1", transform=refuse))
     again.raise_for_failures()
     assert (again.redriven, list(again.gone)) == ({1: 3, 2: 4}, [])
     assert await drain(connection, queue) == {}
@@ -80,15 +82,15 @@ async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
     )
     await (let_die if death == "dead" else let_terminate)(connection, queue, "ab")
 
-    async def cut_off(_: Audit, records: Sequence[LetterRecord]) -> list[UnreachableError]:
+    async def cut_off(_: AuditLog, records: Sequence[LetterRecord]) -> list[UnreachableError]:
         return [UnreachableError("cut off")] * len(records)
 
     with monkeypatch.context() as patch:
-        patch.setattr(Audit, "write", cut_off)
-        assert (await redrive(connection, queue)).failures == 2
+        patch.setattr(AuditLog, "write", cut_off)
+        assert (await redrive_dead_letters(connection, queue)).failures == 2
     await duplicates_forgotten(connection, queue)
     done = await drain(connection, queue)
-    report = await redrive(connection, queue, RedriveOrder(**then))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(**then))
     report.raise_for_failures()
     assert ({*report.redriven}, list(report.parked)) == ({1, 2}, [])
     assert [each.action for each in await letter_records(connection, queue)] == ["redriven"] * 2
@@ -103,12 +105,12 @@ async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without
     queue = await make_queue(connection, name, consumers=consumers, duplicate_window="100ms")
     await put(connection, queue, "a", kind="typo")
     undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
-    order = RedriveOrder(undeliverable, subject=f"{name}.jobs.probe")
+    order = RedriveRequest(undeliverable, subject=f"{name}.jobs.probe")
     with monkeypatch.context() as patch:
         patch.setattr(doing, "remove_originals", keep_original)
-        assert (await redrive(connection, queue, order)).failures == 1
+        assert (await redrive_dead_letters(connection, queue, order)).failures == 1
     await duplicates_forgotten(connection, queue)
-    report = await redrive(connection, queue, order)
+    report = await redrive_dead_letters(connection, queue, order)
     assert report.redriven == {1: 2}
     assert (await drain(connection, queue))["a"] == 1
     assert len(await letter_records(connection, queue)) == 1

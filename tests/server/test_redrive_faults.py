@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.redrive import run as redriving
+from airflow_provider_jetstream.jetstream.redrive import redrive as redriving
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.dying import die_at_every_call
 from testbed.queues import drain, eventually, let_die, make_queue, stored_count, use_up
 
@@ -22,8 +23,9 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 JOBS = ["a", "b", "c"]
@@ -49,7 +51,7 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
         await let_die(connection, queue, JOBS)
         return queue
 
-    deaths = await die_at_every_call((nats.url,), f"{redrive.__module__}:redrive", prepare, logs=tmp_path)
+    deaths = await die_at_every_call((nats.url,), f"{redrive_dead_letters.__module__}:redrive", prepare, logs=tmp_path)
     print(deaths.table())
     assert set(deaths.statuses) == {-signal.SIGKILL, 0}
     # Reading, then five calls for each of three letters, then the removal of the entries.
@@ -58,7 +60,7 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
         done: Counter[str] = Counter()
         if workers == "workers take each copy at once":
             done += await drain(connection, queue)
-        report = await redrive(connection, queue)
+        report = await redrive_dead_letters(connection, queue)
         assert report.failed == {}
         done += await drain(connection, queue)
         assert done == dict.fromkeys(JOBS, 1), queue.name
@@ -77,7 +79,7 @@ async def test_redrives_side_by_side_lose_and_repeat_nothing(
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(redrivers)]
         draining = asyncio.create_task(drain_until_empty(connection, queue, len(jobs)))
-        reports = await asyncio.gather(*(redrive(each, queue) for each in connections))
+        reports = await asyncio.gather(*(redrive_dead_letters(each, queue) for each in connections))
     assert await draining == dict.fromkeys(jobs, 1)
     assert all(report.failed == {} for report in reports)
     # Each saw every letter end: as its own doing, or gone.
@@ -105,9 +107,9 @@ async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
         await let_die(connection, queue, JOBS)
-        await kill_server_before(own_nats, connection, call, redrive(connection, queue))
+        await kill_server_before(own_nats, connection, call, redrive_dead_letters(connection, queue))
         await eventually(lambda: connection.client.is_connected)
-        report = await redrive(connection, queue)
+        report = await redrive_dead_letters(connection, queue)
         assert report.failed == {}
         assert await drain(connection, queue) == dict.fromkeys(JOBS, 1)
         assert await stored_count(connection, name) == 0
@@ -139,7 +141,7 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connectio
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
     await let_die(connection, queue, jobs)
-    first = asyncio.create_task(redrive(connection, queue))
+    first = asyncio.create_task(redrive_dead_letters(connection, queue))
 
     async def begun() -> bool:
         return int((await connection.api(f"STREAM.INFO.{name}"))["state"]["last_seq"]) > 1_000
@@ -148,7 +150,7 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connectio
     first.cancel()
     await asyncio.wait([first])
     assert first.cancelled()
-    second = await redrive(connection, queue)
+    second = await redrive_dead_letters(connection, queue)
     assert second.redriven
     assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
 
@@ -157,7 +159,7 @@ async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: Connect
     queue = await make_queue(connection, name)
     await let_die(connection, queue, JOBS)
     for first in (4, 7, 10):
-        assert (await redrive(connection, queue)).redriven == {
+        assert (await redrive_dead_letters(connection, queue)).redriven == {
             first - 3: first,
             first - 2: first + 1,
             first - 1: first + 2,
@@ -183,7 +185,7 @@ async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps
 
     monkeypatch.setattr(redriving, "_until", delete_before_the_second)
     monkeypatch.setattr(redriving, "PAGE", 1)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3}
     assert list(report.failed) == [2]
     assert report.failed[2] == "its consumer or its stream was deleted or recreated meanwhile"

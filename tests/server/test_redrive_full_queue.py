@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.errors import PublishIncompleteError, QueueFullError
-from airflow_provider_jetstream.jetstream.jobs import prepare
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.publishing import publish
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.errors import QueueFullError
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job import prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.queues import eventually, pump, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.publish_report import PublishReport
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
 MANY = 20_000
@@ -88,7 +91,7 @@ async def test_a_queue_filled_by_its_dead_letters_gets_going_again(own_nats: Nat
             refused.raise_for_failures()
 
         started = time.monotonic()
-        report = await redrive(connection, JOBS, RedriveOrder(why="the workers are repaired"))
+        report = await redrive_dead_letters(connection, JOBS, RedriveRequest(why="the workers are repaired"))
         print(f"{MANY} letters in place in {time.monotonic() - started:.1f} s")
         report.raise_for_failures()
         assert (report.protocol, len(report.redriven), len(report.gone)) == (Protocol.IN_PLACE, MANY, 0)

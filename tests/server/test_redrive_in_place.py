@@ -8,20 +8,22 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, redrive
 from airflow_provider_jetstream.jetstream.redrive import in_place as resetting
 from airflow_provider_jetstream.jetstream.redrive import steps as doing
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import deliver_all, let_terminate, letter_records, messages_of
 from testbed.queues import drain, eventually, let_die, make_queue, put, stored_count, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-IN_PLACE = RedriveOrder(protocol=Protocol.IN_PLACE)
+IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 KINDS = ("high", "low", "slow")
 
 
@@ -59,7 +61,7 @@ async def test_all_letters_of_all_consumers_come_back_as_themselves(
 ) -> None:
     queue = await three_kinds(connection, name, **fields)
     before = await messages_of(connection, name)
-    report = await redrive(connection, queue, IN_PLACE)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     report.raise_for_failures()
     assert report.redriven == {number: number for number in range(1, 7)}
     assert (list(report.gone), report.entries_left) == ([], 0)
@@ -82,7 +84,7 @@ async def test_what_is_no_dead_letter_is_told_once_and_not_delivered_again(conne
     queue = await three_kinds(connection, name)
     # A worker stored the completion, and was stopped before it acknowledged.
     await connection.client.jetstream().publish(f"completed.{name}.low.2", b"{}")
-    report = await redrive(connection, queue, IN_PLACE)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (sorted(report.redriven), list(report.gone)) == ([1, 3, 4, 5, 6], [2])
     for kind, sequences in zip(KINDS, ([1, 4], [5], [3, 6]), strict=True):
         assert await deliver_all(connection, queue, len(sequences), consumer=kind) == sequences
@@ -92,11 +94,11 @@ async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
     await let_terminate(connection, queue, "cd")
-    report = await redrive(connection, queue, IN_PLACE)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (report.redriven, report.failed, list(report.gone)) == ({1: 1, 2: 2, 3: 5, 4: 6}, {}, [])
     assert [each.action for each in await letter_records(connection, queue)] == ["requeued"] * 2 + ["redriven"] * 2
     assert await drain(connection, queue) == dict.fromkeys("abcd", 1)
-    assert (await redrive(connection, queue, IN_PLACE)).redriven == {}
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {}
 
 
 async def test_jobs_in_flight_keep_it_from_happening(
@@ -107,8 +109,8 @@ async def test_jobs_in_flight_keep_it_from_happening(
     await put(connection, queue, "cde")
     working = await take(connection, queue, 3)
     monkeypatch.setattr(resetting, "_MARGIN", timedelta(seconds=-59.5))
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.run._until", at_once)
-    report = await redrive(connection, queue, IN_PLACE)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive._until", at_once)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     told = (
         "expected no job of consumer worker in flight, found 3 still after its ack wait: a reset would deliver them a"
     )
@@ -117,7 +119,7 @@ async def test_jobs_in_flight_keep_it_from_happening(
     assert not await paused(connection, queue)
     for message in working:
         await message.ack_sync()
-    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
 
@@ -130,7 +132,7 @@ async def test_no_letter_is_delivered_before_its_worker_has_lost_it_for_sure(con
     await let_die(connection, queue, "ab")
     ready_at = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
     assert ready_at > datetime.now(UTC)
-    await redrive(connection, queue, IN_PLACE)
+    await redrive_dead_letters(connection, queue, IN_PLACE)
     assert datetime.now(UTC) >= ready_at
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -152,14 +154,14 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
             patch.setattr(doing.Steps, "write_requeued", hang)
         else:
             patch.setattr(resetting, moment, hang)
-        task = asyncio.create_task(redrive(connection, queue, IN_PLACE))
+        task = asyncio.create_task(redrive_dead_letters(connection, queue, IN_PLACE))
         await reached.wait()
         assert await paused(connection, queue)
         task.cancel()
         await asyncio.wait([task])
     assert task.cancelled()
     assert not await paused(connection, queue)
-    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
 
@@ -169,7 +171,7 @@ async def test_a_pause_that_somebody_else_made_stands(connection: Connection, na
     await let_die(connection, queue, "ab")
     await pause(connection, queue, datetime.now(UTC) + timedelta(minutes=minutes))
     before = (await consumer_info(connection, name, "worker"))["config"]["pause_until"]
-    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert (await consumer_info(connection, name, "worker"))["config"]["pause_until"] == before
     await pause(connection, queue, datetime.now(UTC))
     assert await drain(connection, queue) == {"a": 1, "b": 1}
@@ -178,9 +180,9 @@ async def test_a_pause_that_somebody_else_made_stands(connection: Connection, na
 async def test_told_to_stop_it_stops_between_consumers(connection: Connection, name: str) -> None:
     queue = await three_kinds(connection, name)
     answers = iter([False, True])
-    report = await redrive(connection, queue, IN_PLACE, stopped=lambda: next(answers))
+    report = await redrive_dead_letters(connection, queue, IN_PLACE, stopped=lambda: next(answers))
     assert (report.redriven, report.cancelled) == ({1: 1, 4: 4}, True)
-    report = await redrive(connection, queue, IN_PLACE)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (list(report.redriven), report.cancelled) == ([2, 5, 3, 6], False)
     for kind in KINDS:
         assert len(await deliver_all(connection, queue, 2, consumer=kind)) == 2
@@ -197,9 +199,9 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
 
     with monkeypatch.context() as patch:
         patch.setattr(doing, "remove_originals", fail)
-        only_a = RedriveOrder(Selection(sequences=frozenset({1})))
-        assert (await redrive(connection, queue, only_a)).failures == 1
-    report = await redrive(connection, queue, IN_PLACE)
+        only_a = RedriveRequest(Selection(sequences=frozenset({1})))
+        assert (await redrive_dead_letters(connection, queue, only_a)).failures == 1
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert report.redriven == {1: 3, 2: 2}
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -207,7 +209,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
 async def test_what_cannot_be_recorded_is_not_requeued(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue, IN_PLACE)
+    report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (report.redriven, sorted(report.failed)) == ({}, [1, 2])
     told = "nothing was requeued, since that couldn't be recorded (maximum messages exceeded"
     assert report.failed[1].startswith(told)
@@ -216,5 +218,5 @@ async def test_what_cannot_be_recorded_is_not_requeued(connection: Connection, n
     await connection.api(f"STREAM.PURGE.{name}-audit")
     audit = (await connection.api(f"STREAM.INFO.{name}-audit"))["config"]
     await connection.api(f"STREAM.UPDATE.{name}-audit", audit | {"max_msgs": -1})
-    assert (await redrive(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert await drain(connection, queue) == {"a": 1, "b": 1}

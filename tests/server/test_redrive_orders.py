@@ -9,16 +9,21 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection, find_dead_letters
-from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveOrderError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, preview, redrive
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import let_terminate, letter_records, messages_of, order_for, stored
 from testbed.queues import drain, eventually, let_die, make_queue, put, stored_count, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = {"Airflow-Dag-Id": "shop", "Airflow-Run-Id": "r1", "Airflow-Task-Id": "send", "Airflow-Map-Index": "-1"}
 ERROR = {"Dead-Letter-Error-Class": "PrinterError", "Dead-Letter-Error-Message": "no paper in tray 7"}
@@ -72,12 +77,12 @@ async def test_letters_are_selected_by_everything_that_is_known_about_them(conne
     )
     before = [await messages_of(connection, stream) for stream in (name, f"{name}-dead")]
     for selected in nothing:
-        report = await redrive(connection, queue, RedriveOrder(Selection(**selected)))
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(**selected)))
         assert (report.redriven, report.failed, list(report.gone), list(report.parked)) == ({}, {}, [], [])
     assert [await messages_of(connection, stream) for stream in (name, f"{name}-dead")] == before
     assert await stored_count(connection, f"{name}-audit") == 0
     for new, (sequence, selected) in enumerate(selections.items(), 6):
-        report = await redrive(connection, queue, RedriveOrder(Selection(**selected)))
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(**selected)))
         assert (report.redriven, report.failed) == ({sequence: new}, {})
     assert (await find_dead_letters(connection, queue)).letters == ()
     assert sum([await drain_of(connection, queue, consumer) for consumer in ("worker", "other")]) == 5
@@ -95,18 +100,18 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_told(connec
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab")
     await let_terminate(connection, queue, "c")
-    await redrive(connection, queue, order_for([2], max_redrives=0))
+    await redrive_dead_letters(connection, queue, order_for([2], max_redrives=0))
     terminated = Selection(sequences=frozenset({1, 2, 3}), reasons=frozenset({Reason.TERMINATED}))
     told = (
         r"found otherwise for 2 of 3 sequences \(1: it is dead, but the rest of the selection excludes it; 2: it is"
         r" parked; select parked to bring it back\); nothing was redriven"
     )
-    for work in (redrive, preview):
+    for work in (redrive_dead_letters, preview):
         with pytest.raises(DeadLetterGoneError, match=told):
-            await work(connection, queue, RedriveOrder(terminated))
+            await work(connection, queue, RedriveRequest(terminated))
     assert await stored_count(connection, name) == 1
     both = Selection(sequences=frozenset({3}), reasons=frozenset({Reason.TERMINATED}))
-    assert (await redrive(connection, queue, RedriveOrder(both))).redriven == {3: 4}
+    assert (await redrive_dead_letters(connection, queue, RedriveRequest(both))).redriven == {3: 4}
     assert await drain(connection, queue) == {"c": 1}
 
 
@@ -115,14 +120,14 @@ async def test_vanished_letters_come_back_only_when_they_are_selected(connection
     await let_die(connection, queue, "ab")
     # As a server does that loses it.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    selected = RedriveOrder(Selection(vanished=True))
-    assert (await preview(connection, queue, RedriveOrder())).redriven == 1
+    selected = RedriveRequest(Selection(vanished=True))
+    assert (await preview(connection, queue, RedriveRequest())).redriven == 1
     assert (await preview(connection, queue, selected)).redriven == 2
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
-    report = await redrive(connection, queue, selected)
+    report = await redrive_dead_letters(connection, queue, selected)
     assert report.redriven == {1: 4}
-    assert (await redrive(connection, queue, selected)).redriven == {}
+    assert (await redrive_dead_letters(connection, queue, selected)).redriven == {}
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
 
@@ -141,13 +146,13 @@ async def test_undeliverable_jobs_come_back_when_named_to_a_subject_that_is_take
     connection: Connection, name: str
 ) -> None:
     queue = await with_undeliverable(connection, name)
-    order = RedriveOrder(UNDELIVERABLE, subject=f"{name}.jobs.plain")
-    shown = await preview(connection, queue, RedriveOrder())
+    order = RedriveRequest(UNDELIVERABLE, subject=f"{name}.jobs.plain")
+    shown = await preview(connection, queue, RedriveRequest())
     assert (shown.redriven, shown.undeliverable) == (1, 2)
-    report = await redrive(connection, queue)
+    report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.undeliverable) == ({1: 4}, 2)
     assert (await preview(connection, queue, order)).redriven == 2
-    report = await redrive(connection, queue, order)
+    report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, report.failed) == ({2: 5, 3: 6}, {})
     copy = await stored(connection, name, 5)
     assert (copy.subject, copy.header("Redrive-Consumer")) == (f"{name}.jobs.plain", "")
@@ -160,7 +165,7 @@ async def test_undeliverable_jobs_come_back_when_named_to_a_subject_that_is_take
 
 async def test_undeliverable_jobs_can_be_parked(connection: Connection, name: str) -> None:
     queue = await with_undeliverable(connection, name)
-    report = await redrive(connection, queue, RedriveOrder(UNDELIVERABLE, max_redrives=0))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(UNDELIVERABLE, max_redrives=0))
     assert list(report.parked) == [2, 3]
     assert await stored_count(connection, name) == 1
 
@@ -170,15 +175,15 @@ async def test_undeliverable_jobs_that_cannot_be_moved_are_told_and_stay(connect
     told = (
         f"^expected a subject that a consumer takes for undeliverable jobs, found none: .* \\({name}.jobs.typo\\); name"
     )
-    with pytest.raises(RedriveOrderError, match=told):
-        await redrive(connection, queue, RedriveOrder(UNDELIVERABLE))
+    with pytest.raises(RedriveRequestError, match=told):
+        await redrive_dead_letters(connection, queue, RedriveRequest(UNDELIVERABLE))
     queue = await with_undeliverable(connection, f"{name}d", deny_delete=True)
-    order = RedriveOrder(UNDELIVERABLE, subject=f"{name}d.jobs.plain")
+    order = RedriveRequest(UNDELIVERABLE, subject=f"{name}d.jobs.plain")
     told = (
         f"^expected a queue that allows jobs to be deleted, found deny_delete on {name}d: those that no consumer takes"
     )
-    with pytest.raises(RedriveOrderError, match=told):
-        await redrive(connection, queue, order)
+    with pytest.raises(RedriveRequestError, match=told):
+        await redrive_dead_letters(connection, queue, order)
     assert await stored_count(connection, f"{name}d") == 3
 
 
@@ -196,7 +201,7 @@ async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_d
     for message in reversed(await take(connection, queue, 300)):
         await message.nak()
     await wait_for_letters(connection, queue, 300)
-    report = await redrive(connection, queue, RedriveOrder(protocol=protocol))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=protocol))
     report.raise_for_failures()
     assert list(report.redriven) == [*range(1, 301)]
     for kind in range(3):
@@ -232,12 +237,12 @@ async def test_three_redrives_at_once_lose_and_repeat_nothing_while_workers_drai
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(3)]
         working = asyncio.create_task(work())
-        order = RedriveOrder(protocol=protocol)
-        reports = await asyncio.gather(*(redrive(each, queue, order) for each in connections))
+        order = RedriveRequest(protocol=protocol)
+        reports = await asyncio.gather(*(redrive_dead_letters(each, queue, order) for each in connections))
         over.set()
         assert await working == dict.fromkeys(jobs, 1)
     assert all(report.failed == {} for report in reports)
     assert all({*report.redriven, *report.gone} == set(range(1, 301)) for report in reports)
     assert len(await letter_records(connection, queue)) == 300
     assert await stored_count(connection, f"{name}-dead") == 0
-    assert (await redrive(connection, queue)).redriven == {}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}

@@ -8,14 +8,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, RedriveReport, redrive
-from airflow_provider_jetstream.jetstream.redrive import run as running
-from airflow_provider_jetstream.jetstream.redrive.pace import Pace
+from airflow_provider_jetstream.jetstream.redrive import redrive as running
+from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.letters import messages_of
 from testbed.queues import drain, let_die, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 
 
 def most_within(moments: list[float], window: float) -> int:
@@ -34,12 +36,12 @@ async def test_no_window_of_time_has_more_letters_than_the_rate_allows(
 ) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, map(str, range(letters)))
-    report = await redrive(connection, queue, RedriveOrder(rate=rate))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(rate=rate))
     report.raise_for_failures()
     # The server's own timestamps.
     moments = [copy.stored_at.timestamp() for copy in await messages_of(connection, name)]
     assert len(moments) == letters
-    burst = Pace(rate).burst
+    burst = RateLimiter(rate).burst
     fullest = {window: most_within(moments, window) for window in (1.0, 10.0)}
     average = (letters - burst) / (moments[-1] - moments[0])
     print(f"{rate}/s: on average {average:.1f}/s, at most {fullest} in so many seconds")
@@ -63,7 +65,7 @@ async def test_it_tells_how_far_it_is(
         seen.append((len(report.redriven), report.cancelled))
 
     with caplog.at_level(logging.INFO, logger=running.__name__):
-        await redrive(connection, queue, progress=progress)
+        await redrive_dead_letters(connection, queue, progress=progress)
     assert seen == [(2, False), (4, False), (4, False)]
     first, *others = [record.getMessage() for record in caplog.records]
     assert first.startswith(f"Redriving {name} by copy ({name} doesn't allow atomic batches; provision it with atomic")
@@ -79,9 +81,9 @@ async def test_told_to_stop_it_stops_between_batches(
     await let_die(connection, queue, "abcde")
     monkeypatch.setattr(running, "PAGE", 2)
     asked = count(1)
-    report = await redrive(connection, queue, stopped=lambda: next(asked) == 3)
+    report = await redrive_dead_letters(connection, queue, stopped=lambda: next(asked) == 3)
     assert (report.redriven, report.cancelled) == ({1: 6, 2: 7, 3: 8, 4: 9}, True)
     assert await drain(connection, queue) == dict.fromkeys("abcd", 1)
-    report = await redrive(connection, queue, stopped=lambda: True)
+    report = await redrive_dead_letters(connection, queue, stopped=lambda: True)
     assert (report.redriven, report.cancelled) == ({}, True)
-    assert (await redrive(connection, queue)).redriven == {5: 10}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {5: 10}

@@ -7,21 +7,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Reason, Selection, find_dead_letters
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, parked_filter, parked_subject
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.names import dead_letter_subjects, parked_filter, parked_subject
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, preview, redrive
 from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import let_terminate, letter_records, messages_of, order_for, stored
 from testbed.queues import drain, let_die, make_queue, put, stored_count, use_up
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-ALL = RedriveOrder(max_redrives=0, why="the customer is gone")
-PARKED = RedriveOrder(Selection(parked=True))
+ALL = RedriveRequest(max_redrives=0, why="the customer is gone")
+PARKED = RedriveRequest(Selection(parked=True))
 
 
 async def parked_letters(connection: Connection, queue: WorkQueue) -> dict[int, DeadLetter]:
@@ -32,14 +37,14 @@ async def parked_letters(connection: Connection, queue: WorkQueue) -> dict[int, 
 async def test_a_letter_is_parked_when_it_has_been_redriven_often_enough(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "a")
-    order = RedriveOrder(max_redrives=2)
+    order = RedriveRequest(max_redrives=2)
     for sequence in (1, 2):
-        report = await redrive(connection, queue, order)
+        report = await redrive_dead_letters(connection, queue, order)
         assert (report.redriven, list(report.parked)) == ({sequence: sequence + 1}, [])
         await use_up(connection, queue, 1)
     shown = await preview(connection, queue, order)
     assert (shown.redriven, shown.parked) == (0, 1)
-    report = await redrive(connection, queue, order)
+    report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, list(report.parked), report.failed) == ({}, [3], {})
     assert await stored_count(connection, name) == 0
     letter = (await parked_letters(connection, queue))[3]
@@ -59,7 +64,7 @@ async def test_all_are_parked_with_all_that_is_known_and_no_scan_counts_them(con
     await use_up(connection, queue, 1)
     await let_terminate(connection, queue, "b", reason="no such customer")
     before = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}
-    report = await redrive(connection, queue, ALL)
+    report = await redrive_dead_letters(connection, queue, ALL)
     assert (report.redriven, list(report.parked), report.failed, report.entries_left) == ({}, [1, 2], {}, 0)
     found = await find_dead_letters(connection, queue)
     assert (found.letters, found.dismissed, found.uncertain) == ((), (), 0)
@@ -88,16 +93,16 @@ async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing
     atomic = {"atomic_redrive": protocol == Protocol.ATOMIC, "consumer": {"filter_subject": f"{name}.jobs.>"}}
     queue = await make_queue(connection, name, **atomic)
     await let_die(connection, queue, "ab", headers={"Customer": "x"})
-    await redrive(connection, queue, ALL)
-    assert (await redrive(connection, queue)).redriven == {}
-    one = RedriveOrder(Selection(parked=True, sequences=frozenset({2})), subject=f"{name}.jobs.slow")
-    report = await redrive(connection, queue, one)
+    await redrive_dead_letters(connection, queue, ALL)
+    assert (await redrive_dead_letters(connection, queue)).redriven == {}
+    one = RedriveRequest(Selection(parked=True, sequences=frozenset({2})), subject=f"{name}.jobs.slow")
+    report = await redrive_dead_letters(connection, queue, one)
     assert (report.protocol, list(report.redriven), report.entries_left) == (protocol, [2], 0)
     copy = await stored(connection, name, report.redriven[2])
     assert (copy.header("Customer"), copy.header("Redrive-Count")) == ("x", "1")
     assert [key for key, _ in copy.headers if key.startswith("Dead-Letter-")] == []
     assert set(await parked_letters(connection, queue)) == {1}
-    assert list((await redrive(connection, queue, PARKED)).redriven) == [1]
+    assert list((await redrive_dead_letters(connection, queue, PARKED)).redriven) == [1]
     assert await stored_count(connection, f"{name}-dead") == 0
     assert await drain(connection, queue) == {"a": 1, "b": 1}
 
@@ -106,11 +111,11 @@ async def test_three_that_bring_parked_letters_back_at_once_do_so_once(connectio
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(60)]
     await let_die(connection, queue, jobs)
-    reports = await asyncio.gather(*(redrive(connection, queue, ALL) for _ in range(3)))
+    reports = await asyncio.gather(*(redrive_dead_letters(connection, queue, ALL) for _ in range(3)))
     assert all(report.failed == {} for report in reports)
     assert len(await parked_letters(connection, queue)) == 60
     assert await stored_count(connection, f"{name}-dead") == 60
-    reports = await asyncio.gather(*(redrive(connection, queue, PARKED) for _ in range(3)))
+    reports = await asyncio.gather(*(redrive_dead_letters(connection, queue, PARKED) for _ in range(3)))
     assert all(report.failed == {} for report in reports)
     assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
     assert await stored_count(connection, f"{name}-dead") == 0
@@ -123,34 +128,34 @@ async def test_a_dead_letter_queue_that_cannot_park_keeps_the_letter_and_says_wh
     assert parked == parked_filter(name)
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": others})
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue, ALL)
+    report = await redrive_dead_letters(connection, queue, ALL)
     told = f"expected {name}-dead to capture parked.{name}.>, found that no stream does: add that subject to be able to"
     assert (list(report.parked), report.failures) == ([], 2)
     assert report.failed[1] == f"{told} park letters"
     assert any(f"doesn't capture parked.{name}.>" in risk for risk in report.risks)
     assert len((await find_dead_letters(connection, queue)).letters) == 2
-    assert (await redrive(connection, queue)).redriven == {1: 3, 2: 4}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3, 2: 4}
 
 
 async def test_a_full_dead_letter_queue_keeps_the_letter(connection: Connection, name: str) -> None:
     letters = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
     queue = await make_queue(connection, name, dead_letters=letters)
     await let_die(connection, queue, "ab")
-    report = await redrive(connection, queue, ALL)
+    report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == {
         sequence: f"{name}-dead refused to park {sequence}: maximum messages exceeded" for sequence in (1, 2)
     }
-    assert (await redrive(connection, queue)).redriven == {1: 3, 2: 4}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3, 2: 4}
 
 
 async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=3)
     await let_die(connection, queue, "abc")
-    report = await redrive(connection, queue, ALL)
+    report = await redrive_dead_letters(connection, queue, ALL)
     assert (list(report.parked), report.failed) == ([1, 2, 3], {})
     await put(connection, queue, "def")
     assert await drain(connection, queue) == {"d": 1, "e": 1, "f": 1}
-    assert (await redrive(connection, queue, PARKED)).redriven == {1: 7, 2: 8, 3: 9}
+    assert (await redrive_dead_letters(connection, queue, PARKED)).redriven == {1: 7, 2: 8, 3: 9}
     assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
@@ -165,14 +170,14 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
 
     with monkeypatch.context() as patch:
         patch.setattr(doing, "remove_originals", fail)
-        report = await redrive(connection, queue, ALL)
+        report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == dict.fromkeys((1, 2), "it is parked, but the original could not be removed")
     assert len((await find_dead_letters(connection, queue)).letters) == 2
-    report = await redrive(connection, queue, order_for([1], max_redrives=0))
+    report = await redrive_dead_letters(connection, queue, order_for([1], max_redrives=0))
     assert list(report.parked) == [1]
     assert set(await parked_letters(connection, queue)) == {1}
     # The other one may also be redriven after all.
-    assert (await redrive(connection, queue)).redriven == {2: 3}
+    assert (await redrive_dead_letters(connection, queue)).redriven == {2: 3}
     assert set(await parked_letters(connection, queue)) == {1}
     assert await drain(connection, queue) == {"b": 1}
 
@@ -188,8 +193,8 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
 
     with monkeypatch.context() as patch:
         patch.setattr(doing, "remove_originals", fail)
-        assert (await redrive(connection, queue)).failures == 1
-    report = await redrive(connection, queue, ALL)
+        assert (await redrive_dead_letters(connection, queue)).failures == 1
+    report = await redrive_dead_letters(connection, queue, ALL)
     assert (report.redriven, list(report.parked)) == ({1: 2}, [])
     assert await parked_letters(connection, queue) == {}
     assert await drain(connection, queue) == {"a": 1}

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, Repair, preview, redrive
-from airflow_provider_jetstream.jetstream.redrive.choice import GUARANTEES
-from airflow_provider_jetstream.jetstream.stored import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.repair import Repair
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import let_terminate, messages_of, order_for
 from testbed.queues import let_die, make_queue, put, take, use_up
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 async def everything(connection: Connection, queue: WorkQueue) -> list[Any]:
@@ -36,7 +39,7 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
 ) -> None:
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "a")
-    await redrive(connection, queue)
+    await redrive_dead_letters(connection, queue)
     await use_up(connection, queue, 1)
     jobs = [f"job {number}" for number in range(7)]
     await let_die(connection, queue, jobs, headers={"Job-Id": "order"})
@@ -49,7 +52,7 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
             raise KeyError("customer")
         return Repair(letter.body + b"!") if letter.body.startswith(b"x") else None
 
-    order = RedriveOrder(transform=repair, max_redrives=1, rate=0.1, run="never", why="to see")
+    order = RedriveRequest(transform=repair, max_redrives=1, rate=0.1, run="never", why="to see")
     # The first look makes the server tell of deaths that it has kept to itself.
     await preview(connection, queue, order)
     before = await everything(connection, queue)
@@ -71,7 +74,7 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
     as_json = shown.as_json()
     assert (as_json["dry_run"], as_json["failed"], as_json["failures"]) == (True, 1, {10: told})
     assert as_json["groups"][0]["count"] == 8
-    report = await redrive(connection, queue, RedriveOrder(transform=repair, max_redrives=1))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=repair, max_redrives=1))
     assert (len(report.redriven), len(report.parked), report.failed) == (8, 1, shown.failed)
 
 
@@ -82,7 +85,7 @@ async def test_a_preview_counts_failures_beyond_those_it_names(connection: Conne
     def refuse(_: DeadLetter) -> Repair:
         raise ValueError("no")
 
-    shown = await preview(connection, queue, RedriveOrder(transform=refuse))
+    shown = await preview(connection, queue, RedriveRequest(transform=refuse))
     assert (shown.failures, len(shown.failed), shown.redriven) == (120, 100, 0)
     assert (shown.as_json()["failed"], len(shown.as_json()["failures"])) == (120, 20)
 
@@ -91,7 +94,7 @@ async def test_a_preview_groups_by_what_is_asked_for(connection: Connection, nam
     queue = await make_queue(connection, name)
     await let_die(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})
     await let_die(connection, queue, "c", kind="other")
-    shown = await preview(connection, queue, RedriveOrder(), ["dag_id", "subject"])
+    shown = await preview(connection, queue, RedriveRequest(), ["dag_id", "subject"])
     assert shown.groups == {("shop", f"{name}.jobs.plain"): 2, (None, f"{name}.jobs.other"): 1}
-    shown = await preview(connection, queue, RedriveOrder(Selection(dag_id="shop")), ["consumer"])
+    shown = await preview(connection, queue, RedriveRequest(Selection(dag_id="shop")), ["consumer"])
     assert shown.groups == {("worker",): 2}

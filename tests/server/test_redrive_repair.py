@@ -8,15 +8,18 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, Repair, preview, redrive
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.repair import Repair
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.letters import letter_records, publish_raw, stored
 from testbed.queues import drain, let_die, make_queue, put, use_up
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from testbed.nats_server import NatsServer
 
 
@@ -36,7 +39,7 @@ async def test_a_repaired_job_is_what_is_stored_and_the_audit_tells_the_differen
         del fields["secret"]
         return Repair(fields | {"amount": 12.5}, {"Customer": "Ünal", "Old": None, "New": "n"})
 
-    report = await redrive(connection, queue, RedriveOrder(transform=repair, protocol=protocol))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=repair, protocol=protocol))
     report.raise_for_failures()
     copy = await stored(connection, name, report.redriven[1])
     assert json.loads(copy.data) == {"id": 7, "amount": 12.5}
@@ -81,9 +84,9 @@ async def test_a_transform_that_raises_or_gives_what_cannot_be_sent_keeps_just_i
                 return Repair("better")
         return None
 
-    order = RedriveOrder(transform=repair)
+    order = RedriveRequest(transform=repair)
     shown = await preview(connection, queue, order)
-    report = await redrive(connection, queue, order)
+    report = await redrive_dead_letters(connection, queue, order)
     assert report.redriven == {6: 8, 7: 9}
     assert shown.failed == report.failed
     assert (shown.redriven, shown.failures, report.failures) == (2, 5, 5)
@@ -100,7 +103,7 @@ async def test_a_transform_that_raises_or_gives_what_cannot_be_sent_keeps_just_i
     assert [each.changes is None for each in await letter_records(connection, queue)] == [True, False]
     assert [each.sequence for each in (await find_dead_letters(connection, queue)).letters] == [1, 2, 3, 4, 5]
     assert await drain(connection, queue) == {"unchanged": 1, "better": 1}
-    assert set((await redrive(connection, queue)).redriven) == {1, 2, 3, 4, 5}
+    assert set((await redrive_dead_letters(connection, queue)).redriven) == {1, 2, 3, 4, 5}
     assert await drain(connection, queue) == dict.fromkeys(jobs[:5], 1)
 
 
@@ -111,7 +114,7 @@ async def test_what_utf_8_cannot_hold_is_repaired_and_recorded(
     await publish_raw(nats, f"{name}.jobs.a", b"City: K\xf6ln\r\nTwo Words: x", b'{"name": "\\ud800"}')
     await use_up(connection, queue, 1)
     repair = Repair({"name": "?"}, {"City": "Köln", "Two Words": None})
-    report = await redrive(connection, queue, RedriveOrder(transform=lambda _: repair))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=lambda _: repair))
     assert report.redriven == {1: 2}
     copy = await stored(connection, name, 2)
     assert (copy.data, copy.header("City"), copy.header("Two Words")) == (b'{"name":"?"}', "Köln", None)
@@ -129,7 +132,7 @@ async def test_a_change_of_many_fields_still_fits_the_audit(connection: Connecti
     await put(connection, queue, [body])
     await use_up(connection, queue, 1)
     emptied = dict.fromkeys(json.loads(body), "y" * 50)
-    report = await redrive(connection, queue, RedriveOrder(transform=lambda _: Repair(emptied)))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=lambda _: Repair(emptied)))
     report.raise_for_failures()
     (record,) = await letter_records(connection, queue)
     assert record.changes is not None

@@ -11,28 +11,32 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 import pytest
 from nats.js.errors import APIError
 
-from airflow_provider_jetstream.jetstream import publishing
-from airflow_provider_jetstream.jetstream.connection import Connection, connect, connection_settings
-from airflow_provider_jetstream.jetstream.cron import cron_problem
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
-from airflow_provider_jetstream.jetstream.errors import DriftError, PublishRefusedError, ServerTooOldError
-from airflow_provider_jetstream.jetstream.jobs import Job, Origin, prepare
-from airflow_provider_jetstream.jetstream.provisioning import plan, provision
-from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.publishing.cron import cron_problem
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishRefusedError
 from testbed.queues import eventually, make_queue, small_queue, stored_count, take, use_up
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.publish_report import PublishReport
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 
 async def _publish(connection: Connection, queue: WorkQueue, *jobs: Job, origin: Origin | None = None) -> PublishReport:
     subject = f"{queue.name}.jobs.a"
     prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
-    report = await publishing.publish(connection, prepared)
+    report = await publish(connection, prepared)
     report.raise_for_failures()
     return report
 

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from fake_servers import fake_server
 
-from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.client.pool import shared_connection
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
-from airflow_provider_jetstream.jetstream.sharing import shared_connection
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_port
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 def _settings(server: NatsServer, **values: Any) -> ConnectionSettings:

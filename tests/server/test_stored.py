@@ -7,21 +7,23 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream import stored
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.stored import (
-    StoredMessage,
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.nats_py import stream_api as stored
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import (
     consumer_info,
     follow,
     get_message,
     next_message,
     stream_info,
 )
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from testbed.queues import eventually, make_queue, put, take
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 HEADERS = (("Colour", "red"), ("Colour", "grün ☃"), ("Empty", ""), ("Url", "nats://a:1"))

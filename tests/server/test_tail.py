@@ -8,18 +8,19 @@ from typing import TYPE_CHECKING
 
 from nats.errors import SlowConsumerError
 
-from airflow_provider_jetstream.jetstream.completions import take_mark
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.stored import consumer_names
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.queues import eventually, make_queue, put
 from testbed.waiting import complete_all, reports, waiting
 
 if TYPE_CHECKING:
     import pytest
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
-TAIL = "airflow_provider_jetstream.jetstream.completions.tail"
+TAIL = "airflow_provider_jetstream.jetstream.waiting.stream_tail"
 
 
 async def test_what_the_client_drops_as_a_slow_consumer_is_read_again_the_last_of_a_burst_too(
@@ -28,7 +29,7 @@ async def test_what_the_client_drops_as_a_slow_consumer_is_read_again_the_last_o
     monkeypatch.setattr(f"{TAIL}._PULL", b'{"batch": 500, "expires": 30000000000, "idle_heartbeat": 100000000}')
     monkeypatch.setattr(f"{TAIL}._RETRY_PAUSE", 0.01)
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(200)))
     async with connect(settings) as slow:
         subscribe = partial(slow.client.subscribe, pending_msgs_limit=20)
@@ -46,7 +47,7 @@ async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(300)))
     waiter = waiting(connection, mark, jobs)
     events = f"{name}-events"
@@ -72,7 +73,7 @@ async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended
 
 async def test_more_ends_than_one_request_asks_for_are_read(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = list(range(1, 2_002))
     await complete_all(connection, queue, jobs[:1_000])
     waiter = waiting(connection, mark, jobs)

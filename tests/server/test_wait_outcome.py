@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.completions import Tolerance, WaitReport, take_mark, wait_for_jobs
 from airflow_provider_jetstream.jetstream.errors import (
     JobsCancelledError,
     JobsDeadError,
@@ -15,13 +14,18 @@ from airflow_provider_jetstream.jetstream.errors import (
     JobsVanishedError,
     TerminalError,
 )
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Worker
 from testbed.queues import complete, eventually, make_queue, put, running, take, tell_deaths, use_up
 from testbed.waiting import complete_all, reports, waiting
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker import Delivery
 
 
@@ -34,7 +38,7 @@ async def test_what_handlers_return_comes_back_by_job_id(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = [(await put(connection, queue, ["x"], headers={"Job-Id": f"order-{number}"}))[0] for number in range(3)]
     jobs += await put(connection, queue, ["nameless", "nothing"])
 
@@ -53,10 +57,10 @@ async def test_what_handlers_return_comes_back_by_job_id(
 
 async def test_results_are_limited_together_and_those_left_out_are_counted(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, map(str, range(100)))
     await asyncio.gather(*(complete(connection, queue, job, result="r" * 1_000, job_id=f"j{job}") for job in jobs))
-    report = await wait_for_jobs(connection, mark, jobs)
+    report = await wait(connection, mark, jobs)
     # 64 KiB hold so many strings of 1,002 bytes in JSON.
     assert list(report.results) == [f"j{job}" for job in jobs[:65]]
     assert (len(report.completed), report.results_left_out) == (100, 35)
@@ -66,14 +70,14 @@ async def test_the_result_of_a_job_that_was_finished_before_its_waiter_joined_co
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abc")
-    keeping = waiting(connection, await take_mark(connection, queue), [99])
+    keeping = waiting(connection, await take_cursor(connection, queue), [99])
     await complete(connection, queue, jobs[0], result=1)
     await complete(connection, queue, jobs[1], result={"a": None})
     await complete(connection, queue, jobs[2])
     for _ in range(2):
-        report = await wait_for_jobs(connection, mark, jobs)
+        report = await wait(connection, mark, jobs)
         assert report.results == {"1": 1, "2": {"a": None}}
     keeping.task.cancel()
 
@@ -81,28 +85,28 @@ async def test_the_result_of_a_job_that_was_finished_before_its_waiter_joined_co
 @pytest.mark.parametrize(
     ("tolerance", "ends", "left", "error"),
     [
-        (Tolerance(), "completed cancelled", 3, JobsCancelledError),
-        (Tolerance(max_cancelled=1), "cancelled completed cancelled", 2, JobsCancelledError),
-        (Tolerance(max_cancelled=None), "cancelled cancelled cancelled cancelled cancelled", 0, None),
-        (Tolerance(max_cancelled=2), "cancelled completed cancelled completed completed", 0, None),
-        (Tolerance(min_completed=1), "cancelled cancelled completed", 2, None),
-        (Tolerance(min_completed=3), "completed cancelled completed completed", 1, None),
-        (Tolerance(min_completed=3), "cancelled cancelled completed cancelled", 1, JobsIncompleteError),
-        (Tolerance(min_completed=0), "", 5, None),
-        (Tolerance(min_completed=6), "", 5, JobsIncompleteError),
-        (Tolerance(min_completed=5), "completed completed completed completed completed", 0, None),
+        (WaitPolicy(), "completed cancelled", 3, JobsCancelledError),
+        (WaitPolicy(max_cancelled=1), "cancelled completed cancelled", 2, JobsCancelledError),
+        (WaitPolicy(max_cancelled=None), "cancelled cancelled cancelled cancelled cancelled", 0, None),
+        (WaitPolicy(max_cancelled=2), "cancelled completed cancelled completed completed", 0, None),
+        (WaitPolicy(min_completed=1), "cancelled cancelled completed", 2, None),
+        (WaitPolicy(min_completed=3), "completed cancelled completed completed", 1, None),
+        (WaitPolicy(min_completed=3), "cancelled cancelled completed cancelled", 1, JobsIncompleteError),
+        (WaitPolicy(min_completed=0), "", 5, None),
+        (WaitPolicy(min_completed=6), "", 5, JobsIncompleteError),
+        (WaitPolicy(min_completed=5), "completed completed completed completed completed", 0, None),
     ],
 )
 async def test_waiting_ends_with_the_end_that_decides(
     connection: Connection,
     name: str,
-    tolerance: Tolerance,
+    tolerance: WaitPolicy,
     ends: str,
     left: int,
     error: type[TerminalError] | None,
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abcde")
     waiter = waiting(connection, mark, jobs, tolerance)
     for number, (job, end) in enumerate(zip(jobs, ends.split(), strict=False), 1):
@@ -120,9 +124,9 @@ async def test_any_of_many_is_enough_though_the_others_die_and_are_not_waited_fo
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abcde")
-    any_one, two, five = (waiting(connection, mark, jobs, Tolerance(min_completed=least)) for least in (1, 2, 5))
+    any_one, two, five = (waiting(connection, mark, jobs, WaitPolicy(min_completed=least)) for least in (1, 2, 5))
     for message in await take(connection, queue, 3):
         await message.nak()
     await tell_deaths(connection, queue, 3)
@@ -142,26 +146,26 @@ async def test_any_of_many_is_enough_though_the_others_die_and_are_not_waited_fo
 async def test_dead_and_vanished_jobs_beyond_what_is_allowed_end_the_wait(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.completions.reconciling.INTERVAL", 0.2)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     jobs = await put(connection, queue, "abcd")
-    strict = waiting(connection, mark, jobs, Tolerance(max_vanished=1))
-    lenient = waiting(connection, mark, jobs, Tolerance(max_vanished=None, max_dead=0))
+    strict = waiting(connection, mark, jobs, WaitPolicy(max_vanished=1))
+    lenient = waiting(connection, mark, jobs, WaitPolicy(max_vanished=None, max_dead=0))
     for job in jobs[:2]:
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
     (vanished,) = await reports([strict])
     assert (len(vanished.vanished), len(vanished.awaited)) == (2, 2)
-    assert type(Tolerance(max_vanished=1).violation(vanished.as_json())) is JobsVanishedError
+    assert type(WaitPolicy(max_vanished=1).violation(vanished.as_json())) is JobsVanishedError
     await use_up(connection, queue, 2)
     (dead,) = await reports([lenient])
     assert len(dead.dead) >= 1
-    assert type(Tolerance(max_vanished=None).violation(dead.as_json())) is JobsDeadError
+    assert type(WaitPolicy(max_vanished=None).violation(dead.as_json())) is JobsDeadError
 
 
 async def test_a_wait_that_is_over_from_the_start_reads_nothing(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
-    assert await wait_for_jobs(connection, mark, []) == WaitReport(set())
+    mark = await take_cursor(connection, queue)
+    assert await wait(connection, mark, []) == WaitReport(set())
     await complete_all(connection, queue, [1])
-    assert (await wait_for_jobs(connection, mark, [1, 2], tolerance=Tolerance(min_completed=3))).completed == set()
+    assert (await wait(connection, mark, [1, 2], tolerance=WaitPolicy(min_completed=3))).completed == set()

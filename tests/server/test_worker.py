@@ -8,17 +8,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    consumer_info,
+    get_message,
+    last_message,
+    next_message,
+)
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, let_die, make_queue, put, running, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 class Gate:
@@ -298,6 +304,6 @@ async def test_a_redriven_job_is_done_like_any_other(
     await let_die(connection, queue, ["a"])
     jobs: list[Delivery] = []
     async with running(Worker(queue, "worker", jobs.append, settings)):
-        await redrive(connection, queue)
+        await redrive_dead_letters(connection, queue)
         await eventually(empty(connection, queue))
     assert [(job.sequence, job.attempt, job.headers["Redrive-Count"]) for job in jobs] == [(2, 1, "1")]

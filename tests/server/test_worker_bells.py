@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.provisioning import provision
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
-from airflow_provider_jetstream.worker.lanes import Source
+from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from testbed.lanes import HIGH, LOW, delivered, in_flight, lanes_queue, make_lanes, wiretap
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import eventually, put, running, stored_count, take
@@ -21,8 +22,9 @@ from testbed.queues import eventually, put, running, stored_count, take
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 WATCHED = 3.0
@@ -45,7 +47,7 @@ def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
     return is_empty
 
 
-async def requests_while_watched(connection: Connection, *sources: Source) -> int:
+async def requests_while_watched(connection: Connection, *sources: ConsumerRef) -> int:
     async with wiretap(connection, *sources) as heard:
         await asyncio.sleep(WATCHED)
         return len(heard)
@@ -68,10 +70,10 @@ async def test_a_lane_with_as_many_jobs_in_flight_as_it_may_have_is_left_in_peac
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A request that the server leaves unanswered would keep the worker from the other lane for that long.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.pulling.EXPIRES", 60)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.fetcher.EXPIRES", 60)
     queue = lanes_queue(name, max_ack_pending=1)
     await provision(connection, queue)
-    high, low = Source(queue, queue.consumer(HIGH)), Source(queue, queue.consumer(LOW))
+    high, low = ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
     await put(connection, queue, ["first", "second", "third"], kind=HIGH)
     (theirs,) = await take(connection, queue, 1, consumer=HIGH)
     jobs: list[tuple[str, int]] = []
@@ -183,7 +185,7 @@ async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_d
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A killed server may have forgotten what it delivered last, and never confirms the end of that.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.settling._SETTLE_SECONDS", 3)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._SETTLE_SECONDS", 3)
     where = connection_settings({"servers": (own_nats.url,), "timeout": 10})
     async with connect(where) as connection:
         high, _ = await make_lanes(connection, name)
@@ -233,7 +235,7 @@ async def test_a_cluster_whose_consumer_loses_its_leader_is_heard_again(cluster:
             for kind in (LOW, HIGH):
                 await eventually(lambda kind=kind: stored(connection, queue, kind), within=30)  # type: ignore[misc]
             await eventually(empty(connection, queue), within=30)
-            source = Source(queue, queue.consumer(HIGH))
+            source = ConsumerRef(queue, queue.consumer(HIGH))
             await asyncio.to_thread(cluster.consumer_leader, name, HIGH)
             assert await requests_while_watched(connection, source) <= 9
         assert set(jobs) == {"before", HIGH, LOW}

@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.cancelling import cancel
-from airflow_provider_jetstream.jetstream.completions import Tolerance, take_mark, wait_for_jobs
-from airflow_provider_jetstream.jetstream.dead_letters import find_dead_letters
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, put, running, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 async def test_a_job_cancelled_before_it_starts_is_never_started(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     await put(connection, queue, ["stop"], headers={"Job-Id": "one"})
     await put(connection, queue, ["go"], headers={"Job-Id": "two"})
     await cancel(connection, queue, "one", why="wrong price")
@@ -29,7 +32,7 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
         started.append(job.id)
 
     async with running(Worker(queue, "worker", handle, settings)):
-        report = await wait_for_jobs(connection, mark, [1, 2], tolerance=Tolerance(max_cancelled=None))
+        report = await wait(connection, mark, [1, 2], tolerance=WaitPolicy(max_cancelled=None))
         await eventually(lambda: is_empty(connection, name))
     assert started == ["two"]
     assert (report.completed, set(report.cancelled)) == ({2}, {1})
@@ -40,7 +43,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     await put(connection, queue, ["long"], headers={"Job-Id": "one"})
     started, ended = asyncio.Event(), asyncio.Event()
 
@@ -54,7 +57,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
     async with running(Worker(queue, "worker", handle, settings)):
         await started.wait()
         await cancel(connection, queue, "one", why="wrong price", by="ann")
-        report = await wait_for_jobs(connection, mark, [1], tolerance=Tolerance(max_cancelled=None))
+        report = await wait(connection, mark, [1], tolerance=WaitPolicy(max_cancelled=None))
         assert ended.is_set()
         await eventually(lambda: is_empty(connection, name))
     assert set(report.cancelled) == {1}
@@ -64,7 +67,7 @@ async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_late
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_mark(connection, queue)
+    mark = await take_cursor(connection, queue)
     done: list[int] = []
 
     def handle(job: Delivery) -> None:
@@ -72,10 +75,10 @@ async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_late
 
     async with running(Worker(queue, "worker", handle, settings)):
         await put(connection, queue, ["a"], headers={"Job-Id": "one"})
-        await wait_for_jobs(connection, mark, [1])
+        await wait(connection, mark, [1])
         await cancel(connection, queue, "one")
         await put(connection, queue, ["b"], headers={"Job-Id": "one"})
-        report = await wait_for_jobs(connection, mark, [1, 2])
+        report = await wait(connection, mark, [1, 2])
     assert done == [1, 2]
     assert (report.completed, set(report.cancelled)) == ({1, 2}, set())
 

@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import Scan, Selection
-from airflow_provider_jetstream.jetstream.death import Reason
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerStuckError
 from testbed.letters import kept_records
@@ -23,8 +24,9 @@ from testbed.queues import eventually, make_queue, put, running, stored_count
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 IMPATIENT = {"ack_wait": "300ms", "max_deliver": 3}
 PATIENT = {"ack_wait": "30s", "max_deliver": 2}
@@ -229,7 +231,7 @@ async def test_a_job_that_expired_is_not_started_but_kept_as_a_dead_letter(
         ((death, _),) = await kept_records(connection, queue)
         assert (death.explanation or "").startswith("the job expired at 2")
         # Who redrives it wants it after all.
-        await redrive(connection, queue)
+        await redrive_dead_letters(connection, queue)
         await eventually(lambda: jobs == [b"in time", b"who knows", b"late"])
     assert await get_message(connection, name, 1) is None
 

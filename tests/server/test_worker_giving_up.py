@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.death import Death, Reason
-from airflow_provider_jetstream.jetstream.headers import Headers, first
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, TERMINATED
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.headers import Headers, first
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
 from testbed.letters import kept_records
 from testbed.queues import eventually, make_queue, put, running, stored_count
@@ -26,8 +27,10 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 PATIENT = {"ack_wait": "30s", "max_deliver": 3}
@@ -218,7 +221,7 @@ async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stor
         def now(cls, tz: tzinfo | None = None) -> Self:
             return super().now(tz) - timedelta(minutes=1)
 
-    monkeypatch.setattr("airflow_provider_jetstream.worker.giving_up.datetime", LateClock)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering.datetime", LateClock)
     queue = await make_queue(connection, name, consumer=PATIENT)
     await put(connection, queue, ["a"])
     async with running(Worker(queue, "worker", give_up, settings)):
@@ -311,7 +314,7 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.giving_up._COPY_SECONDS", 0.7)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_SECONDS", 0.7)
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 20}, **NO_ARCHIVE)
     lost = f"{name}-dead"
     async with running(Worker(queue, "worker", give_up, settings)):
@@ -354,7 +357,7 @@ async def test_a_copy_that_somebody_else_answers_for_does_not_count(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.giving_up._COPY_SECONDS", 0.7)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_SECONDS", 0.7)
     queue = await make_queue(connection, name, consumer=PATIENT, **NO_ARCHIVE)
 
     async def respond(message: Msg) -> None:

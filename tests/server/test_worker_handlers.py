@@ -12,8 +12,8 @@ import psutil
 import pytest
 from process_handlers import Order, fail, hang_with_a_program, process_id, typed
 
-from airflow_provider_jetstream.jetstream.letter_record import read_record
-from airflow_provider_jetstream.jetstream.stored import next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import next_message
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from testbed.queues import eventually, make_queue, put, running, small_queue, stored_count
@@ -22,9 +22,10 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.death import Death
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 PATIENT = {"ack_wait": "30s", "max_deliver": 2}
 

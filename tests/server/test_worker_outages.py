@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, UnreachableError
-from airflow_provider_jetstream.jetstream.stored import consumer_info
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, put, running, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 
@@ -209,7 +211,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
 async def test_a_failing_store_of_completions_never_acknowledges_the_job(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.settling._SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._SETTLE_SECONDS", 0)
     queue = await make_queue(connection, name, consumer={"max_deliver": 50})
     attempts: list[int] = []
     async with running(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):

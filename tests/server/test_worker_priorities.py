@@ -14,14 +14,14 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.cancelling import cancel
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.client.stream_api import last_message, next_message
+from airflow_provider_jetstream.jetstream.contract import completion_filter, copy_subject
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.names import completion_filter, copy_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.stored import last_message, next_message
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
+from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from airflow_provider_jetstream.worker.lanes import Source
 from testbed.lanes import HIGH, LOW, delivered, in_flight, lanes_queue, make_lanes, wiretap
 from testbed.queues import eventually, make_queue, put, running, stored_count
 from testbed.workers import start_worker
@@ -30,24 +30,25 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.worker.lanes import Fallback
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.worker.consumers import Fallback
     from testbed.nats_server import NatsServer
 
 BOTH = pytest.mark.parametrize("streams", [1, 2], ids=["one stream", "two streams"])
 
 
-def fallback(high: Source, low: Source) -> Fallback:
+def fallback(high: ConsumerRef, low: ConsumerRef) -> Fallback:
     """Name the second lane in the shortest way there is."""
     return low.consumer.name if low.queue == high.queue else (low.queue, low.consumer.name)
 
 
-async def fill(connection: Connection, source: Source, kind: str, count: int, *, job_id: str = "") -> list[int]:
+async def fill(connection: Connection, source: ConsumerRef, kind: str, count: int, *, job_id: str = "") -> list[int]:
     headers = {"Job-Id": job_id} if job_id else None
     return await put(connection, source.queue, [kind] * count, kind=kind, headers=headers)
 
 
-def empty(connection: Connection, *sources: Source) -> Callable[[], object]:
+def empty(connection: Connection, *sources: ConsumerRef) -> Callable[[], object]:
     async def is_empty() -> bool:
         return not any([await stored_count(connection, source.queue.name) for source in sources])
 
@@ -263,7 +264,7 @@ async def test_an_idle_worker_that_is_stopped_does_not_wait_for_its_bells(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the worker is waited for.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.priorities.EXPIRES", 60)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.scheduler.EXPIRES", 60)
     high, low = await make_lanes(connection, name)
     worker = Worker(high.queue, HIGH, print, settings, fallbacks=[LOW])
     async with wiretap(connection, high, low) as heard, running(worker):
@@ -360,7 +361,7 @@ async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file
         logs=tmp_path,
     )
     try:
-        sources = [Source(queue, queue.consumer(LOW)) for queue in (first, second)]
+        sources = [ConsumerRef(queue, queue.consumer(LOW)) for queue in (first, second)]
         await eventually(empty(connection, *sources), within=20)
     finally:
         await asyncio.to_thread(process.terminate)
@@ -408,4 +409,4 @@ async def test_a_missing_fallback_is_named_before_any_job_is_taken(
     told = f"expected consumer low of stream {name}-absent on the server, found none: provision the queue first"
     with pytest.raises(LookupError, match=told):
         await Worker(queue, "worker", print, settings, fallbacks=[(absent, LOW)]).run()
-    assert await delivered(connection, Source(queue, queue.consumers[0])) == 0
+    assert await delivered(connection, ConsumerRef(queue, queue.consumers[0])) == 0

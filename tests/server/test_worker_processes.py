@@ -16,7 +16,7 @@ import httpx
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.stored import consumer_info, next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, next_message
 from testbed.letters import kept_records
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue, put, stored_count
@@ -25,8 +25,8 @@ from testbed.workers import start_worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,7 +106,7 @@ class Workers:
         return process
 
     def run(self, queue: WorkQueue, handler: str, *arguments: str) -> Process:
-        command = [sys.executable, "-m", "airflow_provider_jetstream.worker.command", "run", "--consumer", "worker"]
+        command = [sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "run", "--consumer", "worker"]
         command += ["--queue", str(self.declare(queue)), "--handler", f"handlers:{handler}", *arguments]
         process = Process.start(command, env=self.env, log_file=self.folder / f"worker-{len(self.started)}.log")
         self.started.append(process)

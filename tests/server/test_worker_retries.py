@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.stored import consumer_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
 from testbed.queues import eventually, make_queue, put, running, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 BACKOFF: dict[str, Any] = {"ack_wait": None, "backoff": ["200ms", "1s", "3s"]}
 

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.stored import consumer_info
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.nats_cluster import NatsCluster
 from testbed.queues import eventually, make_queue, put, running, stored_count
@@ -22,7 +23,8 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 @pytest.fixture

@@ -8,9 +8,11 @@ from typing import TYPE_CHECKING
 import pytest
 from process_handlers import stumble, stumble_async
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection, find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.summary import summarise
-from airflow_provider_jetstream.jetstream.redrive import RedriveOrder, preview, redrive
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.worker import Worker
 from testbed.letters import kept_records, stored
 from testbed.queues import eventually, make_queue, put, running
@@ -18,9 +20,10 @@ from testbed.queues import eventually, make_queue, put, running
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
-    from airflow_provider_jetstream.jetstream.death import Death
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ONCE = {"ack_wait": "1s", "max_deliver": 1}
 FAULTS = ["feed one", "feed two words", "fold one", "give-up one", "give-up two words"]
@@ -85,13 +88,15 @@ async def test_letters_are_grouped_chosen_and_parked_by_where_their_handler_fail
         (fold.traceback_digest, fold.error_place): 1,
     }
     same_fault = Selection(traceback_digest=feed.traceback_digest)
-    shown = await preview(connection, queue, RedriveOrder(same_fault))
+    shown = await preview(connection, queue, RedriveRequest(same_fault))
     assert [letter["error_place"] for letter in shown.sample] == [feed.error_place] * 2
-    parked = await redrive(connection, queue, RedriveOrder(same_fault, max_redrives=0, why="mended soon"))
+    parked = await redrive_dead_letters(
+        connection, queue, RedriveRequest(same_fault, max_redrives=0, why="mended soon")
+    )
     assert list(parked.parked) == [1, 2]
     letters = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
     assert {letter.death.error_place for letter in letters} == {feed.error_place}
-    back = await redrive(connection, queue, RedriveOrder(same_fault.model_copy(update={"parked": True})))
+    back = await redrive_dead_letters(connection, queue, RedriveRequest(same_fault.model_copy(update={"parked": True})))
     assert list(back.redriven) == [1, 2]
     for sequence in back.redriven.values():
         job = await stored(connection, name, sequence)

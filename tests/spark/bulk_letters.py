@@ -6,25 +6,25 @@ import json
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.audit import LetterRecord
-from airflow_provider_jetstream.jetstream.names import letter_audit_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.pump import pump
-from airflow_provider_jetstream.jetstream.reading import at_once, read_range
-from airflow_provider_jetstream.jetstream.stored import consumer_info, stream_info
-from airflow_provider_jetstream.jetstream.storing import store
-from airflow_provider_jetstream.jetstream.together import pause
-from airflow_provider_jetstream.spark.driven import asked_apart
-from airflow_provider_jetstream.spark.frames import next_frame
+from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
+from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import CONSUMER, small_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.headers import Headers
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.stored import StoredMessage
-    from airflow_provider_jetstream.spark.driven import DrivenConnection
+    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+    from airflow_provider_jetstream.jetstream.client.headers import Headers
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 def make_letters(
@@ -34,29 +34,29 @@ def make_letters(
     consumer = {"max_ack_pending": -1, "filter_subject": f"{name}.jobs.>"} | fields.pop("consumer", {})
     queue = small_queue(name, consumer=consumer, **fields)
 
-    async def make(connection: DrivenConnection) -> None:
-        await connection.learn([])
+    async def make(connection: BlockingConnection) -> None:
+        await connection.discover_capabilities([])
         await provision(connection, queue)
         await publish(connection, queue, count, headers)
 
-    asked_apart(given, make)
+    run_on_own_connection(given, make)
     let_die(given, queue, count)
     return queue
 
 
-async def publish(connection: DrivenConnection, queue: WorkQueue, count: int, headers: Headers | None = None) -> None:
+async def publish(connection: BlockingConnection, queue: WorkQueue, count: int, headers: Headers | None = None) -> None:
     """Publish jobs."""
 
     async def put(number: int) -> None:
         await store(connection, f"{queue.name}.jobs.plain", str(number).encode(), headers)
 
-    await at_once(put, range(1, count + 1))
+    await map_concurrently(put, range(1, count + 1))
 
 
 def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
     """Take jobs and hand them back until they are dead, and the dead letter queue says so."""
 
-    async def die(connection: DrivenConnection) -> None:
+    async def die(connection: BlockingConnection) -> None:
         wire, letters = connection.wire, f"{queue.name}-dead"
         before = (await stream_info(connection, letters))["state"]["messages"]
         pull = json.dumps({"batch": count, "no_wait": True}).encode()
@@ -75,29 +75,29 @@ def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
                     left -= 1
             wire.consume(at)
         while (await stream_info(connection, letters))["state"]["messages"] < before + count:
-            await pump(connection, queue.name, CONSUMER)
-            await pause(0.02)
+            await probe_consumer(connection, queue.name, CONSUMER)
+            await sleep(0.02)
 
-    asked_apart(given, die)
+    run_on_own_connection(given, die)
 
 
 def messages_of(given: Mapping[str, str], stream: str, subject: str = ">") -> list[StoredMessage]:
     """Read all that a stream holds."""
 
-    async def read(connection: DrivenConnection) -> list[StoredMessage]:
+    async def read(connection: BlockingConnection) -> list[StoredMessage]:
         return [message async for message in read_range(connection, stream, subject)]
 
-    return asked_apart(given, read)
+    return run_on_own_connection(given, read)
 
 
 def jobs_of(given: Mapping[str, str], queue: WorkQueue) -> Counter[int]:
     """Count the bodies of the jobs that wait for a worker; nothing else may be stored."""
 
-    async def pending(connection: DrivenConnection) -> int:
+    async def pending(connection: BlockingConnection) -> int:
         return int((await consumer_info(connection, queue.name, CONSUMER))["num_pending"])
 
     found = messages_of(given, queue.name, f"{queue.name}.jobs.>")
-    assert asked_apart(given, pending) == len(found)
+    assert run_on_own_connection(given, pending) == len(found)
     return Counter(int(message.data) for message in found)
 
 

@@ -7,8 +7,8 @@ import sys
 
 from local_cluster import local_cluster, tell
 
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 
 
@@ -19,7 +19,7 @@ def main() -> None:
     tell({"ready": spark.range(10).count()})
     sys.stdin.readline()
     rows = spark.range(1, count + 1).withColumnRenamed("id", "sequence")
-    order = RedriveOrder(protocol=protocol, run="cluster")
+    order = RedriveRequest(protocol=protocol, run="cluster")
     report = redrive_letters(spark, rows, queue, order, given, tasks=2)
     tell({"redriven": len(report.redriven), "gone": len(report.gone), "failed": dict(report.failed)})
     spark.stop()

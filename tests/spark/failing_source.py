@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from pyspark import TaskContext
 from typing_extensions import override
 
-from airflow_provider_jetstream.spark.source import JetStreamDataSource
-from airflow_provider_jetstream.spark.writer import JetStreamWriter, Stored
+from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
+from airflow_provider_jetstream.spark.source.writer import JetStreamWriter, WrittenRows
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -23,7 +23,7 @@ class _FailingOnce(JetStreamWriter):
         stored = super().write(iterator)
         context = TaskContext.get()
         assert context is not None
-        assert isinstance(stored, Stored)
+        assert isinstance(stored, WrittenRows)
         if context.attemptNumber() == 0:
             raise RuntimeError("published, and then failed")
         assert stored.duplicates == stored.rows

@@ -7,15 +7,15 @@ import signal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.spark.bulk_redrive.share import Share
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.audit import LetterRecord
+    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 
 # Which write to the audit comes too late: some letters are done then, and some stored but not recorded.
 _LATE = 120
@@ -29,7 +29,7 @@ def _first_time(marker: str) -> bool:
     return True
 
 
-class FailingShare(Share):
+class FailingShare(RedriveTask):
     """Raises after half of the letters; the file to be made by who comes first is named as the reason."""
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -42,20 +42,20 @@ class FailingShare(Share):
         yield from super().run(iter(whole))
 
 
-class KilledShare(Share):
+class KilledShare(RedriveTask):
     """Is killed where new jobs are stored that nobody has recorded."""
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Bring letters back, or only some."""
         whole = [batch for batch in batches if batch.num_rows]
         if whole and _first_time(str(self.order.why)):
-            written, write = [], Audit.write
+            written, write = [], AuditLog.write
 
-            async def write_and_die(audit: Audit, record: LetterRecord) -> None:
+            async def write_and_die(audit: AuditLog, record: LetterRecord) -> None:
                 written.append(record)
                 if len(written) == _LATE:
                     os.kill(os.getpid(), signal.SIGKILL)
                 await write(audit, record)
 
-            Audit.write = write_and_die  # type: ignore[method-assign]
+            AuditLog.write = write_and_die  # type: ignore[method-assign]
         yield from super().run(iter(whole))

@@ -6,19 +6,20 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.death import Death, Reason
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.letter_record import record_headers
-from airflow_provider_jetstream.jetstream.names import copy_subject
-from airflow_provider_jetstream.jetstream.redrive import redrive
-from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.contract import copy_subject
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.letters import order_for, publish_raw
 from testbed.queues import CONSUMER, complete, eventually, make_queue, pump, put, stored_count, take, use_up
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SCRIPT = "<script>alert('1')</script> & \"more\""
@@ -128,10 +129,10 @@ async def _redriven_and_parked(connection: Connection, queue: WorkQueue) -> None
     again, parked = await put(connection, queue, ["redriven", "parked"])
     await use_up(connection, queue, 2)
     await asyncio.sleep(1.1)
-    (await redrive(connection, queue, order_for([again]))).raise_for_failures()
+    (await redrive_dead_letters(connection, queue, order_for([again]))).raise_for_failures()
     (message,) = await take(connection, queue, 1)
     await message.ack_sync()
-    (await redrive(connection, queue, order_for([parked], max_redrives=0))).raise_for_failures()
+    (await redrive_dead_letters(connection, queue, order_for([parked], max_redrives=0))).raise_for_failures()
     (lost,) = await put(connection, queue, ["lost"])
     await _terminate(connection, queue, b"+TERM gone for good")
     archive = await stream_info(connection, f"{queue.name}-archive")

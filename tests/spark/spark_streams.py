@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.spark.columns import Columns
-from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.options import read_options
-from airflow_provider_jetstream.spark.planning import fetch_method, ranges
-from airflow_provider_jetstream.spark.reading import read_range
-from airflow_provider_jetstream.spark.streams import Stream
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, ranges
+from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,7 @@ METHODS = ("consumer", "direct", "api")
 @contextmanager
 def opened(given: Mapping[str, str]) -> Iterator[Stream]:
     """Open a stream that the options name, whether it exists or not."""
-    wire = Wire(wire_settings(given))
+    wire = NatsSocket(socket_settings(given))
     try:
         yield Stream(wire, given["stream"])
     finally:

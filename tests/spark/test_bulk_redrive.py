@@ -10,14 +10,14 @@ from bulk_letters import jobs_of, let_die, letter_records, make_letters, message
 from pyspark.sql import Row
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.audit import RunRecord
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveOrderError
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.names import run_audit_subject
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
+from airflow_provider_jetstream.jetstream.audit.log import RunRecord
+from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.contract import run_audit_subject
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
-from airflow_provider_jetstream.spark.driven import asked_apart
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
@@ -39,7 +39,7 @@ def test_every_letter_comes_back_once(
     atomic = protocol == Protocol.ATOMIC
     queue = make_letters(where, name, COUNT, Headers([("Kind", "a"), ("Kind", "b")]), atomic_redrive=atomic)
     times = {message.sequence: message.time for message in messages_of(where, name)}
-    order = RedriveOrder(protocol=protocol, run="all", why="ticket 4711", who={"task_id": "bulk"})
+    order = RedriveRequest(protocol=protocol, run="all", why="ticket 4711", who={"task_id": "bulk"})
     report = redrive_letters(spark, sequences(spark, 1, COUNT), queue, order, where)
     report.raise_for_failures()
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
@@ -88,7 +88,7 @@ def test_a_frame_repairs_what_it_changes_and_leaves_what_it_lacks(
         (8, f"{name}.jobs.plain", b"8", [*kept, Row(key="Redrive-Count", value="9"), Row(key="a b", value="")], True),
     ]
     schema = f"sequence bigint, subject string, body binary, headers {HEADERS}, repaired boolean"
-    order = RedriveOrder(run="repair")
+    order = RedriveRequest(run="repair")
     report = redrive_letters(spark, spark.createDataFrame(rows, schema), queue, order, where)
     assert sorted(report.redriven) == [1, 2, 3, 4, 5, 6]
     assert sorted(report.failed) == [7, 8]
@@ -120,14 +120,14 @@ def test_a_frame_repairs_what_it_changes_and_leaves_what_it_lacks(
         }
     }
     # Seven and eight failed, nine wasn't asked for: they are as they were.
-    again = redrive_letters(spark, sequences(spark, 1, 9), queue, RedriveOrder(run="rest"), where)
+    again = redrive_letters(spark, sequences(spark, 1, 9), queue, RedriveRequest(run="rest"), where)
     assert sorted(again.redriven) == [7, 8, 9]
     assert sorted(again.gone) == [1, 2, 3, 4, 5, 6]
 
 
 def test_all_tasks_together_keep_to_the_rate(spark: SparkSession, where: dict[str, str], name: str) -> None:
     queue = make_letters(where, name, 400)
-    order = RedriveOrder(protocol=Protocol.COPY, rate=200)
+    order = RedriveRequest(protocol=Protocol.COPY, rate=200)
     report = redrive_letters(spark, sequences(spark, 1, 400), queue, order, where, tasks=2)
     assert len(report.redriven) == 400
     stored = sorted(message.stored_at for message in messages_of(where, name))
@@ -141,7 +141,7 @@ def test_letters_are_parked_after_so_many_redrives_and_brought_back_from_there(
 ) -> None:
     queue = make_letters(where, name, 4)
     rows = sequences(spark, 1, 4)
-    once = RedriveOrder(max_redrives=1, why="enough")
+    once = RedriveRequest(max_redrives=1, why="enough")
     assert sorted(redrive_letters(spark, rows, queue, once, where).redriven) == [1, 2, 3, 4]
     let_die(where, queue, 4)
     before = preview_letters(spark, sequences(spark, 5, 8), queue, once, where)
@@ -151,7 +151,7 @@ def test_letters_are_parked_after_so_many_redrives_and_brought_back_from_there(
     assert messages_of(where, name) == []
     refused = redrive_letters(spark, sequences(spark, 5, 8), queue, None, where)
     assert refused.failed == dict.fromkeys(range(5, 9), "it is parked; select parked to bring it back")
-    back = redrive_letters(spark, sequences(spark, 5, 8), queue, RedriveOrder(Selection(parked=True)), where)
+    back = redrive_letters(spark, sequences(spark, 5, 8), queue, RedriveRequest(Selection(parked=True)), where)
     assert sorted(back.redriven) == [5, 6, 7, 8]
     assert jobs_of(where, queue) == Counter([1, 2, 3, 4])
 
@@ -160,7 +160,7 @@ def test_a_preview_changes_nothing(spark: SparkSession, where: dict[str, str], n
     queue = make_letters(where, name, 20)
     frame = sequences(spark, 1, 20).withColumn("body", f.when(f.col("sequence") == 1, f.lit("one")))
     stored, told = messages_of(where, name), messages_of(where, f"{name}-dead")
-    found = preview_letters(spark, frame, queue, RedriveOrder(rate=1), where)
+    found = preview_letters(spark, frame, queue, RedriveRequest(rate=1), where)
     assert (found.redriven, found.parked, found.failures) == (20, 0, 0)
     assert found.groups.total() == 20
     assert [each["sequence"] for each in found.sample] == [1, 2, 3, 4, 5]
@@ -174,7 +174,7 @@ def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
     spark: SparkSession, where: dict[str, str], name: str, *, audited: bool
 ) -> None:
     queue = make_letters(where, name, 300, **({} if audited else {"audit": False}))
-    order = RedriveOrder(protocol=Protocol.COPY, run="stopped", rate=60)
+    order = RedriveRequest(protocol=Protocol.COPY, run="stopped", rate=60)
 
     def some_are_done() -> bool:
         return any(message.sequence > 300 for message in messages_of(where, name))
@@ -185,7 +185,7 @@ def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
     assert 0 < len(done) < 300
     if audited:
         assert len(report.redriven) == len(done)
-    again = RedriveOrder(protocol=Protocol.COPY, run="stopped")
+    again = RedriveRequest(protocol=Protocol.COPY, run="stopped")
     report = redrive_letters(spark, sequences(spark, 1, 300), queue, again, where)
     assert (report.cancelled, report.failures) == (False, 0)
     if audited:
@@ -196,7 +196,7 @@ def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
 def test_what_is_no_dead_letter_any_more_is_left_alone(spark: SparkSession, where: dict[str, str], name: str) -> None:
     queue = make_letters(where, name, 3)
     first = redrive_letters(spark, sequences(spark, 1, 1), queue, None, where)
-    asked_apart(where, lambda connection: publish(connection, queue, 1))
+    run_on_own_connection(where, lambda connection: publish(connection, queue, 1))
     # One was redriven, its new job and one more wait, two and three are dead, and 99 never was.
     rows = spark.createDataFrame([(1,), (2,), (2,), (3,), (4,), (5,), (99,)], "sequence bigint")
     report = redrive_letters(spark, rows, queue, None, where)
@@ -211,8 +211,8 @@ def test_a_full_queue_gets_all_its_letters_back_in_their_place(
     spark: SparkSession, where: dict[str, str], name: str
 ) -> None:
     queue = make_letters(where, name, 30, discard="new", max_msgs=30)
-    with pytest.raises(RedriveOrderError, match="the frame leaves dead letters out"):
-        redrive_letters(spark, sequences(spark, 2, 30), queue, RedriveOrder(protocol=Protocol.IN_PLACE), where)
+    with pytest.raises(RedriveRequestError, match="the frame leaves dead letters out"):
+        redrive_letters(spark, sequences(spark, 2, 30), queue, RedriveRequest(protocol=Protocol.IN_PLACE), where)
     frame = sequences(spark, 1, 30).withColumn("repaired", f.expr("false"))
     report = redrive_letters(spark, frame, queue, None, where)
     assert (report.protocol, dict(report.redriven)) == (Protocol.IN_PLACE, {each: each for each in range(1, 31)})
@@ -233,15 +233,15 @@ def test_what_cannot_be_used_is_refused_before_anything_is_done(
         with pytest.raises(SparkOptionError, match=problem):
             redrive_letters(spark, frame, queue, None, where)
     with pytest.raises(SparkOptionError, match="expected repairs in the frame"):
-        redrive_letters(spark, rows, queue, RedriveOrder(transform=lambda _: None), where)
+        redrive_letters(spark, rows, queue, RedriveRequest(transform=lambda _: None), where)
     with pytest.raises(SparkOptionError, match="expected letters by the frame's rows"):
-        redrive_letters(spark, rows, queue, RedriveOrder(Selection(sequences=frozenset({1}))), where)
+        redrive_letters(spark, rows, queue, RedriveRequest(Selection(sequences=frozenset({1}))), where)
     with pytest.raises(SparkOptionError, match="found tasks 0"):
         redrive_letters(spark, rows, queue, None, where, tasks=0)
     with pytest.raises(QueueDeclarationError, match="declare a dead letter queue"):
         redrive_letters(spark, rows, queue.model_copy(update={"dead_letters": None}), None, where)
     with pytest.raises(NotFoundError):
         redrive_letters(spark, rows, f"{name}-other", None, where)
-    with pytest.raises(RedriveOrderError, match="doesn't allow atomic batches"):
-        redrive_letters(spark, rows, queue, RedriveOrder(protocol=Protocol.ATOMIC), where)
+    with pytest.raises(RedriveRequestError, match="doesn't allow atomic batches"):
+        redrive_letters(spark, rows, queue, RedriveRequest(protocol=Protocol.ATOMIC), where)
     assert [message.sequence for message in messages_of(where, name)] == [1]

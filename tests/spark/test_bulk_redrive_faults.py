@@ -18,18 +18,20 @@ from dying import kill_executor
 from faulty_shares import FailingShare, KilledShare
 from spark_streams import opened
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder, RedriveReport, redrive
+from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive import run as running
-from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear
-from airflow_provider_jetstream.spark.bulk_redrive.looking import begin_run, look
+from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import begin_run, scan_queue
+from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import clear
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD
-from airflow_provider_jetstream.spark.bulk_redrive.share import Share
-from airflow_provider_jetstream.spark.connection_options import wire_settings
-from airflow_provider_jetstream.spark.dead_letters.shares import packed
-from airflow_provider_jetstream.spark.driven import asked_apart
+from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.dead_letters.task_partitions import packed
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -37,8 +39,8 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.spark.bulk_redrive.looking import Look
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
     from testbed.nats_server import NatsServer
 
 COUNT = 800
@@ -56,12 +58,12 @@ def test_a_task_that_ends_early_is_tried_again_and_repeats_nothing(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     protocol: Protocol,
-    share: type[Share],
+    share: type[RedriveTask],
 ) -> None:
     queue = make_letters(where, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
     monkeypatch.setattr(running, "Share", share)
     marker = tmp_path / "begun"
-    order = RedriveOrder(protocol=protocol, run="early", why=str(marker))
+    order = RedriveRequest(protocol=protocol, run="early", why=str(marker))
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
     report = redrive_letters(spark, rows, queue, order, where, tasks=2)
     assert marker.exists()
@@ -99,13 +101,13 @@ def test_an_executor_that_is_killed_costs_and_repeats_nothing(
 
 
 def begun(
-    where: dict[str, str], queue: WorkQueue, order: RedriveOrder, report: RedriveReport
-) -> tuple[Look, Callable[[pa.Table], pa.Table], pa.Table]:
+    where: dict[str, str], queue: WorkQueue, order: RedriveRequest, report: RedriveReport
+) -> tuple[DriverScan, Callable[[pa.Table], pa.Table], pa.Table]:
     """Begin a run; give the driver's look, what does a task's share of it, and the rows of all letters."""
-    found = asked_apart(where, lambda connection: look(connection, queue, order))
-    asked_apart(where, lambda connection: begin_run(connection, found, order, report))
-    facts = (where, found.server, found.scan.premises, frozenset[str](), found.acknowledged)
-    share = Share(*facts, order, found.choice.protocol, None, audited=True)
+    found = run_on_own_connection(where, lambda connection: scan_queue(connection, queue, order))
+    run_on_own_connection(where, lambda connection: begin_run(connection, found, order, report))
+    facts = (where, found.server, found.scan.context, frozenset[str](), found.acknowledged)
+    share = RedriveTask(*facts, order, found.choice.protocol, None, audited=True)
     sequences = found.jobs.column("sequence").to_pylist()
     told = [packed(found.jobs), *[None] * len(sequences)]
     jobs = pa.table({"sequence": [sequences[0], *sequences], TOLD: pa.array(told, pa.binary())})
@@ -116,7 +118,7 @@ def begun(
 def test_a_share_that_is_done_twice_at_once_is_done_once(where: dict[str, str], name: str, protocol: Protocol) -> None:
     queue = make_letters(where, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
     report = RedriveReport()
-    found, do, jobs = begun(where, queue, RedriveOrder(protocol=protocol, run="twice"), report)
+    found, do, jobs = begun(where, queue, RedriveRequest(protocol=protocol, run="twice"), report)
     with ThreadPoolExecutor(2) as threads:
         for told in threads.map(do, [jobs] * 2):
             assert add_outcomes(report, told) == frozenset()
@@ -133,14 +135,14 @@ def test_a_run_that_ended_before_its_driver_removed_entries_is_finished_by_the_n
     spark: SparkSession, where: dict[str, str], name: str, then: str
 ) -> None:
     queue = make_letters(where, name, COUNT)
-    order = RedriveOrder(protocol=Protocol.COPY, run="cut-off")
+    order = RedriveRequest(protocol=Protocol.COPY, run="cut-off")
     _, do, jobs = begun(where, queue, order, RedriveReport())
     do(jobs.slice(0, 1 + COUNT - 100))
     assert len(messages_of(where, f"{name}-dead")) == COUNT
 
     async def elsewhere() -> RedriveReport:
-        async with connect(wire_settings(where).connection) as connection:
-            return await redrive(connection, queue, order)
+        async with connect(socket_settings(where).connection) as connection:
+            return await redrive_dead_letters(connection, queue, order)
 
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
     report = redrive_letters(spark, rows, queue, order, where) if then == "on Spark" else asyncio.run(elsewhere())

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING
 import pytest
 from bulk_letters import let_die, make_letters, messages_of, publish
 
+from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, copy_subject, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.names import MAX_DELIVERIES, copy_subject, parked_subject
-from airflow_provider_jetstream.jetstream.storing import store
 from airflow_provider_jetstream.spark.bulk_redrive import clearing
-from airflow_provider_jetstream.spark.bulk_redrive.clearing import clear
-from airflow_provider_jetstream.spark.driven import asked_apart
+from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import clear
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Collection
 
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.spark.driven import DrivenConnection
+    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 COUNT = 60
 
@@ -33,20 +33,20 @@ def told_queue(where: dict[str, str], name: str) -> WorkQueue:
     """Make a queue with a copy and an advisory of every other letter, and an advisory of the others."""
     queue = make_letters(where, name, COUNT)
 
-    async def tell(connection: DrivenConnection) -> None:
+    async def tell(connection: BlockingConnection) -> None:
         for sequence in range(2, COUNT + 1, 2):
             await store(connection, copy_subject(name, "worker", sequence), b"copied")
 
-    asked_apart(where, tell)
+    run_on_own_connection(where, tell)
     return queue
 
 
 def scanned(where: dict[str, str], queue: WorkQueue) -> Scan:
-    async def scan(connection: DrivenConnection) -> Scan:
-        await connection.learn([])
+    async def scan(connection: BlockingConnection) -> Scan:
+        await connection.discover_capabilities([])
         return await Scan.begin(connection, queue)
 
-    return asked_apart(where, scan)
+    return run_on_own_connection(where, scan)
 
 
 def entries(where: dict[str, str], queue: WorkQueue) -> list[int]:
@@ -82,7 +82,7 @@ def test_what_is_said_about_other_letters_stays(
 
 def test_deaths_that_were_told_later_stay(where: dict[str, str], queue: WorkQueue) -> None:
     scan = scanned(where, queue)
-    asked_apart(where, lambda connection: publish(connection, queue, 5))
+    run_on_own_connection(where, lambda connection: publish(connection, queue, 5))
     let_die(where, queue, 5)
     assert clear(where, scan, range(1, COUNT + 1)) == 0
     assert entries(where, queue) == [*range(COUNT + COUNT // 2 + 1, COUNT + COUNT // 2 + 6)]
@@ -91,14 +91,14 @@ def test_deaths_that_were_told_later_stay(where: dict[str, str], queue: WorkQueu
 def test_a_dead_letter_queue_that_was_made_anew_keeps_what_it_holds(where: dict[str, str], queue: WorkQueue) -> None:
     scan = scanned(where, queue)
 
-    async def make_anew(connection: DrivenConnection) -> None:
+    async def make_anew(connection: BlockingConnection) -> None:
         letters = f"{queue.name}-dead"
         config = (await connection.api(f"STREAM.INFO.{letters}"))["config"]
         await connection.api(f"STREAM.DELETE.{letters}")
         await connection.api(f"STREAM.CREATE.{letters}", config)
         await publish(connection, queue, 5)
 
-    asked_apart(where, make_anew)
+    run_on_own_connection(where, make_anew)
     let_die(where, queue, 5)
     assert clear(where, scan, range(1, COUNT + 1)) == 0
     assert entries(where, queue) == [1, 2, 3, 4, 5]
@@ -112,10 +112,10 @@ def test_entries_that_cant_be_read_or_are_parked_stay(where: dict[str, str], que
         "parked": parked_subject(queue.name, "worker", 1),
     }[kind]
 
-    async def tell(connection: DrivenConnection) -> None:
+    async def tell(connection: BlockingConnection) -> None:
         await store(connection, subject, b"no entry")
 
-    asked_apart(where, tell)
+    run_on_own_connection(where, tell)
     let_stay = entries(where, queue)[-1]
     scan = scanned(where, queue)
     redriven = [*range(1, COUNT + 1)]
@@ -130,11 +130,11 @@ def test_a_dead_letter_queue_that_denies_purges_is_cleared_one_by_one(
 ) -> None:
     letters = f"{queue.name}-dead"
 
-    async def deny(connection: DrivenConnection) -> None:
+    async def deny(connection: BlockingConnection) -> None:
         config = (await connection.api(f"STREAM.INFO.{letters}"))["config"]
         await connection.api(f"STREAM.UPDATE.{letters}", config | {denied: True})
 
-    asked_apart(where, deny)
+    run_on_own_connection(where, deny)
     scan = scanned(where, queue)
     assert clear(where, scan, range(1, COUNT)) == 0
     assert entries(where, queue) == of_others(scan, range(1, COUNT))

@@ -7,15 +7,19 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from letter_queue import mixed_queue
 
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Findings, Reason, Selection, find_dead_letters
-from airflow_provider_jetstream.spark.dead_letters.reading import read_letters
-from airflow_provider_jetstream.spark.dead_letters.records import letter_of, shown
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_of, shown
+from airflow_provider_jetstream.spark.dead_letters.read import read_letters
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 

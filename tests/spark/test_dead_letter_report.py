@@ -14,9 +14,10 @@ from letter_queue import ORIGIN, SCRIPT, TASK
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Source
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.spark.dead_letters import read_snapshot, repair, snapshot, triage, write_report
-from airflow_provider_jetstream.spark.dead_letters.records import batch_of
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import batch_of
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.spark.direct_answers import Told, times, told
 from airflow_provider_jetstream.spark.errors import WireError
-from airflow_provider_jetstream.spark.gathering import gathered
+from airflow_provider_jetstream.spark.wire.arrow_buffers import gathered
+from airflow_provider_jetstream.spark.wire.direct_get_headers import DirectGetMetadata, parse_metadata, times
 
 _FIRST = b"NATS/1.0\r\n"
 _MORNING = datetime(2026, 11, 21, 15, 10, 11, tzinfo=UTC)
@@ -41,7 +41,7 @@ def _nanoseconds(when: datetime) -> int:
 
 def _told(
     headers: list[bytes], before: bytes = b"HMSG _INBOX.0123456789abcdef.1 id 200 400\r\n" * 2
-) -> tuple[bytes, Told]:
+) -> tuple[bytes, DirectGetMetadata]:
     buffer, starts, ends = b"", [], []
     for header in headers:
         buffer += before
@@ -49,10 +49,10 @@ def _told(
         buffer += header
         ends.append(len(buffer))
         buffer += b"a body\r\n"
-    return buffer, told(buffer, np.array(starts), np.array(ends))
+    return buffer, parse_metadata(buffer, np.array(starts), np.array(ends))
 
 
-def _require(messages: list[_Message], buffer: bytes, found: Told, before: int) -> None:
+def _require(messages: list[_Message], buffer: bytes, found: DirectGetMetadata, before: int) -> None:
     assert found.sequences.tolist() == [each.sequence for each in messages]
     subjects = gathered(buffer, found.subject, found.subject_end).to_pylist()
     assert subjects == [each.subject for each in messages]
@@ -110,7 +110,7 @@ def test_every_header_that_is_added_has_to_be_there(name: bytes) -> None:
 
 
 def test_messages_that_differ_in_digits_only_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("airflow_provider_jetstream.spark.direct_answers._each")
+    monkeypatch.delattr("airflow_provider_jetstream.spark.wire.direct_get_headers._each")
     start = _nanoseconds(_MORNING)
     messages = [
         _Message(b"o.a" * (1 + at % 3), 101 + at, start + at * 987_654_321, 50, b"A: 1\r\n") for at in range(20)
@@ -122,4 +122,4 @@ def test_messages_that_differ_in_digits_only_are_read_at_once(monkeypatch: pytes
 
 def test_nothing_has_no_times() -> None:
     buffer, found = _told([_Message(b"o.a", 1, _nanoseconds(_MORNING), 4).header()])
-    assert times(buffer, Told(*(part[:0] for part in found))).to_pylist() == []
+    assert times(buffer, DirectGetMetadata(*(part[:0] for part in found))).to_pylist() == []

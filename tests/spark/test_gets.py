@@ -8,23 +8,25 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.connection import connect
+from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection, blocking_connection
+from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany, RequestStream
+from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.prefetch import ReadPlan
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError
-from airflow_provider_jetstream.jetstream.headers import Headers
-from airflow_provider_jetstream.jetstream.reading import at_once, read_range
-from airflow_provider_jetstream.jetstream.shortcuts import Wanted
-from airflow_provider_jetstream.jetstream.stored import StoredMessage, get_message, last_message
-from airflow_provider_jetstream.jetstream.storing import store
-from airflow_provider_jetstream.jetstream.together import together
-from airflow_provider_jetstream.spark.asking import Ask, AskAll, AskEach
-from airflow_provider_jetstream.spark.driven import DrivenConnection, driven
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.connection import Connection, ConnectionSettings
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 _Result = TypeVar("_Result")
@@ -34,17 +36,17 @@ HEADERS = Headers([("Kind", "Größe"), ("Kind", "b"), ("Status", "204 EOB"), ("
 
 
 @pytest.fixture
-def over(nats: NatsServer) -> Iterator[DrivenConnection]:
-    with driven({"servers": nats.url}) as connection:
+def over(nats: NatsServer) -> Iterator[BlockingConnection]:
+    with blocking_connection({"servers": nats.url}) as connection:
         yield connection
 
 
-async def run(over: DrivenConnection, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+async def run(over: BlockingConnection, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
     """Apart from the test's event loop, as in a task."""
     return await asyncio.to_thread(over.run, coroutine)
 
 
-async def make(connection: DrivenConnection, name: str, **config: Any) -> None:
+async def make(connection: BlockingConnection, name: str, **config: Any) -> None:
     declared = {"name": name, "subjects": [f"{name}.>"], "storage": "memory", **config}
     await connection.api(f"STREAM.CREATE.{name}", declared)
 
@@ -52,10 +54,10 @@ async def make(connection: DrivenConnection, name: str, **config: Any) -> None:
         body, headers = b"%d" % number if number % 3 else b"", HEADERS if number % 5 == 0 else None
         await store(connection, f"{name}.{number % 7}", body, headers)
 
-    await at_once(put, range(1, COUNT + 1))
+    await map_concurrently(put, range(1, COUNT + 1))
     for gone in (1, 2, *range(300, 560), COUNT):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
-    await connection.learn([name])
+    await connection.discover_capabilities([name])
 
 
 async def one_by_one(settings: ConnectionSettings, name: str, subject: str = ">") -> list[StoredMessage]:
@@ -69,7 +71,7 @@ async def read(connection: Connection, name: str, subject: str = ">", *part: int
 
 @pytest.mark.parametrize("direct", [True, False])
 async def test_a_range_is_the_same_by_every_way(
-    over: DrivenConnection, settings: ConnectionSettings, name: str, *, direct: bool
+    over: BlockingConnection, settings: ConnectionSettings, name: str, *, direct: bool
 ) -> None:
     await run(over, make(over, name, allow_direct=direct))
     assert set(over.runs) == ({name} if direct else set())
@@ -82,13 +84,13 @@ async def test_a_range_is_the_same_by_every_way(
 
 
 async def test_an_answer_that_is_cut_for_its_size_is_gone_on_with(
-    over: DrivenConnection, settings: ConnectionSettings, name: str
+    over: BlockingConnection, settings: ConnectionSettings, name: str
 ) -> None:
     async def make_large() -> None:
         await over.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
         for number in range(12):
             await store(over, f"{name}.{number}", bytes([number]) * 900_000)
-        await over.learn([name])
+        await over.discover_capabilities([name])
 
     await run(over, make_large())
     whole = await one_by_one(settings, name)
@@ -97,7 +99,7 @@ async def test_an_answer_that_is_cut_for_its_size_is_gone_on_with(
 
     async def foreseen() -> list[StoredMessage | None]:
         subjects = [f"{name}.{number}" for number in range(12)]
-        async with over.foreseen([Wanted(name, range(1, 13), subjects)]):
+        async with over.foreseen([ReadPlan(name, range(1, 13), subjects)]):
             by_sequence = [await get_message(over, name, number) for number in range(1, 13)]
             assert [await last_message(over, name, each) for each in subjects] == by_sequence
             return by_sequence
@@ -108,14 +110,14 @@ async def test_an_answer_that_is_cut_for_its_size_is_gone_on_with(
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("sequences", [range(200, 400), range(1, COUNT + 10, 17)])
 async def test_what_was_foreseen_is_what_is_there_and_is_forgotten(
-    over: DrivenConnection, settings: ConnectionSettings, name: str, sequences: range, *, direct: bool
+    over: BlockingConnection, settings: ConnectionSettings, name: str, sequences: range, *, direct: bool
 ) -> None:
     await run(over, make(over, name, allow_direct=direct))
     whole = {each.sequence: each for each in await one_by_one(settings, name)}
     subjects = [f"{name}.{number}" for number in (3, 0, 99)]
 
     async def foreseen() -> None:
-        async with over.foreseen([Wanted(name, sequences, subjects), Wanted(f"{name}-unknown", [1])]):
+        async with over.foreseen([ReadPlan(name, sequences, subjects), ReadPlan(f"{name}-unknown", [1])]):
             await over.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequences[10], "no_erase": True})
             found = [await get_message(over, name, each) for each in sequences]
             assert found == [whole.get(each) for each in sequences]
@@ -127,13 +129,13 @@ async def test_what_was_foreseen_is_what_is_there_and_is_forgotten(
     await run(over, foreseen())
 
 
-async def test_a_stream_that_does_not_exist_is_told(over: DrivenConnection, name: str) -> None:
-    await run(over, over.learn([name]))
+async def test_a_stream_that_does_not_exist_is_told(over: BlockingConnection, name: str) -> None:
+    await run(over, over.discover_capabilities([name]))
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
         await run(over, get_message(over, name, 1))
 
 
-async def test_an_answer_of_another_form_is_read_as_json(over: DrivenConnection, name: str) -> None:
+async def test_an_answer_of_another_form_is_read_as_json(over: BlockingConnection, name: str) -> None:
     await run(over, make(over, name, allow_direct=False))
     subject = f'{name}.a"b\\c'
 
@@ -156,20 +158,24 @@ async def test_answers_that_do_not_come_are_given_up_in_time(
 
     await connection.client.subscribe(name, cb=first_only)
     await connection.client.flush()
-    with driven({"servers": nats.url, "timeout": "0.5"}) as over:
-        for asked in (AskEach([(name, b"0"), (name, b"1"), (name, b"2")]), AskAll(name, b"0"), Ask(name, b"1")):
+    with blocking_connection({"servers": nats.url, "timeout": "0.5"}) as over:
+        for asked in (
+            RequestMany([(name, b"0"), (name, b"1"), (name, b"2")]),
+            RequestStream(name, b"0"),
+            Request(name, b"1"),
+        ):
 
-            async def ask(what: AskEach | AskAll | Ask = asked) -> object:
+            async def ask(what: RequestMany | RequestStream | Request = asked) -> object:
                 return await what
 
             with pytest.raises(DeadlineError, match=f"no answer on {name} within 0.5 s"):
                 await run(over, ask())
 
         async def both() -> list[object]:
-            return await together([ask_each(b"1"), ask_each(b"0")])
+            return await gather([ask_each(b"1"), ask_each(b"0")])
 
         async def ask_each(payload: bytes) -> list[bytes]:
-            return [body for _, body in await AskEach([(name, b"0"), (name, payload)])]
+            return [body for _, body in await RequestMany([(name, b"0"), (name, payload)])]
 
         late, come = await run(over, both())
         assert isinstance(late, DeadlineError)

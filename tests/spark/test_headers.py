@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.spark.deliveries import Deliveries, deliveries
 from airflow_provider_jetstream.spark.errors import WireError
-from airflow_provider_jetstream.spark.gathering import as_text, gathered
-from airflow_provider_jetstream.spark.headers import own_pairs, pairs
+from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered
+from airflow_provider_jetstream.spark.wire.bulk_headers import own_pairs, pairs
+from airflow_provider_jetstream.spark.wire.reply_subjects import Deliveries, deliveries
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -5,14 +5,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from spark_streams import METHODS, count_up, delete, make_stream, publish, purge, read_all
 
-from airflow_provider_jetstream.spark.columns import Columns
 from airflow_provider_jetstream.spark.errors import DataLossError
-from airflow_provider_jetstream.spark.options import read_options
-from airflow_provider_jetstream.spark.planning import ranges
-from airflow_provider_jetstream.spark.reading import read_range
+from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.partition_planner import ranges
+from airflow_provider_jetstream.spark.source.partition_reader import read_range
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.streams import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[int]:

@@ -16,15 +16,15 @@ from pyspark.sql.datasource import (
 )
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.narrowing import Narrowed, narrowed
-from airflow_provider_jetstream.spark.options import Bound, read_options, write_options
-from airflow_provider_jetstream.spark.planning import ranges
-from airflow_provider_jetstream.spark.streams import StreamFacts
+from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
+from airflow_provider_jetstream.spark.source.options import Bound, read_options, write_options
+from airflow_provider_jetstream.spark.source.partition_planner import ranges
+from airflow_provider_jetstream.spark.source.stream_api import StreamFacts
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
 
-    from airflow_provider_jetstream.spark.options import Purpose
+    from airflow_provider_jetstream.spark.source.options import Purpose
 
 _STREAM = {"stream": "orders"}
 _FACTS = StreamFacts("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
@@ -124,26 +124,26 @@ _NOON_NS = 1795262400 * 10**9
 @pytest.mark.parametrize(
     ("filters", "subjects", "expected"),
     [
-        ([GreaterThan(("seq",), 5), LessThan(("seq",), 9)], (), Narrowed(6, 8)),
-        ([GreaterThanOrEqual(("seq",), 5), LessThanOrEqual(("seq",), 9)], (), Narrowed(5, 9)),
-        ([EqualTo(("seq",), 5)], (), Narrowed(5, 5)),
-        ([In(("seq",), (9, 5, 7))], (), Narrowed(5, 9)),
-        ([GreaterThan(("seq",), -5)], (), Narrowed()),
-        ([IsNotNull(("seq",))], (), Narrowed()),
-        ([GreaterThanOrEqual(("timestamp",), _NOON)], (), Narrowed(since=_NOON_NS)),
-        ([LessThan(("timestamp",), _NOON)], (), Narrowed(until=_NOON_NS + 999)),
-        ([EqualTo(("subject",), "a.b")], (), Narrowed(subjects=("a.b",))),
-        ([EqualTo(("subject",), "a.*")], (), Narrowed(subjects=())),
-        ([EqualTo(("subject",), "a.b")], ("a.>",), Narrowed(subjects=("a.b",))),
-        ([EqualTo(("subject",), "b.b")], ("a.>",), Narrowed(subjects=())),
-        ([In(("subject",), ("a.b", "a.c", "b"))], ("a.*",), Narrowed(subjects=("a.b", "a.c"))),
-        ([In(("subject",), tuple(f"a.{at}" for at in range(99)))], ("a.*",), Narrowed(subjects=("a.*",))),
-        ([StringStartsWith(("subject",), "a.b.")], (), Narrowed(subjects=("a.b.>",))),
-        ([StringStartsWith(("subject",), "a.bc")], (), Narrowed(subjects=("a.>",))),
-        ([StringStartsWith(("subject",), "abc")], (), Narrowed()),
-        ([StringStartsWith(("subject",), "a.")], ("*.new", "b.>"), Narrowed(subjects=("*.new",))),
-        ([EqualTo(("stream",), "x"), EqualTo(("headers", "key"), "x")], (), Narrowed()),
+        ([GreaterThan(("seq",), 5), LessThan(("seq",), 9)], (), PushedBounds(6, 8)),
+        ([GreaterThanOrEqual(("seq",), 5), LessThanOrEqual(("seq",), 9)], (), PushedBounds(5, 9)),
+        ([EqualTo(("seq",), 5)], (), PushedBounds(5, 5)),
+        ([In(("seq",), (9, 5, 7))], (), PushedBounds(5, 9)),
+        ([GreaterThan(("seq",), -5)], (), PushedBounds()),
+        ([IsNotNull(("seq",))], (), PushedBounds()),
+        ([GreaterThanOrEqual(("timestamp",), _NOON)], (), PushedBounds(since=_NOON_NS)),
+        ([LessThan(("timestamp",), _NOON)], (), PushedBounds(until=_NOON_NS + 999)),
+        ([EqualTo(("subject",), "a.b")], (), PushedBounds(subjects=("a.b",))),
+        ([EqualTo(("subject",), "a.*")], (), PushedBounds(subjects=())),
+        ([EqualTo(("subject",), "a.b")], ("a.>",), PushedBounds(subjects=("a.b",))),
+        ([EqualTo(("subject",), "b.b")], ("a.>",), PushedBounds(subjects=())),
+        ([In(("subject",), ("a.b", "a.c", "b"))], ("a.*",), PushedBounds(subjects=("a.b", "a.c"))),
+        ([In(("subject",), tuple(f"a.{at}" for at in range(99)))], ("a.*",), PushedBounds(subjects=("a.*",))),
+        ([StringStartsWith(("subject",), "a.b.")], (), PushedBounds(subjects=("a.b.>",))),
+        ([StringStartsWith(("subject",), "a.bc")], (), PushedBounds(subjects=("a.>",))),
+        ([StringStartsWith(("subject",), "abc")], (), PushedBounds()),
+        ([StringStartsWith(("subject",), "a.")], ("*.new", "b.>"), PushedBounds(subjects=("*.new",))),
+        ([EqualTo(("stream",), "x"), EqualTo(("headers", "key"), "x")], (), PushedBounds()),
     ],
 )
 def test_filters_narrow_a_read(filters: list[Filter], subjects: tuple[str, ...], expected: Any) -> None:
-    assert narrowed(filters, subjects) == expected
+    assert push_down(filters, subjects) == expected

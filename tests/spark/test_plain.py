@@ -18,22 +18,23 @@ from gateway import Gateway
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.audit import Audit, LetterRecord
-from airflow_provider_jetstream.jetstream.connection import connect, connection_settings
-from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
-from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
+from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.contract import completion_subject, marker_subject
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.death import Reason
-from airflow_provider_jetstream.jetstream.names import completion_subject, marker_subject
-from airflow_provider_jetstream.jetstream.provisioning import provision
-from airflow_provider_jetstream.jetstream.stored import get_message
-from airflow_provider_jetstream.jetstream.storing import store
-from airflow_provider_jetstream.spark.dead_letters.columns import LETTER_SCHEMA
-from airflow_provider_jetstream.spark.dead_letters.plain import Plain
-from airflow_provider_jetstream.spark.dead_letters.proving import Proving
-from airflow_provider_jetstream.spark.dead_letters.told import jobs_table
-from airflow_provider_jetstream.spark.driven import asked_apart
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.spark.dead_letters.classify import Classification
+from airflow_provider_jetstream.spark.dead_letters.entry_table import jobs_table
+from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
+from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
 from testbed.letters import publish_raw
 from testbed.queues import small_queue
 
@@ -42,8 +43,8 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 HEADERS = [
@@ -69,7 +70,7 @@ class Bed(NamedTuple):
     """A queue, and a look at it."""
 
     where: dict[str, str]
-    premises: Premises
+    premises: ScanContext
     moments: list[datetime]
 
 
@@ -94,12 +95,12 @@ async def make(server: NatsServer, name: str) -> Bed:
         await publish_raw_subject(server, f"{name}.jobs.till.".encode() + b"gr\xf6\xdfe")
         scan = await Scan.begin(connection, queue)
         await _ends(scan, queue)
-        moments = [scan.around.created_at, *(each.created for each in scan.around.consumers.values())]
+        moments = [scan.snapshot.created_at, *(each.created for each in scan.snapshot.consumers.values())]
         for sequence in (2, JOBS):
             message = await get_message(connection, name, sequence)
             assert message
             moments.append(message.stored_at)
-        return Bed({"servers": server.url, "timeout": "10"}, scan.premises, moments)
+        return Bed({"servers": server.url, "timeout": "10"}, scan.context, moments)
 
 
 async def _ends(scan: Scan, queue: WorkQueue) -> None:
@@ -114,10 +115,10 @@ async def _ends(scan: Scan, queue: WorkQueue) -> None:
     for sequence in MARKED:
         await store(connection, marker_subject(queue.name, sequence), b"")
     common: dict[str, Any] = {"subject": "x", "reason": "max_deliveries", "fingerprint": "x", "stream": queue.name}
-    common["created"] = scan.around.created
+    common["created"] = scan.snapshot.created
     done = [LetterRecord(sequence=each, action="redriven", new_sequence=1000 + each, **common) for each in REDRIVEN]
     done += [LetterRecord(sequence=each, action="requeued", **common) for each in REQUEUED]
-    assert not any(await Audit(connection, queue.audit.name, queue.name, scan.around.created).write(done))
+    assert not any(await AuditLog(connection, queue.audit.name, queue.name, scan.snapshot.created).write(done))
 
 
 async def publish_raw_subject(server: NatsServer, subject: bytes) -> None:
@@ -134,8 +135,8 @@ def bed(nats: NatsServer) -> Bed:
     return asyncio.run(make(nats, "plainletters"))
 
 
-def jobs_of(told: list[tuple[int, Mention]], others: set[int]) -> list[pa.RecordBatch]:
-    index = Index()
+def jobs_of(told: list[tuple[int, Entry]], others: set[int]) -> list[pa.RecordBatch]:
+    index = EntryIndex()
     for sequence, mention in told:
         index.add(sequence, mention)
     untold = array("Q", sorted(others - {sequence for sequence, _ in told}))
@@ -152,22 +153,22 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["sequence"]))
 
 
-def by_the_judge_alone(proving: Proving, jobs: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+def by_the_judge_alone(proving: Classification, jobs: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     # The same letters, said in a way that takes a letter to tell.
     selection = proving.selection.model_copy(update={"reasons": frozenset(Reason) - {Reason.UNDELIVERABLE}})
     return rows_of(replace(proving, selection=selection).prove(iter(jobs)))
 
 
-def advisory(sequence: int, told_at: datetime, consumer: str | None = None, **fields: Any) -> tuple[int, Mention]:
-    said = {"entry": 500 + sequence, "kind": Kind.DELIVERIES, "deliveries": 1} | fields
-    return sequence, Mention(consumer=consumer or taker_of(sequence), told_at=told_at, **said)
+def advisory(sequence: int, told_at: datetime, consumer: str | None = None, **fields: Any) -> tuple[int, Entry]:
+    said = {"entry": 500 + sequence, "kind": EntryKind.DELIVERIES, "deliveries": 1} | fields
+    return sequence, Entry(consumer=consumer or taker_of(sequence), told_at=told_at, **said)
 
 
 def taker_of(sequence: int) -> str:
     return PLACES[(sequence - 1) % len(PLACES)].split(".")[0]
 
 
-def delivered(premises: Premises, **fields: Any) -> Premises:
+def delivered(premises: ScanContext, **fields: Any) -> ScanContext:
     """Say that everything was delivered, and whatever else."""
     consumers = {
         name: replace(each, **({"delivered": JOBS + 10, "ack_floor": 0, "in_flight": 3} | fields))
@@ -180,12 +181,12 @@ def test_only_what_is_plain_is_taken_from_the_judge(bed: Bed) -> None:
     now = datetime.now(UTC)
     jobs = jobs_of([advisory(each, now) for each in range(1, JOBS + 2)], set())
     premises = delivered(bed.premises)
-    plain = rows_of(Plain(bed.where, premises, ()).find(jobs[0]))
+    plain = rows_of(FastPath(bed.where, premises, ()).find(jobs[0]))
     touched = {*DELETED, *COMPLETED, *REDRIVEN, *REQUEUED, *MARKED}
     expected = [each for each in range(1, JOBS + 1) if each not in touched and taker_of(each) != "nobody"]
     assert [row["sequence"] for row in plain] == expected
     assert len(expected) > JOBS // 4
-    proving = Proving(bed.where, premises, frozenset(), Selection(), lost=False)
+    proving = Classification(bed.where, premises, frozenset(), Selection(), lost=False)
     judged = by_the_judge_alone(proving, jobs)
     assert rows_of(proving.prove(iter(jobs))) == judged
     assert len(judged) > len(expected)
@@ -196,8 +197,8 @@ def test_only_what_is_plain_is_taken_from_the_judge(bed: Bed) -> None:
 def test_few_among_many_others_are_left_to_the_judge(bed: Bed) -> None:
     now = datetime.now(UTC)
     few = jobs_of([advisory(6, now), advisory(58, now)], set())
-    assert not list(Plain(bed.where, delivered(bed.premises), ()).find(few[0]))
-    proving = Proving(bed.where, delivered(bed.premises), frozenset(), Selection(), lost=False)
+    assert not list(FastPath(bed.where, delivered(bed.premises), ()).find(few[0]))
+    proving = Classification(bed.where, delivered(bed.premises), frozenset(), Selection(), lost=False)
     judged = by_the_judge_alone(proving, few)
     assert [row["sequence"] for row in judged] == [6, 58]
     assert rows_of(proving.prove(iter(few))) == judged
@@ -206,11 +207,11 @@ def test_few_among_many_others_are_left_to_the_judge(bed: Bed) -> None:
 def test_the_judge_goes_on_where_the_server_went_away(nats: NatsServer) -> None:
     where, count = {"servers": nats.url, "timeout": "10"}, 12_000
     queue = make_letters(where, "cutoff", count, allow_direct=True)
-    scan = asked_apart(where, lambda connection: Scan.begin(connection, queue))
+    scan = run_on_own_connection(where, lambda connection: Scan.begin(connection, queue))
     jobs = jobs_table(scan.index, array("Q")).to_batches()
     # The first batch of plain letters is through, and the second one on its way.
     with Gateway(nats.port, after=3_000_000, until=2) as gateway:
-        proving = Proving(where | {"servers": gateway.url}, scan.premises, frozenset(), Selection(), lost=False)
+        proving = Classification(where | {"servers": gateway.url}, scan.context, frozenset(), Selection(), lost=False)
         batches = proving.prove(iter(jobs))
         first = next(batches)
         assert 0 < first.num_rows < count
@@ -240,13 +241,13 @@ def test_the_judge_finds_the_same_of_what_all_jobs_have_in_common(
     ]
     premises = delivered(bed.premises, created=now + created)
     premises = replace(premises, around=replace(premises.around, created=(now + begun).isoformat()))
-    proving = Proving(bed.where, premises, frozenset(), Selection(), lost=True)
+    proving = Classification(bed.where, premises, frozenset(), Selection(), lost=True)
     jobs = jobs_of(told, set())
     assert rows_of(proving.prove(iter(jobs))) == by_the_judge_alone(proving, jobs)
 
 
 sequences = st.integers(1, JOBS + 3)
-kinds = st.sampled_from([*[Kind.DELIVERIES] * 6, *Kind])
+kinds = st.sampled_from([*[EntryKind.DELIVERIES] * 6, *EntryKind])
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -257,7 +258,7 @@ def test_the_judge_finds_the_same(bed: Bed, data: st.DataObject) -> None:
     late = datetime.now(UTC) + timedelta(hours=1)
 
     @st.composite
-    def mentions(draw: st.DrawFn) -> tuple[int, Mention]:
+    def mentions(draw: st.DrawFn) -> tuple[int, Entry]:
         sequence = draw(sequences)
         consumer = draw(st.sampled_from([*[taker_of(sequence)] * 5, "till", "other"]))
         told_at = draw(st.one_of(st.just(late), moments))
@@ -276,6 +277,6 @@ def test_the_judge_finds_the_same(bed: Bed, data: st.DataObject) -> None:
     premises = replace(premises, events=data.draw(st.sampled_from([premises.events, None])))
     doubted = frozenset(data.draw(st.sets(st.sampled_from(["till", "press"]))))
     selection = data.draw(st.sampled_from([Selection(), Selection(consumer="press"), Selection(vanished=True)]))
-    proving = Proving(bed.where, premises, doubted, selection, lost=data.draw(st.booleans()))
+    proving = Classification(bed.where, premises, doubted, selection, lost=data.draw(st.booleans()))
     judged = by_the_judge_alone(proving, jobs)
     assert rows_of(proving.prove(iter(jobs))) == judged

@@ -10,15 +10,15 @@ import pytest
 from spark_streams import make_stream, opened, read_all
 
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
-from airflow_provider_jetstream.spark.options import write_options
-from airflow_provider_jetstream.spark.publisher import Publisher
-from airflow_provider_jetstream.spark.rows import Encoder
+from airflow_provider_jetstream.spark.source.options import write_options
+from airflow_provider_jetstream.spark.source.publisher import Publisher
+from airflow_provider_jetstream.spark.source.row_encoder import Encoder
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_jetstream.spark.streams import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers", _HEADERS), ("msg_id", pa.string())])
@@ -201,7 +201,7 @@ def _kill_at(server: NatsServer, given: Mapping[str, str]) -> None:
 def test_rows_are_named_when_the_server_stays_away(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.publisher._PAUSE", 0.01)
+    monkeypatch.setattr("airflow_provider_jetstream.spark.source.publisher._PAUSE", 0.01)
     given = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
     with opened(given) as stream:
         make_stream(stream)

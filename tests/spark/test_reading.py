@@ -11,15 +11,15 @@ import pytest
 from gateway import Gateway
 from spark_streams import METHODS, count_up, make_stream, opened, publish, read_all
 
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.reading import read_range
-from airflow_provider_jetstream.spark.streams import nanoseconds
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.spark.source.partition_reader import read_range
+from airflow_provider_jetstream.spark.source.stream_api import nanoseconds
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.streams import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 _SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
 
@@ -152,7 +152,7 @@ def _restart_soon(server: NatsServer) -> None:
 
 
 def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.reading._PAUSE", 0.01)
+    monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
     given = {"servers": own_nats.url, "stream": name, "timeout": "1"}
     with opened(given) as stream:
         make_stream(stream)
@@ -166,7 +166,7 @@ def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monke
 def test_a_server_that_goes_away_is_asked_five_times(
     given: dict[str, str], stream: Stream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.spark.reading._PAUSE", 0.01)
+    monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 10_000) for _ in range(2000)))
     with Gateway(urlsplit(given["servers"]).port or 0, after=5_000_000) as gateway:
@@ -238,9 +238,9 @@ def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
     make_stream(stream)
     publish(stream, [(f"{stream.name}.a", None, _SPOOF)] * 2000)
     deceived: list[bytes] = []
-    plain = Wire.receive
+    plain = NatsSocket.receive
 
-    def receive(wire: Wire, enough: Any, timeout: float | None = None) -> None:
+    def receive(wire: NatsSocket, enough: Any, timeout: float | None = None) -> None:
         if wire.__dict__.get("rest"):
             # What was held back comes with the next bytes.
             rest = wire.__dict__.pop("rest")
@@ -256,7 +256,7 @@ def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
             wire.__dict__["rest"] = deceived[0]
             wire.filled = end
 
-    monkeypatch.setattr("airflow_provider_jetstream.spark.wire.Wire.receive", receive)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.client.blocking.socket.Wire.receive", receive)
     rows = read_all({**given, "fetchMethod": "direct"}, names=["seq"])
     assert [row["seq"] for row in rows] == list(range(1, 2001))
     assert len(deceived) == 1

@@ -7,7 +7,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from airflow_provider_jetstream.spark.dead_letters.shares import ROWS_OF_A_TASK, jobs_of, shared_out, slots, tasks_of
+from airflow_provider_jetstream.spark.dead_letters.task_partitions import (
+    ROWS_OF_A_TASK,
+    jobs_of,
+    shared_out,
+    slots,
+    tasks_of,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

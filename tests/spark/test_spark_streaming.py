@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_provider_jetstream.spark.streams import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import Stream
 
 
 def _stream(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:

@@ -9,17 +9,17 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
-from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
-from airflow_provider_jetstream.spark.dead_letters.told import JOB_SCHEMA, index_of, jobs_table, mentions_of
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+from airflow_provider_jetstream.spark.dead_letters.entry_table import JOB_SCHEMA, index_of, jobs_table, mentions_of
 
 LAST = 2**63 - 1
 EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 mentions = st.builds(
-    Mention,
+    Entry,
     entry=st.integers(1, LAST),
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(EntryKind),
     consumer=st.sampled_from([None, "till", "press", ""]),
     told_at=st.integers(0, 2**50).map(lambda each: EPOCH + timedelta(microseconds=each)),
     deliveries=st.integers(0, 2**32 - 1),
@@ -35,9 +35,9 @@ sequences = st.one_of(st.integers(1, 12), st.integers(1, 2**64 - 1))
     st.integers(1, 7),
 )
 def test_an_index_arrives_as_it_was(
-    told: list[tuple[int, Mention]], others: set[int], wanted: set[int] | None, size: int
+    told: list[tuple[int, Entry]], others: set[int], wanted: set[int] | None, size: int
 ) -> None:
-    index = Index()
+    index = EntryIndex()
     for sequence, mention in told:
         index.add(sequence, mention)
     others -= {sequence for sequence, _ in told}
@@ -53,8 +53,8 @@ def test_an_index_arrives_as_it_was(
 
 @given(st.lists(st.tuples(sequences.filter(lambda each: each <= LAST), mentions), max_size=40))
 @settings(deadline=None)
-def test_rows_beside_others_say_the_same_and_null_says_nothing(told: list[tuple[int, Mention]]) -> None:
-    index = Index()
+def test_rows_beside_others_say_the_same_and_null_says_nothing(told: list[tuple[int, Entry]]) -> None:
+    index = EntryIndex()
     for sequence, mention in told:
         index.add(sequence, mention)
     table = jobs_table(index, array("Q"))

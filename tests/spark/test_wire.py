@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import nkeys
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
     ConnectionSettingsError,
@@ -16,10 +17,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     TLSError,
     UnreachableError,
 )
-from airflow_provider_jetstream.spark.connection_options import wire_settings
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.streams import Stream
-from airflow_provider_jetstream.spark.wire import Wire
+from airflow_provider_jetstream.spark.source.stream_api import Stream
 from testbed.certificates import TlsFiles, make_tls
 from testbed.nats_server import NatsServer, debian_nats_server
 from testbed.ports import LOOPBACK, free_port
@@ -36,7 +36,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 
 
 def _open(**given: str) -> dict[str, Any]:
-    wire = Wire(wire_settings(given))
+    wire = NatsSocket(socket_settings(given))
     try:
         return Stream(wire, "none").api("INFO")
     finally:

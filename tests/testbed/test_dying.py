@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream.stored import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
 from testbed.dying import call_kind, changes_something, die_at_every_call
 from testbed.queues import complete, make_queue, put, small_queue, stored_count, take
 
@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 KILLED = -signal.SIGKILL

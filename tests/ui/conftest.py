@@ -13,8 +13,8 @@ from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 from ui_browsing import Browsing
 from ui_steps import ROOT, STORE, blocking, letters_of
 
-from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connection_settings
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.airflow import Airflow
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK

@@ -15,7 +15,7 @@ from playwright.sync_api import expect
 from ui_browsing import Browsing, lightness
 from ui_steps import ROOT, blocking, with_connection
 
-from airflow_provider_jetstream.jetstream.connection import connection_settings
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from testbed.airflow import Airflow
 from testbed.environments import create_environment, lowest_python
 from testbed.letters import let_terminate
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 LOCKED = "locked"
 VERSIONS = os.environ.get("AIRFLOW_VERSIONS", f"3.1.8 3.2.2 {LOCKED}").split()

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_jetstream.jetstream.connection import connect
-from airflow_provider_jetstream.jetstream.dead_letters.summary import summarise
+from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise
 from airflow_provider_jetstream.worker import Delivery, Worker
 from example_workers.store import process
 from testbed.queues import eventually, make_queue, put
@@ -18,8 +18,8 @@ from testbed.queues import eventually, make_queue, put
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
 
-    from airflow_provider_jetstream.jetstream.connection import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "example_dags" / "queues" / "store.yaml"

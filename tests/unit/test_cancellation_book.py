@@ -5,16 +5,16 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.cancellation_book import CancellationBook
-from airflow_provider_jetstream.jetstream.cancelling import Cancellation, cancelled_end
+from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
+from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation, cancelled_end
+from airflow_provider_jetstream.jetstream.contract import cancellation_subject
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
-from airflow_provider_jetstream.jetstream.names import cancellation_subject
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 _HOUR = timedelta(hours=1)
 
 
-async def _waiting(book: CancellationBook, job_id: str, stored_at: datetime) -> asyncio.Task[Cancellation]:
+async def _waiting(book: CancellationCache, job_id: str, stored_at: datetime) -> asyncio.Task[Cancellation]:
     task = asyncio.create_task(book.wait(job_id, stored_at))
     await asyncio.sleep(0)
     return task
@@ -27,14 +27,14 @@ def test_the_subject_of_a_cancellation_is_the_documented_one() -> None:
 
 @pytest.mark.parametrize(("stored_at", "meant"), [(_NOON - _HOUR, True), (_NOON, True), (_NOON + _HOUR, False)])
 def test_a_cancellation_is_about_jobs_that_were_stored_before_it(stored_at: datetime, *, meant: bool) -> None:
-    book = CancellationBook()
+    book = CancellationCache()
     book.note(Cancellation("a", _NOON))
     assert (book.of("a", stored_at) is not None) == meant
     assert book.of("b", stored_at) is None
 
 
 async def test_everybody_who_waits_for_a_job_learns_and_nobody_else() -> None:
-    book = CancellationBook()
+    book = CancellationCache()
     both = [await _waiting(book, "a", _NOON) for _ in range(2)]
     other, newer = await _waiting(book, "b", _NOON), await _waiting(book, "a", _NOON + 2 * _HOUR)
     book.note(Cancellation("a", _NOON + _HOUR, "wrong"))
@@ -49,7 +49,7 @@ async def test_everybody_who_waits_for_a_job_learns_and_nobody_else() -> None:
 
 
 async def test_who_waits_when_nothing_more_will_be_learnt_is_told() -> None:
-    book = CancellationBook()
+    book = CancellationCache()
     task = await _waiting(book, "a", _NOON)
     book.note(Cancellation("b", _NOON))
     book.fail(UnreachableError("the connection is closed"))
@@ -60,7 +60,7 @@ async def test_who_waits_when_nothing_more_will_be_learnt_is_told() -> None:
 
 
 def test_what_the_server_has_forgotten_is_forgotten() -> None:
-    book = CancellationBook(keep=_HOUR)
+    book = CancellationCache(keep=_HOUR)
     book.note(Cancellation("a", _NOON))
     book.note(Cancellation("b", _NOON))
     book.note(Cancellation("a", _NOON + _HOUR))

@@ -19,9 +19,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.hooks.spark_connection import spark_settings
-from airflow_provider_jetstream.hooks.spark_nats import hand_over
-from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.tasks.spark_connection import spark_settings
+from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
 from testbed.compose import ComposeError, compose_command, compose_config
 from testbed.nats_binaries import find_nats_server
 
@@ -216,7 +216,7 @@ def test_a_task_is_the_driver_of_the_cluster_and_shares_its_storage(
     assert spark.master == "spark://spark-master:7077"
     nats = ConnectionSettings(servers=("nats",), user="u", password="p")
     # Found by the executors as NATS_TRIAL_URL and its like.
-    assert hand_over(nats, spark).options == {"connection": "trial"}
+    assert executor_credentials(nats, spark).options == {"connection": "trial"}
     master = services["spark-master"]["command"]
     assert master[-4:] == ["--host", "spark-master", "--port", "7077"]
     assert services["spark-worker"]["command"][-1] == spark.master

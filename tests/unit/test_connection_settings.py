@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 from pydantic import SecretStr, ValidationError
 
-from airflow_provider_jetstream.jetstream.connection import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 
 _SECRET = "s3cr3t-Xyzzy"

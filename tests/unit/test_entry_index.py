@@ -8,15 +8,15 @@ from datetime import UTC, datetime, timedelta
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.dead_letters.entries import Index
-from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 mentions = st.builds(
-    Mention,
+    Entry,
     entry=st.integers(1, 2**64 - 1),
-    kind=st.sampled_from(Kind),
+    kind=st.sampled_from(EntryKind),
     consumer=st.none() | st.text(max_size=5),
     told_at=st.datetimes(timezones=st.just(UTC)),
     deliveries=st.integers(0, 2**32 - 1),
@@ -24,11 +24,11 @@ mentions = st.builds(
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**64 - 1) | st.integers(1, 5), mentions), max_size=30))
-def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int, Mention]]) -> None:
-    index = Index()
+def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int, Entry]]) -> None:
+    index = EntryIndex()
     for sequence, mention in entries:
         index.add(sequence, mention)
-    expected: dict[int, list[Mention]] = {}
+    expected: dict[int, list[Entry]] = {}
     for sequence, mention in entries:
         expected.setdefault(sequence, []).append(mention)
     assert [(sequence, list(said)) for sequence, said in index.jobs()] == sorted(expected.items())
@@ -39,16 +39,16 @@ def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int,
 
 
 def test_what_is_not_there() -> None:
-    index = Index()
+    index = EntryIndex()
     assert (list(index.jobs()), index.mentions(1), 1 in index, len(index)) == ([], (), False, 0)
-    index.add(3, Mention(1, Kind.DELIVERIES, "worker", START, 1))
+    index.add(3, Entry(1, EntryKind.DELIVERIES, "worker", START, 1))
     assert (2 in index, 3 in index, 4 in index, index.mentions(2)) == (False, True, False, ())
 
 
 def test_jobs_after_one() -> None:
-    index = Index()
+    index = EntryIndex()
     for sequence in (5, 1, 3):
-        index.add(sequence, Mention(sequence, Kind.DELIVERIES, "worker", START, 1))
+        index.add(sequence, Entry(sequence, EntryKind.DELIVERIES, "worker", START, 1))
     assert [sequence for sequence, _ in index.jobs(after=1)] == [3, 5]
     assert [sequence for sequence, _ in index.jobs(after=5)] == []
 
@@ -60,10 +60,10 @@ def test_an_entry_takes_less_than_64_bytes() -> None:
     tracemalloc.start()
     try:
         before, _ = tracemalloc.get_traced_memory()
-        index = Index()
+        index = EntryIndex()
         for entry, sequence in enumerate(order, 1):
             told_at = START + timedelta(seconds=entry)
-            index.add(sequence, Mention(entry, Kind.DELIVERIES, f"worker-{sequence % 3}", told_at, 5))
+            index.add(sequence, Entry(entry, EntryKind.DELIVERIES, f"worker-{sequence % 3}", told_at, 5))
         assert next(index.jobs())[0] == 1
         after, _ = tracemalloc.get_traced_memory()
     finally:

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
-from airflow_provider_jetstream.jetstream.jobs import Job, Origin, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare
 
 _ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
 

@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.death import Death, Reason
-from airflow_provider_jetstream.jetstream.letter_record import one_line, read_record, record_headers
-from airflow_provider_jetstream.jetstream.stored import StoredMessage
+from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, read_record, record_headers
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.headers import Headers, Pairs
+    from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
 
 DIED = datetime(2026, 11, 21, 9, 4, 44, 670123, tzinfo=UTC)
 CREATED = "2026-11-20T00:00:00.123456789Z"

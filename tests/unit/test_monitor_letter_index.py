@@ -5,12 +5,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Selection, Source
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.plugins.monitor import letter_index
 from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.dead_letters import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from airflow_provider_jetstream.plugins.monitor.once import Once
+from airflow_provider_jetstream.plugins.monitor.request_cache import SingleFlightCache
 
 
 class Counting:
@@ -20,18 +20,18 @@ class Counting:
 
 
 async def test_all_who_ask_at_the_same_time_share_one_answer() -> None:
-    once, make = Once[int](2, 60), Counting()
+    once, make = SingleFlightCache[int](2, 60), Counting()
     assert await asyncio.gather(*(once.get("a", make) for _ in range(20))) == [1] * 20
     assert await once.get("a", make) == 1
 
 
 async def test_an_answer_is_kept_for_its_time() -> None:
-    once, make = Once[int](2, 0), Counting()
+    once, make = SingleFlightCache[int](2, 0), Counting()
     assert [await once.get("a", make), await once.get("a", make)] == [1, 2]
 
 
 async def test_one_who_gives_up_takes_it_from_nobody() -> None:
-    once, make = Once[int](2, 60), Counting()
+    once, make = SingleFlightCache[int](2, 60), Counting()
     first, second = (asyncio.create_task(once.get("a", make)) for _ in range(2))
     await asyncio.sleep(0)
     first.cancel()
@@ -39,7 +39,7 @@ async def test_one_who_gives_up_takes_it_from_nobody() -> None:
 
 
 async def test_an_error_is_not_kept() -> None:
-    once = Once[int](2, 60)
+    once = SingleFlightCache[int](2, 60)
 
     async def fail() -> int:
         raise KeyError("away")
@@ -51,7 +51,7 @@ async def test_an_error_is_not_kept() -> None:
 
 
 async def test_the_oldest_answers_are_forgotten() -> None:
-    once, make = Once[int](2, 60), Counting()
+    once, make = SingleFlightCache[int](2, 60), Counting()
     for key in "abc":
         await once.get(key, make)
     assert await once.get("a", make) == 4

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from airflow_provider_jetstream.plugins.monitor.payloads import payload_of, shown
+from airflow_provider_jetstream.plugins.monitor.payload_view import payload_of, shown
 
 
 @pytest.mark.parametrize(

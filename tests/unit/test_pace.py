@@ -6,20 +6,20 @@ from itertools import accumulate, repeat
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.redrive import pace as pacing
-from airflow_provider_jetstream.jetstream.redrive.pace import Pace
+from airflow_provider_jetstream.jetstream.redrive import rate_limiter as pacing
+from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 
 
 @pytest.mark.parametrize(("rate", "batch"), [(None, 250), (0.1, 1), (30, 1), (400, 12), (5_000, 150), (1e6, 250)])
 def test_few_letters_go_together_at_a_low_rate(rate: float | None, batch: int) -> None:
-    assert Pace(rate).batch(250) == batch
+    assert RateLimiter(rate).batch(250) == batch
 
 
 async def test_without_a_rate_nothing_waits() -> None:
-    started, pace = time.monotonic(), Pace(None)
+    started, pace = time.monotonic(), RateLimiter(None)
     for _ in range(1_000):
         await pace.wait(250)
-        pace.gone(250)
+        pace.consume(250)
     assert time.monotonic() - started < 1
 
 
@@ -36,11 +36,11 @@ async def test_no_window_has_more_than_the_rate_allows_however_slow_the_work_is(
 
     monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
     monkeypatch.setattr(pacing.asyncio, "sleep", sleep)
-    pace = Pace(rate)
+    pace = RateLimiter(rate)
     batch, went = pace.batch(250), list[float]()
     for delay in slowness * (400 // len(slowness)):
         await pace.wait(batch)
-        pace.gone(batch)
+        pace.consume(batch)
         went.append(now)
         now += delay
     before = [0, *accumulate(repeat(batch, len(went)))]
@@ -53,8 +53,8 @@ async def test_no_window_has_more_than_the_rate_allows_however_slow_the_work_is(
 
 
 async def test_a_wait_can_be_cancelled() -> None:
-    pace = Pace(0.001)
-    pace.gone(pace.burst)
+    pace = RateLimiter(0.001)
+    pace.consume(pace.burst)
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.05):
             await pace.wait(1)

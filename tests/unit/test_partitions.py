@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.jobs import Job, prepare
-from airflow_provider_jetstream.jetstream.partitions import partition_of
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # The test vectors of docs/contracts.md: the key, its FNV-1a, its partition of 4 and of 10.
 VECTORS = [

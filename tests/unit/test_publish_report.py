@@ -10,13 +10,17 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream.errors import (
     JetStreamProviderError,
     JobError,
-    PublishIncompleteError,
-    PublishRefusedError,
     QueueFullError,
     TerminalError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.publishing import Failure, PublishReport, ranges
+from airflow_provider_jetstream.jetstream.publishing.report import (
+    Failure,
+    PublishIncompleteError,
+    PublishRefusedError,
+    PublishReport,
+    ranges,
+)
 
 
 def _report(*errors: JetStreamProviderError | None) -> PublishReport:

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.subjects import overlaps
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue import Archive, Audit, Consumer, Events, WorkQueue
-from airflow_provider_jetstream.jetstream.subjects import overlaps
+from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, Events
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _DAY = 86_400 * 1_000_000_000
 _MAX = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"

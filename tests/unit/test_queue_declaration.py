@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue import Archive, Audit, Consumer, DeadLetterQueue, Events, WorkQueue
+from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -13,9 +13,9 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow.sdk import DAG
 from airflow.sdk.definitions.xcom_arg import XComArg
 
-from airflow_provider_jetstream.jetstream.draining import chosen_consumers
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _ORDERS = Path(__file__).parents[2] / "example_dags" / "queues" / "orders.yaml"
 _MAX = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"

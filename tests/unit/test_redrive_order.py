@@ -6,29 +6,29 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveOrderError
-from airflow_provider_jetstream.jetstream.redrive import Protocol, RedriveOrder
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 
 @pytest.mark.parametrize("rate", [0, -1, -0.5, math.nan, math.inf, -math.inf])
 def test_a_rate_has_to_be_a_number_above_zero(rate: float) -> None:
-    with pytest.raises(RedriveOrderError, match=r"^expected a rate above 0 letters a second, found .*: leave it out"):
-        RedriveOrder(rate=rate)
+    with pytest.raises(RedriveRequestError, match=r"^expected a rate above 0 letters a second, found .*: leave it out"):
+        RedriveRequest(rate=rate)
 
 
 @pytest.mark.parametrize("subject", ["", "jobs.*", "jobs.>", ">", "jobs..a", "jobs a", ".jobs"])
 def test_a_subject_has_to_be_one_that_can_be_published_to(subject: str) -> None:
     with pytest.raises(
-        RedriveOrderError, match=f"^expected a subject to redrive to, found {re.escape(repr(subject))}: "
+        RedriveRequestError, match=f"^expected a subject to redrive to, found {re.escape(repr(subject))}: "
     ):
-        RedriveOrder(subject=subject)
+        RedriveRequest(subject=subject)
 
 
 @pytest.mark.parametrize("run", ["", "a.b", "a b", "*", ">", "a\n"])
 def test_a_key_has_to_be_one_token(run: str) -> None:
-    with pytest.raises(RedriveOrderError, match=r"^expected a key without dots, wildcards and white space, found "):
-        RedriveOrder(run=run)
+    with pytest.raises(RedriveRequestError, match=r"^expected a key without dots, wildcards and white space, found "):
+        RedriveRequest(run=run)
 
 
 @pytest.mark.parametrize(
@@ -42,20 +42,22 @@ def test_a_key_has_to_be_one_token(run: str) -> None:
     ids=["object", "nan", "surrogate", "why"],
 )
 def test_who_and_why_have_to_fit_the_record_before_anything_is_copied(fields: dict[str, Any]) -> None:
-    with pytest.raises(RedriveOrderError, match=r"^expected who and why to fit a record in JSON, found otherwise: "):
-        RedriveOrder(**fields)
+    with pytest.raises(RedriveRequestError, match=r"^expected who and why to fit a record in JSON, found otherwise: "):
+        RedriveRequest(**fields)
 
 
 def test_letters_cannot_be_parked_after_fewer_redrives_than_none() -> None:
-    with pytest.raises(RedriveOrderError, match=r"^expected max_redrives of at least 0, found -1$"):
-        RedriveOrder(max_redrives=-1)
+    with pytest.raises(RedriveRequestError, match=r"^expected max_redrives of at least 0, found -1$"):
+        RedriveRequest(max_redrives=-1)
 
 
 def test_in_place_goes_with_nothing_that_chooses_or_changes_letters() -> None:
-    RedriveOrder(protocol=Protocol.IN_PLACE, why="fixed", run="a", who={"dag_id": "d"})
+    RedriveRequest(protocol=Protocol.IN_PLACE, why="fixed", run="a", who={"dag_id": "d"})
     named = re.escape("selection, subject, transform, rate, max_redrives")
-    with pytest.raises(RedriveOrderError, match=f"^expected nothing but the protocol, found {named}: .*leave them out"):
-        RedriveOrder(
+    with pytest.raises(
+        RedriveRequestError, match=f"^expected nothing but the protocol, found {named}: .*leave them out"
+    ):
+        RedriveRequest(
             Selection(consumer="w"),
             subject="a",
             transform=lambda _: None,

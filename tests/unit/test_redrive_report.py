@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.report import SequenceMap
+from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
 
 
 def test_a_sequence_is_noted_once_in_whatever_order_they_come() -> None:

@@ -6,7 +6,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_jetstream.hooks.rendering import (
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, SelectionError
+from airflow_provider_jetstream.tasks.template_values import (
     absent,
     number,
     require_rendered,
@@ -15,8 +18,6 @@ from airflow_provider_jetstream.hooks.rendering import (
     templated,
     text,
 )
-from airflow_provider_jetstream.jetstream.dead_letters import Reason, Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveOrderError, SelectionError
 
 
 class FromAnotherTask:
@@ -74,7 +75,7 @@ def test_numbers_may_arrive_as_text(given: object, kind: type[Any], found: float
     ],
 )
 def test_what_is_no_number_is_named(given: object, kind: type[Any], wanted: str) -> None:
-    with pytest.raises(RedriveOrderError) as refused:
+    with pytest.raises(RedriveRequestError) as refused:
         number("rate", given, kind)
     assert str(refused.value) == f"expected {wanted} for rate, found {given!r}"
 

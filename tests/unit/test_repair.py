@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, Death, Reason, Source
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import UNCHANGED, Repair
-from airflow_provider_jetstream.jetstream.redrive.repair import Content, content_of
+from airflow_provider_jetstream.jetstream.redrive.repair import UNCHANGED, Content, Repair, content_of
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.headers import Pairs
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
 

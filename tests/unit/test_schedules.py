@@ -10,9 +10,10 @@ from zoneinfo import ZoneInfo
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.jobs import Job, Origin, OutgoingJob, prepare
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
-from airflow_provider_jetstream.jetstream.schedules import schedule_once, schedule_repeated
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.publishing.schedules import schedule_once, schedule_repeated
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _NOW = datetime(2026, 11, 21, 9, tzinfo=UTC)
 

@@ -8,15 +8,9 @@ from typing import Any, get_args
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.dead_letters import (
-    DeadLetter,
-    Death,
-    GroupField,
-    Reason,
-    Selection,
-    Source,
-    group_of,
-)
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection, group_of
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)

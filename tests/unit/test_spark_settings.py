@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.hooks.spark_connection import SparkSettings, spark_settings
-from airflow_provider_jetstream.hooks.spark_nats import hand_over
-from airflow_provider_jetstream.jetstream.connection_settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.spark.application.errors import SparkSettingsError
-from airflow_provider_jetstream.spark.application.failures import failure_of
-from airflow_provider_jetstream.spark.application.installed import require_pyspark
+from airflow_provider_jetstream.spark.application.error_transport import failure_of
+from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark
+from airflow_provider_jetstream.spark.errors import SparkSettingsError
+from airflow_provider_jetstream.tasks.spark_connection import SparkSettings, spark_settings
+from airflow_provider_jetstream.tasks.spark_credentials import executor_credentials
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -122,7 +122,7 @@ def test_what_cant_be_used_is_refused(
 
 
 def test_on_this_machine_the_environment_carries_the_secret() -> None:
-    found = hand_over(WITH_SECRET, LOCAL)
+    found = executor_credentials(WITH_SECRET, LOCAL)
     assert found.options == {"connection": "airflow"}
     assert found.environment == {
         "NATS_AIRFLOW_URL": "nats://nats-1:4222",
@@ -133,37 +133,37 @@ def test_on_this_machine_the_environment_carries_the_secret() -> None:
 
 
 def test_a_cluster_is_told_what_is_no_secret() -> None:
-    found = hand_over(nats(tls_ca_file="/ca.pem", timeout=5), CLUSTER)
+    found = executor_credentials(nats(tls_ca_file="/ca.pem", timeout=5), CLUSTER)
     assert found.options == {"servers": "nats://nats-1:4222", "tlsCaFile": "/ca.pem", "timeout": "5"}
     assert found.environment == {}
 
 
 def test_a_cluster_isnt_told_a_secret() -> None:
     with pytest.raises(SparkSettingsError, match="how executors of spark://master") as refused:
-        hand_over(WITH_SECRET, CLUSTER)
+        executor_credentials(WITH_SECRET, CLUSTER)
     assert _SECRET not in str(refused.value)
 
 
 def test_the_driver_takes_a_name_from_airflow_where_executors_have_it_of_their_own() -> None:
-    found = hand_over(WITH_SECRET, told(CLUSTER, connection="big-orders"))
+    found = executor_credentials(WITH_SECRET, told(CLUSTER, connection="big-orders"))
     assert found.options == {"connection": "big-orders"}
     assert found.environment["NATS_BIG_ORDERS_PASSWORD"] == _SECRET
     asked = told(CLUSTER, connection="orders", connectionProvider="vault:find")
-    assert hand_over(WITH_SECRET, asked).environment == {}
+    assert executor_credentials(WITH_SECRET, asked).environment == {}
     files = {"servers": "tls://n", "user": "u", "passwordFile": "/run/secrets/nats"}
-    assert hand_over(WITH_SECRET, told(CLUSTER, **files)).options == files
+    assert executor_credentials(WITH_SECRET, told(CLUSTER, **files)).options == files
 
 
 @pytest.mark.parametrize("option", ["password", "token", "nkeySeedSecret", "credentialsSecret"])
 def test_a_secret_as_an_option_is_refused(option: str) -> None:
     with pytest.raises(SparkSettingsError, match=f"without secrets, found {option}") as refused:
-        hand_over(WITH_SECRET, told(LOCAL, servers="n", **{option: _SECRET}))
+        executor_credentials(WITH_SECRET, told(LOCAL, servers="n", **{option: _SECRET}))
     assert _SECRET not in str(refused.value)
 
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(SparkSettingsError, match="found stream: correct it"):
-        hand_over(WITH_SECRET, told(LOCAL, stream="orders"))
+        executor_credentials(WITH_SECRET, told(LOCAL, stream="orders"))
 
 
 @pytest.mark.parametrize(

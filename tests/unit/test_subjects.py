@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.subjects import (
+from airflow_provider_jetstream.jetstream.client.subjects import (
     covered_by_any,
     covers,
     first_overlap,

@@ -11,9 +11,9 @@ import pytest
 from pydantic import BaseModel
 
 from airflow_provider_jetstream.worker import Delivery
-from airflow_provider_jetstream.worker.calling import HandlerCall
 from airflow_provider_jetstream.worker.errors import HandlerDeadlineError, InvalidBodyError
-from airflow_provider_jetstream.worker.outcome import Outcome
+from airflow_provider_jetstream.worker.handler import Handler
+from airflow_provider_jetstream.worker.result import Outcome
 from airflow_provider_jetstream.worker.traceback_digest import Failure, carry, failure_of
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ def test_a_circle_of_causes_ends() -> None:
 
 def test_the_workers_own_functions_do_not_count(job: Delivery) -> None:
     handle = shop("def handle(job):\n    return job.json()['item']\n")["handle"]
-    assert failure(HandlerCall(handle), job) == failure(handle, job)
+    assert failure(Handler(handle), job) == failure(handle, job)
 
 
 class Order(BaseModel):
@@ -211,7 +211,7 @@ def job() -> Delivery:
 
 
 def test_where_no_handler_was_running_there_is_no_place(job: Delivery) -> None:
-    error = raised(HandlerCall(SHOP["sell"], Order), job)
+    error = raised(Handler(SHOP["sell"], Order), job)
     assert isinstance(error, InvalidBodyError)
     assert failure_of(error) is None
     assert failure_of(HandlerDeadlineError("too slow")) is None

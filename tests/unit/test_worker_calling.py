@@ -8,8 +8,8 @@ import pytest
 from pydantic import BaseModel
 
 from airflow_provider_jetstream.worker import Delivery
-from airflow_provider_jetstream.worker.calling import read_handler
 from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
+from airflow_provider_jetstream.worker.handler import read_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.worker.command import main
+from airflow_provider_jetstream.worker.cli import main
 
 if TYPE_CHECKING:
     from pathlib import Path

@@ -7,13 +7,13 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker import Delivery
-from airflow_provider_jetstream.worker.delivery_rules import DeliveryRules
+from airflow_provider_jetstream.worker.deadlines import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.errors import JobExpiredError, RetryLaterError
-from airflow_provider_jetstream.worker.job_times import attempt_seconds, check_expiry
+from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 
 SECOND = 1_000_000_000
-STEPS = DeliveryRules.of({"ack_wait": SECOND, "backoff": [SECOND, 5 * SECOND, 30 * SECOND], "max_deliver": 6})
-PLAIN = DeliveryRules.of({"ack_wait": 20 * SECOND, "max_deliver": -1})
+STEPS = RedeliveryPolicy.of({"ack_wait": SECOND, "backoff": [SECOND, 5 * SECOND, 30 * SECOND], "max_deliver": 6})
+PLAIN = RedeliveryPolicy.of({"ack_wait": 20 * SECOND, "max_deliver": -1})
 NOW = datetime.now(UTC)
 
 
@@ -24,8 +24,8 @@ def job(**headers: str) -> Delivery:
 
 @pytest.mark.parametrize(("attempt", "patience"), [(1, 1), (2, 5), (3, 30), (4, 30), (9, 30)])
 def test_the_server_waits_as_long_as_the_backoff_of_the_delivery(attempt: int, patience: float) -> None:
-    assert STEPS.patience(attempt) == patience
-    assert PLAIN.patience(attempt) == 20
+    assert STEPS.ack_wait_limit(attempt) == patience
+    assert PLAIN.ack_wait_limit(attempt) == 20
 
 
 @pytest.mark.parametrize(("attempt", "step"), [(1, 1), (2, 5), (3, 30), (5, 30)])
@@ -41,7 +41,7 @@ def test_what_is_sent_makes_the_wait_the_backoff_and_up_to_a_fifth_more(attempt:
 def test_a_wait_of_its_own_is_exact_whatever_the_backoff(attempt: int, seconds: float) -> None:
     sent = STEPS.after(seconds, attempt)
     assert sent is not None
-    assert sent / SECOND + STEPS.patience(attempt) - 1 == pytest.approx(seconds)
+    assert sent / SECOND + STEPS.ack_wait_limit(attempt) - 1 == pytest.approx(seconds)
     assert PLAIN.after(seconds, attempt) == seconds * SECOND
 
 

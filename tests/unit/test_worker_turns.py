@@ -5,13 +5,13 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.worker.lanes import SHARE
-from airflow_provider_jetstream.worker.priorities import Turns
+from airflow_provider_jetstream.worker.consumers import SHARE
+from airflow_provider_jetstream.worker.scheduler import PriorityScheduler
 
 
 def started(lanes: int, free: list[int]) -> list[int]:
     """Start jobs of lanes that all have more than enough."""
-    turns, ready = Turns(lanes), [True] * lanes
+    turns, ready = PriorityScheduler(lanes), [True] * lanes
     jobs: list[int] = []
     for room in free:
         turn = turns.next(ready, room)
@@ -37,7 +37,7 @@ def test_the_most_urgent_lane_has_all_the_rest() -> None:
 
 
 def test_a_lane_without_jobs_has_no_claim_and_takes_no_room() -> None:
-    turns = Turns(3)
+    turns = PriorityScheduler(3)
     assert turns.next([False, False, False], 5) is None
     assert turns.next([True, False, False], 50) == (0, 50)
     turns.took(0, 50, [True, False, False])
@@ -47,7 +47,7 @@ def test_a_lane_without_jobs_has_no_claim_and_takes_no_room() -> None:
 
 
 def test_a_lane_that_gives_nothing_on_its_turn_is_owed_nothing_more() -> None:
-    turns = Turns(2)
+    turns = PriorityScheduler(2)
     turns.took(0, 9, [True, True])
     assert turns.next([True, True], 5) == (1, 1)
     turns.took(1, 0, [True, True])

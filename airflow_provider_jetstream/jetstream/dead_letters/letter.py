@@ -6,15 +6,15 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.headers import first
-from airflow_provider_jetstream.jetstream.jobs import Origin
-from airflow_provider_jetstream.jetstream.names import DAG_ID, JOB_ID, MAP_INDEX, REDRIVE_COUNT, RUN_ID, TASK_ID
+from airflow_provider_jetstream.jetstream.client.headers import first
+from airflow_provider_jetstream.jetstream.contract import DAG_ID, JOB_ID, MAP_INDEX, REDRIVE_COUNT, RUN_ID, TASK_ID
+from airflow_provider_jetstream.jetstream.origin import Origin
 
 if TYPE_CHECKING:
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.death import Death
-    from airflow_provider_jetstream.jetstream.headers import Pairs
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
+    from airflow_provider_jetstream.jetstream.dead_letters.death import Death
 
 
 class Source(StrEnum):

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.names import TERMINATED, copy_filter, parked_filter
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, parked_filter
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 
 def find_risks(
-    around: Circumstances, letters_info: Mapping[str, Any], unreadable: int, *, archive: bool, audit: bool
+    around: QueueSnapshot, letters_info: Mapping[str, Any], unreadable: int, *, archive: bool, audit: bool
 ) -> tuple[str, ...]:
     """Say what could be lost.
 

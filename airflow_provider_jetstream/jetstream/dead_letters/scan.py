@@ -14,26 +14,27 @@ from datetime import UTC, datetime, timedelta
 from heapq import merge
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.archive import Archive
-from airflow_provider_jetstream.jetstream.audit import Audit
-from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances, look_around
-from airflow_provider_jetstream.jetstream.dead_letters.entries import Index, read_index
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier, NotDead, Status
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, read_index
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-from airflow_provider_jetstream.jetstream.dead_letters.mentions import Kind, Mention
-from airflow_provider_jetstream.jetstream.dead_letters.orphans import Reckoning, reckon
-from airflow_provider_jetstream.jetstream.dead_letters.premises import Premises
-from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal, Judge, Verdict
+from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation, reconcile
 from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.death import Reason
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.reading import read_range
+from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot, take_snapshot
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue import DeadLetterQueue, WorkQueue
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class Page:
     """
 
     letters: tuple[DeadLetter, ...]
-    dismissed: tuple[Dismissal, ...]
+    dismissed: tuple[NotDead, ...]
 
 
 @dataclass(slots=True)
@@ -75,18 +76,18 @@ class Scan:
 
     connection: Connection
     queue: WorkQueue
-    premises: Premises
-    around: Circumstances
-    index: Index
-    reckoning: Reckoning
+    context: ScanContext
+    snapshot: QueueSnapshot
+    index: EntryIndex
+    reconciliation: Reconciliation
     risks: tuple[str, ...]
-    audit: Audit | None
-    archive: Archive | None
+    audit: AuditLog | None
+    archive: ArchiveReader | None
     looked_at: datetime
-    _judge: Judge
+    _judge: Classifier
     _reconnects: int
-    dismissed: Counter[Verdict] = field(default_factory=Counter)
-    unkept: set[int] = field(default_factory=set)
+    dismissed: Counter[Status] = field(default_factory=Counter)
+    unpreserved: set[int] = field(default_factory=set)
     complete: bool = False
     page_size: int = PAGE
 
@@ -103,15 +104,17 @@ class Scan:
         """
         letters, looked_at = require_dead_letters(queue).name, datetime.now(UTC)
         reconnects = connection.reconnects
-        around = await look_around(connection, queue.name)
+        around = await take_snapshot(connection, queue.name)
         index = await read_index(connection, letters, queue.name, around.created)
-        audit = await Audit.open(connection, queue, around.created)
-        reckoning = await reckon(connection, around, index, audit)
-        premises = await Premises.find(connection, queue, around, letters, vanished=vanished)
+        audit = await AuditLog.open(connection, queue, around.created)
+        reckoning = await reconcile(connection, around, index, audit)
+        premises = await ScanContext.load(connection, queue, around, letters, vanished=vanished)
         return await cls._of(connection, premises, index, reckoning, audit, looked_at, reconnects)
 
     @classmethod
-    async def part(cls, connection: Connection, premises: Premises, index: Index, reckoning: Reckoning) -> Scan:
+    async def part(
+        cls, connection: Connection, premises: ScanContext, index: EntryIndex, reckoning: Reconciliation
+    ) -> Scan:
         """Go on with some jobs of a scan that was begun elsewhere; to :meth:`pages` they are all there are.
 
         :param connection: the server
@@ -122,27 +125,27 @@ class Scan:
         """
         looked_at, reconnects = datetime.now(UTC), connection.reconnects
         # Those that no consumer takes are among the orphans.
-        premises = replace(premises, around=replace(premises.around, untaken={}))
-        audit = await Audit.open(connection, premises.queue, premises.around.created)
+        premises = replace(premises, around=replace(premises.around, unconsumed={}))
+        audit = await AuditLog.open(connection, premises.queue, premises.around.created)
         return await cls._of(connection, premises, index, reckoning, audit, looked_at, reconnects, ahead=True)
 
     @classmethod
     async def _of(
         cls,
         connection: Connection,
-        premises: Premises,
-        index: Index,
-        reckoning: Reckoning,
-        audit: Audit | None,
+        premises: ScanContext,
+        index: EntryIndex,
+        reckoning: Reconciliation,
+        audit: AuditLog | None,
         looked_at: datetime,
         reconnects: int,
         *,
         ahead: bool = False,
     ) -> Scan:
         queue, around = premises.queue, premises.around
-        archive = await Archive.open(connection, queue, around.created_at)
-        doubted = reckoning.doubted
-        judge = await premises.judge(connection, index, archive=archive, audit=audit, doubted=doubted, ahead=ahead)
+        archive = await ArchiveReader.open(connection, queue, around.created_at)
+        doubted = reckoning.inconsistent_consumers
+        judge = await premises.classifier(connection, index, archive=archive, audit=audit, doubted=doubted, ahead=ahead)
         risks = find_risks(
             around, premises.letters, index.unreadable, archive=archive is not None, audit=audit is not None
         )
@@ -158,7 +161,7 @@ class Scan:
     @property
     def undeliverable(self) -> int:
         """How many jobs no consumer takes."""
-        return sum(self.around.untaken.values())
+        return sum(self.snapshot.unconsumed.values())
 
     async def pages(self, selection: Selection, after: int = 0) -> AsyncGenerator[Page, None]:
         """Give what was found, proved just before it is given.
@@ -167,8 +170,8 @@ class Scan:
         :param after: only jobs of higher stream sequences
         :return: pages in the order of the jobs
         """
-        batch: list[tuple[int, tuple[Mention, ...]]] = []
-        untold = [each for each in await self.untold(selection) if each > after]
+        batch: list[tuple[int, tuple[Entry, ...]]] = []
+        untold = [each for each in await self.without_entry(selection) if each > after]
         for job in _merged(self.index.jobs(after), untold):
             if selection.sequences is not None and job[0] not in selection.sequences:
                 continue
@@ -191,18 +194,20 @@ class Scan:
             for letter in page.letters:
                 yield letter
 
-    async def prove_again(
+    async def classify_again(
         self, letters: Sequence[DeadLetter], *, look_around_again: bool = False
-    ) -> list[DeadLetter | Dismissal]:
+    ) -> list[DeadLetter | NotDead]:
         """Judge letters once more, since time has passed.
 
         :param letters: what :meth:`pages` gave
         :param look_around_again: whether the queue and its consumers may have changed, however short the time
         :return: what each is now
         """
-        return await self.prove([letter.sequence for letter in letters], look_around_again=look_around_again)
+        return await self.classify([letter.sequence for letter in letters], look_around_again=look_around_again)
 
-    async def prove(self, sequences: Sequence[int], *, look_around_again: bool = False) -> list[DeadLetter | Dismissal]:
+    async def classify(
+        self, sequences: Sequence[int], *, look_around_again: bool = False
+    ) -> list[DeadLetter | NotDead]:
         """Judge jobs by their sequences.
 
         :param sequences: stream sequences, which something may be known about or not
@@ -212,49 +217,49 @@ class Scan:
         crashed = self.connection.reconnects != self._reconnects
         if look_around_again or crashed or datetime.now(UTC) - self.looked_at > _LOOK_AGAIN:
             self._reconnects, self.looked_at = self.connection.reconnects, datetime.now(UTC)
-            self.around = self._judge.around = await look_around(self.connection, self.queue.name)
+            self.snapshot = self._judge.around = await take_snapshot(self.connection, self.queue.name)
         if crashed:
             # The server may have forgotten deaths that it had told of.
-            reckoning = await reckon(self.connection, self.around, self.index, self.audit)
-            self._judge.doubted = reckoning.doubted
-        return await self._judge.judge_all([(sequence, self.index.mentions(sequence)) for sequence in sequences])
+            reckoning = await reconcile(self.connection, self.snapshot, self.index, self.audit)
+            self._judge.inconsistent_consumers = reckoning.inconsistent_consumers
+        return await self._judge.classify_all([(sequence, self.index.mentions(sequence)) for sequence in sequences])
 
-    async def _page(self, batch: list[tuple[int, tuple[Mention, ...]]], selection: Selection) -> Page:
-        judged = await self._judge.judge_all(batch)
+    async def _page(self, batch: list[tuple[int, tuple[Entry, ...]]], selection: Selection) -> Page:
+        judged = await self._judge.classify_all(batch)
         letters: list[DeadLetter] = []
-        dismissed: list[Dismissal] = []
+        dismissed: list[NotDead] = []
         for (_, mentions), found in zip(batch, judged, strict=True):
             self._note(mentions, found)
-            if isinstance(found, Dismissal):
+            if isinstance(found, NotDead):
                 dismissed.append(found)
             elif found.death.reason == Reason.UNDELIVERABLE and not selection.undeliverable:
                 # Its consumer is gone, so that its death no longer counts.
-                dismissed.append(Dismissal(found.sequence, Verdict.STALE, found.entries, None, stored=True))
+                dismissed.append(NotDead(found.sequence, Status.STALE, found.entries, None, stored=True))
             else:
                 letters.append(found)
         self.dismissed.update(each.verdict for each in dismissed)
         now = datetime.now(UTC)
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
-    def _note(self, mentions: Sequence[Mention], found: DeadLetter | Dismissal) -> None:
+    def _note(self, mentions: Sequence[Entry], found: DeadLetter | NotDead) -> None:
         if isinstance(found, DeadLetter):
             kept = found.kept
-        elif found.verdict == Verdict.VANISHED:
-            kept = any(each.kind in (Kind.COPY, Kind.FOUND) for each in mentions)
+        elif found.verdict == Status.VANISHED:
+            kept = any(each.kind in (EntryKind.COPY, EntryKind.FOUND) for each in mentions)
         else:
-            kept = found.verdict == Verdict.COMPLETED or not found.stored
+            kept = found.verdict == Status.COMPLETED or not found.stored
         if not kept:
-            self.unkept.add(found.sequence)
+            self.unpreserved.add(found.sequence)
 
-    async def untold(self, selection: Selection) -> array[int]:
+    async def without_entry(self, selection: Selection) -> array[int]:
         """Find the jobs that may be meant though the dead letter queue says nothing about them.
 
         :param selection: which dead letters
         :return: stream sequences of the orphans, and of jobs that no consumer takes where those are selected
         """
-        found = self.reckoning.orphans[:]
+        found = self.reconciliation.orphans[:]
         if selection.undeliverable:
-            for subject in self.around.untaken:
+            for subject in self.snapshot.unconsumed:
                 async for message in read_range(self.connection, self.queue.name, subject):
                     if message.sequence not in self.index:
                         found.append(message.sequence)
@@ -276,6 +281,6 @@ def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
 
 
 def _merged(
-    told: Iterator[tuple[int, tuple[Mention, ...]]], untold: list[int]
-) -> Iterator[tuple[int, tuple[Mention, ...]]]:
+    told: Iterator[tuple[int, tuple[Entry, ...]]], untold: list[int]
+) -> Iterator[tuple[int, tuple[Entry, ...]]]:
     yield from merge(told, ((sequence, ()) for sequence in untold), key=lambda job: job[0])

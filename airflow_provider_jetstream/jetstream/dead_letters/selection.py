@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
-from airflow_provider_jetstream.jetstream.death import Reason
+from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.jetstream.quantities import Duration
-from airflow_provider_jetstream.jetstream.subjects import covers, subject_problem
+from airflow_provider_jetstream.jetstream.queue.declaration import Duration
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.jobs import Origin
+    from airflow_provider_jetstream.jetstream.origin import Origin
 
 GroupField: TypeAlias = Literal[
     "reason",

@@ -12,14 +12,14 @@ from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, RedriveError, TransientError
-from airflow_provider_jetstream.jetstream.stored import consumer_info
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import ConsumerState
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState
 
 _PAUSE = timedelta(seconds=10)
 _RENEWAL_SECONDS = 3.0

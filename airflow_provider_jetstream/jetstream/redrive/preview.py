@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import group_of
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive.asked import require_asked
-from airflow_provider_jetstream.jetstream.redrive.choice import check_repair, choose
-from airflow_provider_jetstream.jetstream.redrive.copying import largest, outgoing
-from airflow_provider_jetstream.jetstream.redrive.order import Protocol
+from airflow_provider_jetstream.jetstream.redrive.copies import largest, outgoing
+from airflow_provider_jetstream.jetstream.redrive.protocol import check_repair, choose_protocol
+from airflow_provider_jetstream.jetstream.redrive.redrive import require_sequences
 from airflow_provider_jetstream.jetstream.redrive.repair import content_of
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.order import RedriveOrder
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 _SAMPLE = 5
 _NAMED_FAILURES = 100
@@ -82,7 +82,7 @@ class Preview:
 
 
 async def preview(
-    connection: Connection, queue: WorkQueue, order: RedriveOrder, group_by: Sequence[GroupField] = BY_CAUSE
+    connection: Connection, queue: WorkQueue, order: RedriveRequest, group_by: Sequence[GroupField] = BY_CAUSE
 ) -> Preview:
     """Tell what a redrive would do; change nothing.
 
@@ -97,26 +97,26 @@ async def preview(
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
     scan = await Scan.begin(connection, queue, vanished=order.selection.vanished)
-    choice = choose(order, scan.around, connection.api_level)
-    await require_asked(scan, order.selection)
+    choice = choose_protocol(order, scan.snapshot, connection.api_level)
+    await require_sequences(scan, order.selection)
     found = Preview(
         choice.protocol,
         choice.guarantee,
-        uncertain=scan.reckoning.uncertain,
+        uncertain=scan.reconciliation.uncertain,
         undeliverable=scan.undeliverable,
         risks=scan.risks,
     )
     limit = largest(connection, marked=choice.protocol == Protocol.ATOMIC)
     async for letter in scan.letters(order.selection):
-        count_letter(found, order, letter, scan.around, group_by, limit)
+        count_letter(found, order, letter, scan.snapshot, group_by, limit)
     return found
 
 
 def count_letter(
     found: Preview,
-    order: RedriveOrder,
+    order: RedriveRequest,
     letter: DeadLetter,
-    around: Circumstances,
+    around: QueueSnapshot,
     group_by: Sequence[GroupField],
     limit: int,
 ) -> None:

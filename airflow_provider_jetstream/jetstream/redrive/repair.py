@@ -8,21 +8,21 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError
-from airflow_provider_jetstream.jetstream.headers import is_servers
-from airflow_provider_jetstream.jetstream.jobs import Job, check_headers
-from airflow_provider_jetstream.jetstream.names import (
+from airflow_provider_jetstream.jetstream.client.headers import is_servers
+from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_CONSUMER,
     REDRIVE_COUNT,
     REDRIVE_SEQUENCE,
     REDRIVE_STREAM,
 )
+from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError
+from airflow_provider_jetstream.jetstream.publishing.job import Job, check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.headers import Pairs
 
 ORIGIN_HEADERS = frozenset({REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER})
 
@@ -43,7 +43,7 @@ UNCHANGED: Final = _Unchanged()
 class Repair:
     """What a transform changes of a letter.
 
-    :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.jobs.Job` takes it; unchanged where
+    :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.Job` takes it; unchanged where
         absent
     :param headers: new values of headers, several in a tuple; ``None`` removes one. Others stay as they are
     :param subject: where the job goes, another subject of the same queue; as the order says where absent

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.publish_report import ranges
-from airflow_provider_jetstream.jetstream.redrive.order import Protocol
+from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 _NAMED_FAILURES = 1_000
 _REPORTED_FAILURES = 20

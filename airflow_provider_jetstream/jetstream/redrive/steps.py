@@ -9,37 +9,36 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from airflow_provider_jetstream.jetstream.audit import LetterRecord
+from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import ENDED, Status
 from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
-from airflow_provider_jetstream.jetstream.dead_letters.proof import ENDED, Verdict
 from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
-from airflow_provider_jetstream.jetstream.entry_removal import remove_entries
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
-from airflow_provider_jetstream.jetstream.reading import at_once
-from airflow_provider_jetstream.jetstream.redrive.choice import check_repair
-from airflow_provider_jetstream.jetstream.redrive.copying import (
+from airflow_provider_jetstream.jetstream.redrive.copies import (
     Outgoing,
     copy_all,
     copy_all_with_markers,
     largest,
     outgoing,
+    park,
 )
-from airflow_provider_jetstream.jetstream.redrive.order import Protocol
-from airflow_provider_jetstream.jetstream.redrive.originals import AGAIN, remove_originals
-from airflow_provider_jetstream.jetstream.redrive.parking import park
+from airflow_provider_jetstream.jetstream.redrive.protocol import check_repair
+from airflow_provider_jetstream.jetstream.redrive.removal import AGAIN, remove_entries, remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import content_of
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.audit import Action, Audit
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.circumstances import Circumstances
+    from airflow_provider_jetstream.jetstream.audit.log import Action, AuditLog
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.dead_letters.proof import Dismissal
-    from airflow_provider_jetstream.jetstream.queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.order import RedriveOrder
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 _Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
 
@@ -61,10 +60,10 @@ class Steps:
         self,
         connection: Connection,
         queue: WorkQueue,
-        around: Circumstances,
-        order: RedriveOrder,
+        around: QueueSnapshot,
+        order: RedriveRequest,
         protocol: Protocol,
-        audit: Audit | None,
+        audit: AuditLog | None,
         report: RedriveReport,
         *,
         clears: bool = True,
@@ -91,7 +90,7 @@ class Steps:
         worn_out = [letter for letter in fresh if self._order.parks(letter)]
         others = [letter for letter in fresh if not self._order.parks(letter)]
         stored = [self._begun(letter) for letter in begun]
-        stored += [done for done in await at_once(self._park, worn_out) if done] + await self._copy(others)
+        stored += [done for done in await map_concurrently(self._park, worn_out) if done] + await self._copy(others)
         recorded = await self._write_down(stored)
         entries: list[int] = []
         for letter, record in await self._remove_originals(recorded):
@@ -104,7 +103,7 @@ class Steps:
                 entries += letter.entries if self._clears else ()
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
 
-    async def finish(self, dismissed: Sequence[Dismissal]) -> None:
+    async def finish(self, dismissed: Sequence[NotDead]) -> None:
         """Remove what is left of jobs that have ended.
 
         :param dismissed: jobs that are no dead letters
@@ -117,7 +116,7 @@ class Steps:
             entries += each.entries
         # Their workers were stopped between storing the completion and acknowledging.
         completed = {
-            each.sequence: each.consumer for each in dismissed if each.verdict == Verdict.COMPLETED and each.stored
+            each.sequence: each.consumer for each in dismissed if each.verdict == Status.COMPLETED and each.stored
         }
         if completed:
             failed = await remove_originals(self._connection, self._queue.name, completed)
@@ -216,7 +215,7 @@ class Steps:
         begun = [letter.sequence for letter, _ in done if letter.copied_as is not None]
         failed: dict[int, Exception] = {}
         told: set[int] = set()
-        for sequence, found in zip(begun, await at_once(self._is_recorded, begun), strict=True):
+        for sequence, found in zip(begun, await map_concurrently(self._is_recorded, begun), strict=True):
             if isinstance(found[0], Exception):
                 failed[sequence] = found[0]
             elif found[0]:

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING
 
 from fastapi import FastAPI
 
-from airflow_provider_jetstream.plugins.monitor import pages, routes
-from airflow_provider_jetstream.plugins.monitor.access import see
-from airflow_provider_jetstream.plugins.monitor.failures import answer_failures
+from airflow_provider_jetstream.plugins.monitor import routes
+from airflow_provider_jetstream.plugins.monitor import static_files as pages
+from airflow_provider_jetstream.plugins.monitor.authorization import see
+from airflow_provider_jetstream.plugins.monitor.error_handlers import answer_failures
 
 if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send

@@ -6,14 +6,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.reading_ahead import ReadingAhead
-from airflow_provider_jetstream.jetstream.redrive import preview
+from airflow_provider_jetstream.jetstream.client.readahead import ReadAheadConnection
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.plugins.monitor.models import DryRun
-from airflow_provider_jetstream.reprocessing.order import order_for
+from airflow_provider_jetstream.reprocessing.actions import request_for_action
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.dead_letters import Selection
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.plugins.monitor.models import Act
 
 
@@ -32,7 +32,9 @@ async def dry_run(connection: str, queue: str, selection: Selection, action: Act
     async with JetStreamHook(connection).shared() as opened:
         declared = await discover_queue(opened, queue)
         # What is counted has changed a moment later anyway; the DAG proves each letter before it acts.
-        found = await preview(await ReadingAhead.over(opened, declared), declared, order_for(action, selection))
+        found = await preview(
+            await ReadAheadConnection.over(opened, declared), declared, request_for_action(action, selection)
+        )
     told = found.as_json()
     conf: dict[str, Any] = {
         "nats_conn_id": connection,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.plugins.monitor.models import Point
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.inspection import QueueHealth
+    from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth
 
 _STEP_SECONDS = 20
 _STEPS = 3600 // _STEP_SECONDS

@@ -8,13 +8,14 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.subjects import covers
+from airflow_provider_jetstream.jetstream.client.subjects import covers
 from airflow_provider_jetstream.plugins.monitor.models import Group
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from airflow_provider_jetstream.jetstream.dead_letters import DeadLetter, GroupField, Selection
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection
 
 MOST_LETTERS = 1_000_000
 MOST_KINDS = 50_000

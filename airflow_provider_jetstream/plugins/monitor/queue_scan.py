@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from airflow_provider_jetstream.plugins.monitor.models import LetterCounts, Problem, ScanState
-from airflow_provider_jetstream.plugins.monitor.numbers import problem_of
+from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of
 
 if TYPE_CHECKING:
     import asyncio
 
-    from airflow_provider_jetstream.jetstream.dead_letters import Scan
+    from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-    from airflow_provider_jetstream.jetstream.overview import QueueLook
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
     from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
 
 # A scan is taken again at the earliest after so many times the time that it took; most look only at what changed.
@@ -95,8 +95,8 @@ class QueueScan:
         :param looked: the look that has begun
         :return: whether it does
         """
-        same = self.scan is not None and self.scan.around.created == looked.around.created
-        sure = not looked.reckoning.doubted and time.monotonic() - self.full_at < _FULL_AGAIN
+        same = self.scan is not None and self.scan.snapshot.created == looked.snapshot.created
+        sure = not looked.reconciliation.inconsistent_consumers and time.monotonic() - self.full_at < _FULL_AGAIN
         return same and sure and self.counts is not None and self.index is not None and self.index.complete
 
     def rested(self) -> bool:

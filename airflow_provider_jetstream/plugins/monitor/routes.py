@@ -10,10 +10,10 @@ from pydantic import ValidationError
 from sqlalchemy import select as sql_select
 
 from airflow_provider_jetstream import __version__
-from airflow_provider_jetstream.jetstream.dead_letters import GroupField, Selection
-from airflow_provider_jetstream.jetstream.dead_letters.summary import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.find import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
-from airflow_provider_jetstream.plugins.monitor.access import (
+from airflow_provider_jetstream.plugins.monitor.authorization import (
     may_act,
     payloads_hidden,
     refusal,
@@ -22,8 +22,8 @@ from airflow_provider_jetstream.plugins.monitor.access import (
     require_run_access,
 )
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.lookout import Lookout
 from airflow_provider_jetstream.plugins.monitor.models import DryRunRequest, Me
+from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuestion
 
 router = APIRouter(prefix="/api")
@@ -35,9 +35,9 @@ _UNPROCESSABLE = 422
 
 
 @cache
-def lookout() -> Lookout:
+def service() -> MonitorService:
     """Give the one lookout of this process."""
-    return Lookout(monitor_settings())
+    return MonitorService(monitor_settings())
 
 
 def selected(
@@ -94,13 +94,13 @@ def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden) -> Me:
 @router.get("/snapshot")
 async def snapshot(connection: str | None = None) -> Response:
     """Tell of all queues."""
-    return _json(await lookout().snapshot(connection))
+    return _json(await service().snapshot(connection))
 
 
 @router.get(_QUEUE)
 async def queue_detail(connection: str, queue: str) -> Response:
     """Tell of one queue."""
-    return _json(await lookout().queue(connection, queue))
+    return _json(await service().queue(connection, queue))
 
 
 @router.get(f"{_QUEUE}/groups")
@@ -108,7 +108,7 @@ async def groups(
     connection: str, queue: str, selection: Selected, group_by: Annotated[tuple[GroupField, ...], Depends(grouped)]
 ) -> Response:
     """Tell of a queue's dead letters, put together."""
-    return _json(await lookout().groups(connection, queue, selection, group_by))
+    return _json(await service().groups(connection, queue, selection, group_by))
 
 
 @router.get(f"{_QUEUE}/letters")
@@ -121,13 +121,13 @@ async def letters(
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """Tell of some of a queue's dead letters."""
-    return _json(await lookout().letters(connection, queue, selection, after, limit, hidden=hidden))
+    return _json(await service().letters(connection, queue, selection, after, limit, hidden=hidden))
 
 
 @router.get(f"{_QUEUE}/letters/{{sequence}}")
 async def letter(connection: str, queue: str, sequence: int, hidden: Hidden) -> Response:
     """Tell all of one dead letter."""
-    return _json(await lookout().letter(connection, queue, sequence, hidden=hidden))
+    return _json(await service().letter(connection, queue, sequence, hidden=hidden))
 
 
 @router.post(f"{_QUEUE}/dry-run", dependencies=[Depends(require_own_origin), Depends(require_acting)])
@@ -135,7 +135,7 @@ async def dry_run(connection: str, queue: str, request: Request) -> Response:
     """Count what would be done."""
     # Read here rather than by the framework, which would answer what isn't JSON before it asks who sent it.
     asked = await _body(request)
-    return _json(await lookout().dry_run(connection, queue, Selection.of(asked.select), asked.action))
+    return _json(await service().dry_run(connection, queue, Selection.of(asked.select), asked.action))
 
 
 def questioned(
@@ -157,7 +157,7 @@ def questioned(
 @router.get("/jobs", dependencies=[Depends(require_run_access)])
 async def jobs(question: Annotated[TaskQuestion, Depends(questioned)]) -> Response:
     """Tell of the jobs of a DAG run, or of one of its tasks."""
-    return _json(await lookout().jobs(question))
+    return _json(await service().jobs(question))
 
 
 async def _body(request: Request) -> DryRunRequest:

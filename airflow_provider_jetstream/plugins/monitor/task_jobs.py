@@ -7,27 +7,26 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from pydantic import ValidationError
 
-from airflow_provider_jetstream.jetstream.discovery import list_streams
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message, list_streams
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.jobs import Origin
-from airflow_provider_jetstream.jetstream.names import receipt_filter, receipt_subject
-from airflow_provider_jetstream.jetstream.reading import at_once
-from airflow_provider_jetstream.jetstream.receipts import Receipt
-from airflow_provider_jetstream.jetstream.stored import get_message, last_message
-from airflow_provider_jetstream.jetstream.subjects import covered_by_any
-from airflow_provider_jetstream.operators.task_identity import instance_key
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishRecord
 from airflow_provider_jetstream.plugins.monitor.models import TaskJobs, TaskQueue
+from airflow_provider_jetstream.tasks.identity import instance_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
-    from airflow_provider_jetstream.jetstream.connection import Connection
-    from airflow_provider_jetstream.jetstream.overview import QueueLook
-    from airflow_provider_jetstream.plugins.monitor.watching import Watch
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
+    from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 
 _Place: TypeAlias = "tuple[str | None, int | None]"
 
-_RECEIPTS_BEGIN = frozenset(receipt_filter("")[0] + "*>")
+_RECEIPTS_BEGIN = frozenset(publish_log_filter("")[0] + "*>")
 # Each is a request.
 _MOST_RECEIPTS = 2_000
 _MOST_JOBS = 500
@@ -62,12 +61,12 @@ class TaskQuestion:
 
 @dataclass(frozen=True, slots=True)
 class _Told:
-    receipt: Receipt
+    receipt: PublishRecord
     published: int | None
     stored: int | None
 
 
-async def jobs_of(question: TaskQuestion, watches: Sequence[Watch]) -> TaskJobs:
+async def jobs_of(question: TaskQuestion, watches: Sequence[ServerPoller]) -> TaskJobs:
     """Tell what is known.
 
     :param question: whose jobs
@@ -100,7 +99,7 @@ async def jobs_of(question: TaskQuestion, watches: Sequence[Watch]) -> TaskJobs:
     )
 
 
-async def _receipts(question: TaskQuestion, watch: Watch) -> dict[str, dict[_Place, _Told]]:
+async def _receipts(question: TaskQuestion, watch: ServerPoller) -> dict[str, dict[_Place, _Told]]:
     try:
         async with watch.shared() as connection:
             streams = await _receiving(connection, watch.looks)
@@ -113,7 +112,7 @@ async def _receipts(question: TaskQuestion, watch: Watch) -> dict[str, dict[_Pla
                 return (queue, (task_id, map_index), told) if told else None
 
             found: dict[str, dict[_Place, _Told]] = {}
-            for each in await at_once(read, asked):
+            for each in await map_concurrently(read, asked):
                 if each is not None:
                     found.setdefault(each[0], {})[each[1]] = each[2]
             return found
@@ -124,7 +123,7 @@ async def _receipts(question: TaskQuestion, watch: Watch) -> dict[str, dict[_Pla
 
 async def _receiving(connection: Connection, queues: Iterable[str]) -> dict[str, str]:
     """Name the stream that keeps the receipts of each queue that has one."""
-    wanted = {name: receipt_filter(name) for name in queues}
+    wanted = {name: publish_log_filter(name) for name in queues}
     found: dict[str, str] = {}
     for info in await list_streams(connection):
         subjects = [each for each in info["config"].get("subjects") or [] if each[0] in _RECEIPTS_BEGIN]
@@ -134,11 +133,11 @@ async def _receiving(connection: Connection, queues: Iterable[str]) -> dict[str,
 
 
 async def _told(connection: Connection, stream: str, look: QueueLook, key: str) -> _Told | None:
-    message = await last_message(connection, stream, receipt_subject(look.name, key))
+    message = await last_message(connection, stream, publish_log_subject(look.name, key))
     if message is None or look.health is None:
         return None
     try:
-        receipt = Receipt.model_validate_json(message.data)
+        receipt = PublishRecord.model_validate_json(message.data)
     except ValidationError:
         return None
     if receipt.created != look.health.created:
@@ -155,7 +154,7 @@ async def _told(connection: Connection, stream: str, look: QueueLook, key: str) 
     async def stored(sequence: int) -> bool:
         return await get_message(connection, look.name, sequence) is not None
 
-    return _Told(receipt, published, sum(await at_once(stored, asked)))
+    return _Told(receipt, published, sum(await map_concurrently(stored, asked)))
 
 
 def _line(

@@ -8,9 +8,9 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.spark.application.ending import end_with_input, read_line
-from airflow_provider_jetstream.spark.application.failures import failure_of
+from airflow_provider_jetstream.spark.application.error_transport import failure_of
 from airflow_provider_jetstream.spark.application.messages import RESULT, MessageHandler, Messages
+from airflow_provider_jetstream.spark.application.parent_watch import end_with_input, read_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ def main() -> int:
 def _outcome(session: SparkSession, assignment: Mapping[str, Any]) -> dict[str, Any]:
     from pyspark import cloudpickle
 
-    from airflow_provider_jetstream.spark.application.work import WORK
+    from airflow_provider_jetstream.spark.application.commands import WORK
 
     try:
         function = assignment["function"] and cloudpickle.loads(base64.b64decode(assignment["function"]))

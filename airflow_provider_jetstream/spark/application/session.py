@@ -18,8 +18,8 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_jetstream.spark import register
-from airflow_provider_jetstream.spark.application.errors import SparkApplicationError, SparkSettingsError
-from airflow_provider_jetstream.spark.application.shipping import NAME, package_zip
+from airflow_provider_jetstream.spark.application.package_zip import NAME, package_zip
+from airflow_provider_jetstream.spark.errors import SparkApplicationError, SparkSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.spark.dead_letters.columns import (
+from airflow_provider_jetstream.spark.dead_letters.schema import (
     BODY,
     CHANGEABLE,
     HEADERS,

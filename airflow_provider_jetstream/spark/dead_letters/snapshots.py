@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
-from airflow_provider_jetstream.spark.dead_letters.columns import DIED_AT, SEQUENCE
-from airflow_provider_jetstream.spark.dead_letters.records import LETTER_DDL
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import LETTER_DDL
+from airflow_provider_jetstream.spark.dead_letters.schema import DIED_AT, SEQUENCE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.jobs import Job
+from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator

@@ -6,7 +6,7 @@ import tempfile
 
 from airflow.sdk import DAG
 
-from airflow_provider_jetstream.jetstream.queue import WorkQueue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 
 QUEUE = WorkQueue(

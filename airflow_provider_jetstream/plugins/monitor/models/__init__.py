@@ -1,6 +1,13 @@
 """What the monitor's routes take and give, as JSON; ``docs/monitor-api.md`` says which route gives what."""
 
-from airflow_provider_jetstream.plugins.monitor.models.acting import Act, DryRun, DryRunRequest, Me, TaskJobs, TaskQueue
+from airflow_provider_jetstream.plugins.monitor.models.actions import (
+    Act,
+    DryRun,
+    DryRunRequest,
+    Me,
+    TaskJobs,
+    TaskQueue,
+)
 from airflow_provider_jetstream.plugins.monitor.models.base import Problem
 from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,

@@ -1,0 +1,1 @@
+"""Cancellation of jobs: the requests, and the worker's cache of them."""

@@ -1,0 +1,1 @@
+"""Access to the server: connection, stream API, message reader, pull requests, PubAcks."""

@@ -1,0 +1,69 @@
+"""One connection per settings and event loop, shared by everything that asks for it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from weakref import WeakKeyDictionary
+
+from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator
+
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+
+
+@dataclass
+class _Shared:
+    users: int = 0
+    opening: asyncio.Task[Connection] | None = None
+    stack: AsyncExitStack = field(default_factory=AsyncExitStack)
+
+    def opened(self, settings: ConnectionSettings) -> asyncio.Task[Connection]:
+        """Give the one attempt to open that all who wait share, its failure too; whoever comes later tries anew."""
+        if self.opening is None or (self.opening.done() and not _usable(self.opening)):
+            self.opening = asyncio.create_task(self._open(settings))
+        return self.opening
+
+    async def close(self) -> None:
+        if self.opening is not None and not self.opening.done():
+            self.opening.cancel()
+            await asyncio.gather(self.opening, return_exceptions=True)
+        await self.stack.aclose()
+
+    async def _open(self, settings: ConnectionSettings) -> Connection:
+        await self.stack.aclose()
+        return await self.stack.enter_async_context(connect(settings))
+
+
+def _usable(opening: asyncio.Task[Connection]) -> bool:
+    return not opening.cancelled() and opening.exception() is None and not opening.result().client.is_closed
+
+
+# Keyed by the loop itself: ids of closed loops are reused, and a client used from another loop only times out.
+_loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ConnectionSettings, _Shared]] = WeakKeyDictionary()
+
+
+@asynccontextmanager
+async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[Connection]:
+    """Use the loop's connection with these settings; the last user closes it.
+
+    :param settings: where and as whom
+    :return: the shared connection
+    :raises JetStreamProviderError: as :func:`~airflow_provider_jetstream.jetstream.client.connection.connect` does
+    """
+    pool = _loops.setdefault(asyncio.get_running_loop(), {})
+    shared = pool.setdefault(settings, _Shared())
+    shared.users += 1
+    try:
+        # Shielded: one user who gives up waiting mustn't take the connection from the others.
+        yield await asyncio.shield(shared.opened(settings))
+    finally:
+        shared.users -= 1
+        if shared.users == 0:
+            if pool.get(settings) is shared:
+                del pool[settings]
+            await shared.close()

@@ -1,0 +1,1 @@
+"""The state of a queue for people and sensors: health, overview, drained."""

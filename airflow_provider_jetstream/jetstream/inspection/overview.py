@@ -1,0 +1,114 @@
+"""All work queues of a server at a glance: a request for each 256 streams, and one for each queue's consumers."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, QueueHealth, inspect_consumers, tell_apart
+from airflow_provider_jetstream.jetstream.queue.discovery import ANY_QUEUE, capturing_deaths, is_marked, queues_told_of
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+
+# Subjects are compared with filters one by one, and the server lists them all.
+_MOST_SUBJECTS = 2_000
+
+
+@dataclass(frozen=True, slots=True)
+class QueueLook:
+    """A work queue at a glance.
+
+    :param config: its stream's configuration, as the server gives it
+    :param state: its stream's state, as the server gives it
+    :param letters: what the server tells of the stream that captures its deaths, if there is one
+    :param health: its numbers; ``None`` where they are missing
+    :param left: what else it holds; ``None`` where that isn't known
+    :param problem: why numbers are missing
+    """
+
+    config: Mapping[str, Any]
+    state: Mapping[str, Any]
+    letters: Mapping[str, Any] | None
+    health: QueueHealth | None
+    left: LeftOver | None
+    problem: UnreachableError | None = None
+
+    @property
+    def name(self) -> str:
+        """The stream's name."""
+        return str(self.config["name"])
+
+    @property
+    def told(self) -> tuple[int, int, str]:
+        """The same as long as nothing was said about any death, and none was done away with."""
+        told = self.letters["state"] if self.letters else {}
+        return (told.get("last_seq", 0), told.get("messages", 0), self.health.created if self.health else "")
+
+    @property
+    def position(self) -> tuple[Any, ...]:
+        """The same as long as nothing has become of any job, and nothing was said about any death."""
+        consumers = self.health.consumers.values() if self.health else ()
+        return (
+            *(self.state["last_seq"], self.state["messages"], self.state.get("num_subjects", 0), self.told),
+            *((each.name, each.created, each.filters, each.deliveries, each.pending) for each in consumers),
+            *((each.in_flight, each.ack_floor) for each in consumers),
+        )
+
+
+async def look_over(connection: Connection, before: Mapping[str, QueueLook] | None = None) -> list[QueueLook]:
+    """Look at all streams of work-queue retention, also at those that were made by hand.
+
+    :param connection: the server
+    :param before: the last look by queue, so that what hasn't moved isn't counted again
+    :return: the queues by name; dead letter queues aren't among them, whatever their retention
+    :raises ApiError: the server refused to tell
+    :raises TransientError: the server doesn't answer
+    """
+    streams = await list_streams(connection)
+    by_name = {info["config"]["name"]: info for info in streams}
+    tellers = _tellers(info["config"] for info in streams)
+
+    async def look(info: Mapping[str, Any]) -> QueueLook | None:
+        config, state = info["config"], info["state"]
+        capturing = capturing_deaths([*tellers[config["name"]], *tellers[ANY_QUEUE]], config["name"])
+        letters = by_name[capturing["name"]] if capturing else None
+        try:
+            found = QueueLook(config, state, letters, await inspect_consumers(connection, info), None)
+            return await _told_apart(connection, found, (before or {}).get(found.name))
+        except NotFoundError:
+            return None
+        except UnreachableError as error:
+            return QueueLook(config, state, letters, None, None, error)
+
+    queues = [info for info in streams if _is_queue(info["config"])]
+    looks = [look for look in await map_concurrently(look, queues) if look is not None]
+    return sorted(looks, key=lambda each: each.name)
+
+
+def _is_queue(config: Mapping[str, Any]) -> bool:
+    return config["retention"] == "workqueue" and not is_marked(config) and not queues_told_of(config)
+
+
+def _tellers(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:
+    """Put the streams that capture deaths with the queues whose deaths those are: there may be many of both."""
+    tellers: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for config in configs:
+        for queue in queues_told_of(config):
+            tellers[queue].append(config)
+    return tellers
+
+
+async def _told_apart(connection: Connection, look: QueueLook, before: QueueLook | None) -> QueueLook:
+    if look.health is None or look.state.get("num_subjects", 0) > _MOST_SUBJECTS:
+        return look
+    left = before.left if before and before.left and before.position == look.position else None
+    if left is None:
+        left = await tell_apart(connection, look.health)
+    return QueueLook(look.config, look.state, look.letters, look.health, left)

@@ -1,0 +1,1 @@
+"""Plan, diff and apply of a queue declaration."""

@@ -1,0 +1,170 @@
+"""What makes a queue's declaration an error: what the server would refuse, or accept and then lose jobs over."""
+
+from __future__ import annotations
+
+from itertools import combinations
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.client.subjects import (
+    covered_by_any,
+    covers,
+    first_overlap,
+    overlaps,
+    subject_problem,
+)
+from airflow_provider_jetstream.jetstream.contract import (
+    MAX_DELIVERIES,
+    archive_filter,
+    audit_filter,
+    completion_filter,
+)
+from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
+from airflow_provider_jetstream.jetstream.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from airflow_provider_jetstream.jetstream.queue.declaration import Stream
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+# The server's own subjects, and those among them that a stream may capture all the same.
+_RESERVED = (
+    ("$JS.>", "$JS.EVENT.>", "JetStream's own API"),
+    ("$SYS.>", "$SYS.ACCOUNT.>", "the server's system API"),
+)
+_SHORTEST_WINDOW = 100_000_000
+
+
+def queue_problems(queue: WorkQueue) -> list[str]:
+    """Find what makes a queue unusable.
+
+    :param queue: the declaration, its consumers already checked by themselves
+    :return: a sentence each
+    """
+    problems = list(_stream_problems(queue))
+    problems += _filter_problems(queue)
+    problems += _reserved_problems(queue)
+    problems += _schedule_problems(queue)
+    for part in queue.companions():
+        problems += _stream_problems(part)
+    for one, other in combinations((queue, *queue.companions()), 2):
+        problems += _shared_stream_problems(one, other)
+    for stream, subject, harm in (
+        (queue.dead_letters, f"{MAX_DELIVERIES}.{queue.name}.*", "dead letters would go unseen"),
+        (queue.events, completion_filter(queue.name), "nobody would learn that a job ended"),
+        (queue.archive, archive_filter(queue.name), "no job would have a copy"),
+        (queue.audit, audit_filter(queue.name), "nothing would tell what became of dead letters"),
+    ):
+        if stream and not covered_by_any(stream.subjects, subject):
+            problems.append(f"the {stream.kind} {stream.name} doesn't capture {subject}, so {harm}: add that subject")
+    if queue.dead_letters:
+        problems += [
+            f"consumer {consumer.name} retries for ever (max_deliver -1), so the dead letter queue"
+            f" {queue.dead_letters.name} would never see a letter of it: set max_deliver, or drop dead_letters"
+            for consumer in queue.consumers
+            if consumer.max_deliver == -1
+        ]
+    return problems
+
+
+def _filter_problems(queue: WorkQueue) -> Iterator[str]:
+    names = [consumer.name for consumer in queue.consumers]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield f"two consumers are named {name}"
+    unfiltered = [consumer.name for consumer in queue.consumers if not consumer.filter_subjects]
+    if unfiltered and len(queue.consumers) > 1:
+        yield (
+            f"consumer {unfiltered[0]} has no filter subject and would take every job: the server refuses other"
+            " consumers beside it; give each its own filter"
+        )
+    pairs = [(consumer, subject) for consumer in queue.consumers for subject in consumer.filter_subjects]
+    for consumer, subject in pairs:
+        if not any(overlaps(captured, subject) for captured in queue.subjects):
+            yield (
+                f"filter {subject} of consumer {consumer.name} is outside the stream's subjects"
+                f" ({', '.join(queue.subjects)}), so it would never get a job"
+            )
+    for index, (ours, left) in enumerate(pairs):
+        for theirs, right in pairs[index + 1 :]:
+            if ours is not theirs and overlaps(left, right):
+                yield (
+                    f"the filters {left} (consumer {ours.name}) and {right} (consumer {theirs.name}) overlap: in a work"
+                    " queue every job has one consumer; make them disjoint"
+                )
+
+
+def _reserved_problems(queue: WorkQueue) -> Iterator[str]:
+    for reserved, what, flag in queue.reserved():
+        for subject in queue.subjects:
+            if overlaps(subject, reserved):
+                yield (
+                    f"subject {subject} of stream {queue.name} overlaps {reserved}, which is for {what}: narrow it, or"
+                    f" drop {flag}"
+                )
+        for consumer in queue.consumers:
+            for subject in consumer.filter_subjects:
+                if overlaps(subject, reserved):
+                    yield (
+                        f"filter {subject} of consumer {consumer.name} would take {what} ({reserved}) for jobs: narrow"
+                        f" it, or drop {flag}"
+                    )
+
+
+def _schedule_problems(queue: WorkQueue) -> Iterator[str]:
+    if not queue.schedules:
+        return
+    for stream in (queue, queue.archive):
+        if stream and stream.discard == "new":
+            yield (
+                f'schedules and discard "new" of stream {stream.name} exclude each other, as the server has it:'
+                f" {NO_SCHEDULES_WITH_DISCARD_NEW}"
+            )
+        if stream and stream.deny_purge:
+            yield f"schedules and deny_purge of stream {stream.name} exclude each other: the server purges fired ones"
+        if stream and stream.allow_rollup_hdrs is False:
+            yield f"schedules take allow_rollup_hdrs, which stream {stream.name} declares as false: leave it out"
+
+
+def _stream_problems(stream: Stream) -> Iterator[str]:
+    yield from name_problems("stream", stream.name)
+    if not stream.subjects:
+        yield f"stream {stream.name} has no subjects: name at least one"
+    for subject in stream.subjects:
+        if problem := subject_problem(subject):
+            yield f"subject {subject!r} of stream {stream.name}: {problem}"
+        for own, allowed, what in _RESERVED:
+            if overlaps(subject, own) and not covers(allowed, subject):
+                yield f"subject {subject} of stream {stream.name} would capture {what}: narrow it"
+    if pair := first_overlap(stream.subjects):
+        yield f"the subjects {pair[0]} and {pair[1]} of stream {stream.name} overlap: keep one"
+    window, age = stream.duplicate_window, stream.max_age
+    if age is not None and 0 < age < _SHORTEST_WINDOW:
+        yield f"max_age of stream {stream.name}: expected at least 100ms, or -1, found {format_duration(age)}"
+    if window is not None and window < _SHORTEST_WINDOW:
+        yield (
+            f"duplicate_window of stream {stream.name}: expected at least 100ms, found {format_duration(window)}; leave"
+            " it out for the server's 2 minutes"
+        )
+    if window and age and window > age > 0:
+        yield (
+            f"duplicate_window ({format_duration(window)}) of stream {stream.name} is longer than its max_age"
+            f" ({format_duration(age)}): the server refuses that; shorten the window"
+        )
+
+
+def _shared_stream_problems(one: Stream, other: Stream) -> Iterator[str]:
+    if one.name == other.name:
+        yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
+    for ours in one.captured():
+        for theirs in other.captured():
+            if overlaps(ours, theirs):
+                yield (
+                    f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one"
+                    " stream per subject"
+                )
+
+
+NO_SCHEDULES_WITH_DISCARD_NEW = (
+    'declare discard "old" without limits that could drop waiting jobs; or do without schedules: let an Airflow'
+    " schedule publish in time, or a worker hand a job back with a delay"
+)

@@ -1,0 +1,78 @@
+"""Waiting until jobs have ended."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.waiting.dispatcher import Waiter, following
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+
+RESULTS_BYTES = 64 * 2**10
+_AT_A_TIME = 64
+
+
+async def wait(
+    connection: Connection,
+    mark: Cursor,
+    sequences: Iterable[int] | WaitReport,
+    *,
+    tolerance: WaitPolicy | None = None,
+    progress: Callable[[WaitReport], None] = lambda _: None,
+) -> WaitReport:
+    """Wait until every job ended, enough completed, or too many did otherwise.
+
+    :param connection: the server
+    :param mark: taken before the jobs were published
+    :param sequences: the jobs' stream sequences, or how far they are already
+    :param tolerance: what to put up with; nothing where absent
+    :param progress: called after each end
+    :return: the report; without ``awaited`` unless waiting was over before
+    :raises NotFoundError: a stream that is read doesn't exist
+    :raises ApiError: the server refuses to have a stream read
+    :raises UnreachableError: the connection was closed
+    """
+    report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
+    waiter = Waiter(mark, report, tolerance or WaitPolicy(), progress)
+    async with following(connection, mark) as follower:
+        follower.join(waiter)
+        try:
+            await waiter.over
+        finally:
+            follower.leave(waiter)
+        if report.results_at:
+            await _read_results(connection, mark.events, report)
+    return report
+
+
+async def _read_results(connection: Connection, events: str, report: WaitReport) -> None:
+    """Read what handlers returned, as far as a task's result should hold it."""
+
+    async def read(sequence: int) -> StoredMessage | None:
+        return await get_message(connection, events, sequence)
+
+    left, found = RESULTS_BYTES, sorted(report.results_at.items())
+    for start in range(0, len(found), _AT_A_TIME):
+        part = found[start : start + _AT_A_TIME]
+        for message in await map_concurrently(read, (at for _, at in part)):
+            event = parse_advisory(message.data) if message else None
+            if not isinstance(event, Completion):
+                continue
+            left -= len(json.dumps(event.result))
+            if left < 0:
+                report.results_left_out = len(found) - len(report.results)
+                return
+            job_id = event.job_id or str(event.stream_seq)
+            # A user's id may come twice in a batch.
+            report.results[f"{job_id}#{event.stream_seq}" if job_id in report.results else job_id] = event.result

@@ -1,0 +1,1 @@
+"""The data source ``jetstream``: batch and streaming reads, and writes."""

@@ -1,0 +1,1 @@
+"""What operators share: identity, error mapping, template values, the Spark process."""
