@@ -1,4 +1,4 @@
-"""The errors of the ground floor, and the classes that every other error of this package derives from, as one tree.
+"""The errors of the core, and the classes that every other error of this package derives from, as one tree.
 
 ::
 
@@ -18,7 +18,7 @@
     │   │   └── JobTooLargeError
     │   ├── DeadLetterGoneError            also LookupError
     │   ├── SelectionError                 also ValueError
-    │   ├── RedriveOrderError              also ValueError
+    │   ├── RedriveRequestError            also ValueError
     │   ├── JobsDeadError
     │   ├── JobsCancelledError
     │   ├── JobsVanishedError
@@ -27,6 +27,7 @@
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
     │   ├── DeadlineError                  also TimeoutError
+    │   ├── WireError                  also ConnectionError
     │   ├── RedriveError
     │   └── QueueFullError
     ├── PublishError                       some jobs aren't known to be stored; carries which
@@ -238,3 +239,9 @@ class ApiError(JetStreamProviderError):
         self.description = description
         self.subject = subject
         super().__init__(f"{description} (status {status}, error {err_code}) in answer to {subject}")
+
+
+class WireError(TransientError, ConnectionError):
+    """The connection carried something that isn't the NATS protocol, or skipped a message."""
+
+    code = "JS503"

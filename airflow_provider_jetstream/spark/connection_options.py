@@ -9,13 +9,12 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, SocketSettings
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
@@ -50,24 +49,6 @@ _FILES = {
     "credentialsFile": "credentialsSecret",
 }
 _FIELDS = {"user": "user", "password": "password", "token": "token", "tlsCaFile": "tls_ca_file", "timeout": "timeout"}
-
-
-@dataclass(frozen=True)
-class SocketSettings:
-    """What a task needs to connect.
-
-    :param connection: what every part of this package needs
-    :param nkey_seed: the seed of a user's key
-    :param credentials: the content of a credentials file
-    :param tls_cert_file: path of the certificate that the server asks clients for
-    :param tls_key_file: path of its key
-    """
-
-    connection: ConnectionSettings
-    nkey_seed: SecretStr | None = None
-    credentials: SecretStr | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None
 
 
 def socket_settings(options: Mapping[str, str]) -> SocketSettings:

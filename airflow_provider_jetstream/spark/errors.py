@@ -8,7 +8,7 @@
     │   ├── DataLossError         also LookupError
     │   └── RepairContractError   also ValueError
     ├── TransientError
-    │   └── WireError             also ConnectionError
+    │   └── SparkApplicationError  also RuntimeError
     └── RowsNotStoredError        some rows aren't known to be stored; says which
 """
 
@@ -33,12 +33,6 @@ class RepairContractError(TerminalError, ValueError):
     """A repair of dead letters changed what it may not change; nothing was redriven."""
 
     code = "JS504"
-
-
-class WireError(TransientError, ConnectionError):
-    """The connection carried something that isn't the NATS protocol, or skipped a message."""
-
-    code = "JS503"
 
 
 class RowsNotStoredError(JetStreamProviderError):

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
-async def wait(
+async def wait_within(
     connection: Connection, mark: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
 ) -> WaitReport:
     async with asyncio.timeout(within):
@@ -38,8 +38,8 @@ async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
     mark = await take_cursor(connection, queue)
     async with running(Worker(queue, "worker", lambda job: job.attempt, settings)):
         early = await put(connection, queue, ["early"])
-        assert (await wait(connection, mark, early)).completed == {1}
-        waiting = asyncio.create_task(wait(connection, mark, [1, 2, 3]))
+        assert (await wait_within(connection, mark, early)).completed == {1}
+        waiting = asyncio.create_task(wait_within(connection, mark, [1, 2, 3]))
         await put(connection, queue, ["during", "later"])
         report = await waiting
     assert (report.completed, report.awaited, report.dead) == ({1, 2, 3}, set(), {})
@@ -66,8 +66,8 @@ async def test_who_joins_late_learns_of_ends_from_before_the_mark_by_reading_fro
         await complete(connection, queue, sequence)
     mark = await take_cursor(connection, queue)
     with pytest.raises(TimeoutError):
-        await wait(connection, mark, sequences, within=0.3)
-    assert (await wait(connection, mark.from_start(), sequences)).completed == set(sequences)
+        await wait_within(connection, mark, sequences, within=0.3)
+    assert (await wait_within(connection, mark.from_start(), sequences)).completed == set(sequences)
 
 
 async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or_not_at_all(
@@ -78,7 +78,7 @@ async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or
     await put(connection, queue, "abc")
     for sequence in (2, 1, 1, 3):
         await complete(connection, queue, sequence)
-    report = await wait(connection, mark, [1, 3])
+    report = await wait_within(connection, mark, [1, 3])
     assert (report.completed, report.awaited) == ({1, 3}, set())
 
 
@@ -87,7 +87,7 @@ async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(conne
     mark = await take_cursor(connection, queue)
     sequences = await let_die(connection, queue, ["poison"])
     still_waiting = await put(connection, queue, ["good"])
-    report = await wait(connection, mark, [*sequences, *still_waiting])
+    report = await wait_within(connection, mark, [*sequences, *still_waiting])
     assert report.dead == {1: "2 deliveries to worker"}
     assert (report.completed, report.awaited) == (set(), {2})
     assert report.as_json()["dead_reasons"] == {1: "2 deliveries to worker"}
@@ -104,7 +104,7 @@ async def test_a_terminated_job_is_dead_with_its_reason(
     sequences = await put(connection, queue, ["hopeless"])
     (message,) = await take(connection, queue, 1)
     await connection.client.publish(message.reply, answer)
-    assert (await wait(connection, mark, sequences)).dead == {1: f"terminated by worker: {reason}"}
+    assert (await wait_within(connection, mark, sequences)).dead == {1: f"terminated by worker: {reason}"}
 
 
 async def test_a_job_deleted_in_flight_is_not_taken_for_terminated(connection: Connection, name: str) -> None:
@@ -115,8 +115,8 @@ async def test_a_job_deleted_in_flight_is_not_taken_for_terminated(connection: C
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     await complete(connection, queue, 2)
     with pytest.raises(TimeoutError):
-        await wait(connection, mark, sequences, within=0.5)
-    assert (await wait(connection, mark, [2])).completed == {2}
+        await wait_within(connection, mark, sequences, within=0.5)
+    assert (await wait_within(connection, mark, [2])).completed == {2}
 
 
 @pytest.mark.parametrize(("max_dead", "awaited"), [(0, {5}), (2, {5}), (3, set()), (None, set())])
@@ -128,7 +128,7 @@ async def test_so_many_dead_letters_are_put_up_with(
     died = await let_die(connection, queue, "abc")
     assert died == [1, 2, 3]
     good = await put(connection, queue, "de")
-    waiting = asyncio.create_task(wait(connection, mark, [*died, *good], max_dead))
+    waiting = asyncio.create_task(wait_within(connection, mark, [*died, *good], max_dead))
     await complete(connection, queue, 4)
     if not awaited:
         await complete(connection, queue, 5)
@@ -172,7 +172,7 @@ async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_
     for sequence in reversed(sequences):
         await complete(connection, queue, sequence)
     mark = (await take_cursor(connection, queue)).from_start()
-    report = await wait(connection, mark, sequences)
+    report = await wait_within(connection, mark, sequences)
     assert (report.completed, report.dead) == (set(sequences), {})
 
 
@@ -185,13 +185,13 @@ async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connect
     assert await put(connection, queue, ["new", "newer"]) == old
     mark = (await take_cursor(connection, queue)).from_start()
     with pytest.raises(TimeoutError):
-        await wait(connection, mark, [1, 2], within=0.5)
+        await wait_within(connection, mark, [1, 2], within=0.5)
     # A death counts although the earlier stream's completion has the same subject.
     await use_up(connection, queue, 2)
-    assert (await wait(connection, mark, [1, 2], None)).dead.keys() == {1, 2}
+    assert (await wait_within(connection, mark, [1, 2], None)).dead.keys() == {1, 2}
     await complete(connection, queue, 1)
     await complete(connection, queue, 2)
-    assert (await wait(connection, mark, [1, 2])).completed == {1, 2}
+    assert (await wait_within(connection, mark, [1, 2])).completed == {1, 2}
 
 
 async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
@@ -246,7 +246,7 @@ async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retentio
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=letters)
     mark = await take_cursor(connection, queue)
     sequences = await let_die(connection, queue, "ab")
-    assert (await wait(connection, mark, sequences, None)).dead.keys() == {1, 2}
+    assert (await wait_within(connection, mark, sequences, None)).dead.keys() == {1, 2}
 
 
 async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServer, name: str) -> None:
@@ -259,12 +259,12 @@ async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServe
             listed = own_nats.monitor("connz?subs=1")["connections"][0].get("subscriptions_list", [])
             return any(subject.startswith("_INBOX.") for subject in listed if not subject.endswith(".*"))
 
-        waiting = asyncio.create_task(wait(connection, mark, [1]))
+        waiting = asyncio.create_task(wait_within(connection, mark, [1]))
         await eventually(subscribed)
         await complete(connection, queue, 1)
         await waiting
         await eventually(lambda: not subscribed())
-        cancelled = asyncio.create_task(wait(connection, mark, [2]))
+        cancelled = asyncio.create_task(wait_within(connection, mark, [2]))
         await eventually(subscribed)
         cancelled.cancel()
         await asyncio.wait([cancelled])

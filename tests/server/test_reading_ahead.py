@@ -50,7 +50,7 @@ async def test_the_same_letters_are_found(connection: Connection, nats: NatsServ
     await redrive_dead_letters(connection, queue, order_for([1, 2, 301]))
     await redrive_dead_letters(connection, queue, order_for([3, 302], max_redrives=0))
     plain = await scanned(connection, queue)
-    ahead = await scanned(await ReadAheadConnection.over(connection, queue), queue)
+    ahead = await scanned(await ReadAheadConnection.over(connection, queue.name, queue.companion_names()), queue)
     assert len(plain[0]) == 327
     assert ahead[0] == plain[0]
     assert ahead[1:] == plain[1:]
@@ -61,7 +61,7 @@ async def test_the_server_is_asked_far_less_often(own_nats: NatsServer, name: st
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
         await let_die(connection, queue, map(str, range(1_000)))
-        for way in (connection, await ReadAheadConnection.over(connection, queue)):
+        for way in (connection, await ReadAheadConnection.over(connection, queue.name, queue.companion_names())):
             before = own_nats.monitor("varz")["in_msgs"]
             assert len((await scanned(way, queue))[0]) == 1_000
             asked.append(own_nats.monitor("varz")["in_msgs"] - before)
@@ -77,7 +77,7 @@ async def test_single_reads_are_those_of_the_api(connection: Connection, nats: N
     await put(connection, queue, ["last"] * 3)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 4, "no_erase": True})
     assert await stored_count(connection, name) == 5
-    ahead = await ReadAheadConnection.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
     for sequence in (1, 2, 3, 4, 5, 6, 7, 2**63):
         assert await get_message(ahead, name, sequence) == await get_message(connection, name, sequence)
         for subject in (">", f"{name}.jobs.odd"):
@@ -93,7 +93,7 @@ async def test_single_reads_are_those_of_the_api(connection: Connection, nats: N
 async def test_nothing_older_than_two_seconds_is_given(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
     await put(connection, queue, ["job"])
-    ahead = await ReadAheadConnection.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
     assert await get_message(ahead, name, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1, "no_erase": True})
     # It was read just before.
@@ -105,7 +105,7 @@ async def test_nothing_older_than_two_seconds_is_given(connection: Connection, n
 async def test_one_who_gives_up_takes_nothing_from_the_others(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
     await put(connection, queue, ["job"])
-    ahead = await ReadAheadConnection.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
     reads = [asyncio.create_task(get_message(ahead, name, 1)) for _ in range(2)]
     lasts = [asyncio.create_task(last_message(ahead, name, f"{name}.jobs.plain")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -119,7 +119,7 @@ async def test_a_stream_that_takes_no_direct_gets_any_more_is_read_all_the_same(
 ) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
     await put(connection, queue, ["job"])
-    ahead = await ReadAheadConnection.over(connection, queue)
+    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
     await change_stream(connection, name, allow_direct=False)
     assert await get_message(ahead, name, 1)
     assert await last_message(ahead, name, f"{name}.jobs.plain")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
@@ -16,6 +15,7 @@ from airflow_provider_jetstream.jetstream.client.range_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from testbed.queues import CONSUMER, small_queue
 
 if TYPE_CHECKING:

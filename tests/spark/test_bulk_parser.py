@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
+from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import new_sid
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark import bulk_parser
-from airflow_provider_jetstream.spark.errors import WireError
-from airflow_provider_jetstream.spark.wire.bulk_parser import new_sid, parse
+from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 
 _MARKS = b"\x7f" * 7
 _SID = _MARKS + b"Abcdefg"

@@ -11,13 +11,13 @@ from pyspark.sql import Row
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.audit.log import RunRecord
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ from dying import kill_executor
 from faulty_shares import FailingShare, KilledShare
 from spark_streams import opened
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.connection import connect
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
@@ -31,6 +30,7 @@ from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.task_partitions import packed
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 import pytest
 from bulk_letters import let_die, make_letters, messages_of, publish
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, copy_subject, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.spark.bulk_redrive import clearing
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import clear
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:

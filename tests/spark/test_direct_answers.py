@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.arrow_buffers import gathered
 from airflow_provider_jetstream.spark.wire.direct_get_headers import DirectGetMetadata, parse_metadata, times
 

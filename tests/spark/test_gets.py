@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection, blocking_connection
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany, RequestStream
 from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
 from airflow_provider_jetstream.jetstream.client.connection import connect
@@ -18,12 +17,14 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.range_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError
+from airflow_provider_jetstream.spark.connections import blocking_connection
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine, Iterator
 
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered
 from airflow_provider_jetstream.spark.wire.bulk_headers import own_pairs, pairs
 from airflow_provider_jetstream.spark.wire.reply_subjects import Deliveries, deliveries

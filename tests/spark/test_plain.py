@@ -19,7 +19,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.connection import connect
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
@@ -31,6 +30,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryI
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import Classification
 from airflow_provider_jetstream.spark.dead_letters.entry_table import jobs_table
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath

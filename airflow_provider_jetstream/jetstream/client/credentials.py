@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.errors import AuthenticationError, ConnectionSettingsError
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.connection_options import SocketSettings
+    from airflow_provider_jetstream.jetstream.client.settings import SocketSettings
 
 _SECTION = re.compile(r"-{3,}\s*BEGIN [A-Z ]+-{3,}\s*(?P<content>\S+)\s*-{3,}\s*END [A-Z ]+-{3,}")
 _SECTIONS = 2

@@ -13,8 +13,7 @@ from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answe
 from airflow_provider_jetstream.jetstream.client.direct_get import STATUS, stored_message
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage, message_of, parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import NO_MESSAGE, not_found
-from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

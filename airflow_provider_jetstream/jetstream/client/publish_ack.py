@@ -70,6 +70,14 @@ async def store_each(
 
 
 def parse_publish_ack(subject: str, answer: bytes) -> PubAck:
+    """Parse a stream's answer to a message.
+
+    :param subject: the message's subject
+    :param answer: the answer's body
+    :return: where the message is stored
+    :raises ApiError: the stream refused the message
+    :raises UnreachableError: the answer isn't a PubAck: something else subscribes to the subject
+    """
     if told := _STORED.fullmatch(answer):
         return PubAck(told[1].decode(), int(told[2]))
     ack = _decoded(answer)

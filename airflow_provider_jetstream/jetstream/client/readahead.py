@@ -26,12 +26,11 @@ from airflow_provider_jetstream.jetstream.client.stream_api import get_message, 
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.sequence_set import SequenceSet
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _BATCH = 256
 _ALL = ">"
@@ -57,25 +56,25 @@ class ReadAheadConnection(Connection):
         self.api_level = connection.api_level
 
     @classmethod
-    async def over(cls, connection: Connection, queue: WorkQueue) -> ReadAheadConnection:
+    async def over(cls, connection: Connection, queue: str, companions: Collection[str] = ()) -> ReadAheadConnection:
         """Find out which of a queue's streams can be read ahead.
 
         Of a queue that takes no direct gets it is known at least which messages are gone.
 
         :param connection: the connection
-        :param queue: the work queue
+        :param queue: the work queue's stream
+        :param companions: the streams beside it
         :return: a connection to look at its letters with
         :raises NotFoundError: the queue doesn't exist
         :raises TransientError: the server doesn't answer
         """
         found = cls(connection)
         ways: dict[str, _ReadAheadStream | _KnownMissing] = {
-            queue.name: _KnownMissing(connection, queue.name, await stored_sequences(connection, queue.name))
+            queue: _KnownMissing(connection, queue, await stored_sequences(connection, queue))
         }
         if connection.api_level >= BATCHES:
             configs = [info["config"] for info in await list_streams(connection)]
-            wanted = {stream.name for stream in (queue, *queue.companions())}
-            ways |= {name: _ReadAheadStream(connection, name) for name in exact_streams(configs, wanted)}
+            ways |= {name: _ReadAheadStream(connection, name) for name in exact_streams(configs, {queue, *companions})}
         found.direct = {name: way.read for name, way in ways.items()}
         return found
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 from urllib.parse import urlsplit
 
@@ -126,3 +127,21 @@ def _normalise_server(server: str) -> str:
     if not host or port == 0 or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(f"expected nothing but host and port in the address, found {server!r}")
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or DEFAULT_PORT}"
+
+
+@dataclass(frozen=True)
+class SocketSettings:
+    """What a task needs to connect.
+
+    :param connection: what every part of this package needs
+    :param nkey_seed: the seed of a user's key
+    :param credentials: the content of a credentials file
+    :param tls_cert_file: path of the certificate that the server asks clients for
+    :param tls_key_file: path of its key
+    """
+
+    connection: ConnectionSettings
+    nkey_seed: SecretStr | None = None
+    credentials: SecretStr | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None

@@ -33,8 +33,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
     from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState, QueueSnapshot
 
-__all__ = ["ENDED", "NotDead", "Classifier", "Status"]
-
 
 @dataclass(slots=True)
 class Classifier:

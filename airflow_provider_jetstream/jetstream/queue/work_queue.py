@@ -121,6 +121,13 @@ class WorkQueue(Stream):
         parts = (self.dead_letters, self.events, self.archive, self.audit)
         return tuple(part for part in parts if part is not None)
 
+    def companion_names(self) -> tuple[str, ...]:
+        """Give the names of the streams that belong to the queue.
+
+        :return: the names, in the order of :meth:`companions`
+        """
+        return tuple(stream.name for stream in self.companions())
+
     def captured(self) -> tuple[str, ...]:
         """Give the subjects that the stream has on the server.
 

@@ -33,7 +33,9 @@ async def dry_run(connection: str, queue: str, selection: Selection, action: Act
         declared = await discover_queue(opened, queue)
         # What is counted has changed a moment later anyway; the DAG proves each letter before it acts.
         found = await preview(
-            await ReadAheadConnection.over(opened, declared), declared, request_for_action(action, selection)
+            await ReadAheadConnection.over(opened, declared.name, declared.companion_names()),
+            declared,
+            request_for_action(action, selection),
         )
     told = found.as_json()
     conf: dict[str, Any] = {

@@ -150,7 +150,11 @@ class Scanner:
         declared = await discover_queue(connection, look.name)
         # Finding out what can be read ahead takes a list of all streams.
         many = look.letters is not None and look.letters["state"]["messages"] > _FEW_ENTRIES
-        way = await ReadAheadConnection.over(connection, declared) if many else connection
+        way = (
+            await ReadAheadConnection.over(connection, declared.name, declared.companion_names())
+            if many
+            else connection
+        )
         looked = await Scan.begin(way, declared)
         looked.page_size = _page_size(looked)
         index = await self._what_changed(scan, looked) if scan.may_carry_over(looked) else None

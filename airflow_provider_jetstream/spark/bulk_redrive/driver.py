@@ -10,7 +10,6 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.connection import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, RedriveRequestError, TransientError
@@ -26,6 +25,7 @@ from airflow_provider_jetstream.spark.bulk_redrive.rows import used_columns
 from airflow_provider_jetstream.spark.bulk_redrive.spark_job import MOST_TASKS, divided, run_watched, tasks_for
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA, SEQUENCE
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, copy_filter
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.errors import ApiError, AuthenticationError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping

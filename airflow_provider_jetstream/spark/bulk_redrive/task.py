@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, RunRecord
-from airflow_provider_jetstream.jetstream.client.blocking.connection import blocking_connection
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import last_message
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
@@ -30,6 +29,7 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import Outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import Work, windows
+from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.gc_tuning import relaxed_gc
 
 if TYPE_CHECKING:

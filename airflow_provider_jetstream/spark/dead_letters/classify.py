@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import blocking_connection
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import merge_entries
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
 from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import index_of
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import batch_of

@@ -17,7 +17,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.blocking.connection import blocking_connection
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.message import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -27,6 +26,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters import schema as named
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import of_headers, shown
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, Columns, integers, microseconds

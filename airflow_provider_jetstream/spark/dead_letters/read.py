@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.blocking.connection import run_on_own_connection
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import Classification
 from airflow_provider_jetstream.spark.dead_letters.entry_table import declared_queue, told_jobs
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import LETTER_DDL

@@ -13,8 +13,7 @@ from uuid import uuid4
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import constant, integers, microseconds
 from airflow_provider_jetstream.spark.source.gap_detection import Fetched, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered

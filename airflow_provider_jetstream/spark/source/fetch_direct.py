@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, constant, integers
 from airflow_provider_jetstream.spark.source.gap_detection import Fetched, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered

@@ -13,8 +13,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     JetStreamDisabledError,
     NotFoundError,
     UnreachableError,
+    WireError,
 )
-from airflow_provider_jetstream.spark.errors import WireError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -8,13 +8,12 @@ all do. What isn't proved is read frame by frame.
 
 from __future__ import annotations
 
-import secrets
-import string
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
+from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import MARKS, SID_LENGTH
 from airflow_provider_jetstream.spark.wire.arrow_buffers import contents, gathered
 from airflow_provider_jetstream.spark.wire.byte_blocks import blocks, eights, fours, value
 
@@ -25,14 +24,7 @@ if TYPE_CHECKING:
     Octets = NDArray[np.uint8]
 
 _WORD, _QUAD = 8, 4
-# DEL: rare in text, so that few candidates are looked at. So many that one whole word of four is among them wherever
-# they begin, and that no two are.
-_MARK = b"\x7f"
-_MARKS = _MARK * (2 * _QUAD - 1)
-_FOUR_MARKS = int.from_bytes(_MARK * _QUAD, "little")
-_ALPHABET = string.ascii_letters + string.digits
-_RANDOM = 7
-_SID = len(_MARKS) + _RANDOM
+_FOUR_MARKS = int.from_bytes(MARKS[:_QUAD], "little")
 _LONGEST_NUMBER = 10
 _DIGITS = 10
 _SPACE, _CR, _LF, _ZERO = b" \r\n0"
@@ -77,14 +69,6 @@ class Parsed(NamedTuple):
     rows: Rows
     others: list[Frame]
     end: int
-
-
-def new_sid() -> bytes:
-    """Make an id for a subscription that no payload can hold by chance or by guess.
-
-    :return: fourteen bytes
-    """
-    return _MARKS + "".join(secrets.choice(_ALPHABET) for _ in range(_RANDOM)).encode()
 
 
 def parse(buffer: bytearray | bytes, filled: int, sid: bytes) -> Parsed:
@@ -158,10 +142,10 @@ def _marks(data: Octets, start: int, sid: bytes) -> Integers:
         few = (1 << 8 * count) - 1
         more += (following & np.uint32(few)) == _FOUR_MARKS & few
     marks: Integers = places + more - (_QUAD - 1)
-    marks = marks[(marks >= start) & (marks <= len(data) - _SID)]
+    marks = marks[(marks >= start) & (marks <= len(data) - SID_LENGTH)]
     # Both words together are the whole id.
     heads = eights(data)[marks] == np.frombuffer(sid[:_WORD], np.uint64)[0]
-    tails = eights(data)[marks + (_SID - _WORD)] == np.frombuffer(sid[-_WORD:], np.uint64)[0]
+    tails = eights(data)[marks + (SID_LENGTH - _WORD)] == np.frombuffer(sid[-_WORD:], np.uint64)[0]
     found: Integers = marks[heads & tails]
     return found
 
@@ -209,7 +193,7 @@ def _rows(data: Octets, start: int, marks: Integers, line_end: Integers) -> tupl
         subject += with_header
     else:
         good &= kind == _MSG
-    sid_end = marks + _SID
+    sid_end = marks + SID_LENGTH
     good &= (subject < marks - 1) & (data[marks - 1] == _SPACE) & (data[line_end] == _CR)
     good &= (before >= sid_end) & (data[sid_end] == _SPACE)
     last = np.clip(end, 0, size - 2)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.source.columns import microseconds
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_integers, contents, gathered
 from airflow_provider_jetstream.spark.wire.byte_blocks import blocks, eights, value

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_integers, contents, gathered
 from airflow_provider_jetstream.spark.wire.byte_blocks import blocks, value
 

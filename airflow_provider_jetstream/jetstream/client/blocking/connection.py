@@ -2,29 +2,26 @@
 
 from __future__ import annotations
 
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.client.blocking.driver import CoroutineDriver
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany
-from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, STATUS, exact_streams
 from airflow_provider_jetstream.jetstream.client.message_reader import NOBODY, WIDEST, ApiReader, DirectReader
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
-from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.gc_tuning import relaxed_gc
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
     from typing import TypeVar
 
     from nats.aio.client import Client
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
     from airflow_provider_jetstream.jetstream.client.headers import Headers
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.message_reader import MessageReader
@@ -206,44 +203,6 @@ class BlockingConnection(Connection):
         finally:
             for gets in found:
                 gets.forget()
-
-
-def run_on_own_connection(
-    given: Mapping[str, str], work: Callable[[BlockingConnection], Coroutine[Any, Any, _Result]]
-) -> _Result:
-    """Ask the server over a connection of its own.
-
-    :param given: where and as whom, as the data source's options say it
-    :param work: a coroutine function
-    :return: its result
-    :raises Exception: what it raises
-    """
-
-    def ask() -> _Result:
-        with relaxed_gc(), blocking_connection(given) as connection:
-            return connection.run(work(connection))
-
-    # In a thread, since a notebook has an event loop of its own, and nothing here is for that.
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(ask).result()
-
-
-@contextmanager
-def blocking_connection(given: Mapping[str, str]) -> Iterator[BlockingConnection]:
-    """Connect, and hang up at the end.
-
-    :param given: where and as whom, as the data source's options say it
-    :return: the open connection
-    :raises UnreachableError: no server answered
-    :raises AuthenticationError: the credentials were refused
-    :raises TLSError: no encrypted connection came about
-    :raises ServerTooOldError: the server is older than 2.10.27
-    """
-    wire = NatsSocket(socket_settings(given))
-    try:
-        yield BlockingConnection(wire)
-    finally:
-        wire.close()
 
 
 def _block(headers: Headers | None) -> bytes:

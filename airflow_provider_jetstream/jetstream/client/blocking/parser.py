@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from airflow_provider_jetstream.spark.errors import WireError
+from airflow_provider_jetstream.jetstream.errors import WireError
 
 _CRLF = b"\r\n"
 # Lines without a payload may be as long as the server's INFO; anything beyond isn't NATS.

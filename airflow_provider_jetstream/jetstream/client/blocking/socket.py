@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
+from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import new_sid
 from airflow_provider_jetstream.jetstream.client.connection import MINIMUM_SERVER
 from airflow_provider_jetstream.jetstream.client.credentials import credentials
 from airflow_provider_jetstream.jetstream.errors import (
@@ -27,14 +28,13 @@ from airflow_provider_jetstream.jetstream.errors import (
     ServerTooOldError,
     TLSError,
     UnreachableError,
+    WireError,
 )
-from airflow_provider_jetstream.spark.errors import WireError
-from airflow_provider_jetstream.spark.wire.bulk_parser import new_sid
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.spark.connection_options import SocketSettings
+    from airflow_provider_jetstream.jetstream.client.settings import SocketSettings
 
 _PONG = b"PONG\r\n"
 _ROOM = 4 << 20
