@@ -1,1 +1,220 @@
-"""The ground floor: JetStream work queues, without Airflow and without Spark."""
+"""The core: JetStream work queues and their dead letters, without Airflow and without Spark.
+
+The names below are public; everything else in this package may change between releases.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport, cancel
+    from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+    from airflow_provider_jetstream.jetstream.client.pool import shared_connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+    from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+    from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.errors import (
+        ApiError,
+        AuthenticationError,
+        ConnectionSettingsError,
+        DeadLetterGoneError,
+        DeadlineError,
+        DriftError,
+        EventLoopError,
+        JetStreamDisabledError,
+        JetStreamProviderError,
+        JobError,
+        JobNotSerializableError,
+        JobsCancelledError,
+        JobsDeadError,
+        JobsIncompleteError,
+        JobsVanishedError,
+        JobTooLargeError,
+        NotFoundError,
+        ProvisioningError,
+        QueueDeclarationError,
+        QueueFullError,
+        RedriveError,
+        RedriveRequestError,
+        SelectionError,
+        ServerTooOldError,
+        TerminalError,
+        TLSError,
+        TransientError,
+        UnreachableError,
+        WireError,
+    )
+    from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
+    from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth, inspect_queue
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
+    from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
+    from airflow_provider_jetstream.jetstream.publishing.job import Job
+    from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+    from airflow_provider_jetstream.jetstream.publishing.report import (
+        PublishError,
+        PublishIncompleteError,
+        PublishRefusedError,
+        PublishReport,
+    )
+    from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
+    from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.preview import Preview, preview
+    from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+    from airflow_provider_jetstream.jetstream.redrive.repair import Repair
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+    from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.jetstream.waiting.wait import wait
+
+__all__ = [
+    "ApiError",
+    "Archive",
+    "Audit",
+    "AuthenticationError",
+    "CancelReport",
+    "Connection",
+    "ConnectionSettings",
+    "ConnectionSettingsError",
+    "Consumer",
+    "Cursor",
+    "DeadLetter",
+    "DeadLetterGoneError",
+    "DeadLetterQueue",
+    "DeadlineError",
+    "Death",
+    "DrainReport",
+    "DriftError",
+    "EventLoopError",
+    "Events",
+    "Findings",
+    "JetStreamDisabledError",
+    "JetStreamProviderError",
+    "Job",
+    "JobError",
+    "JobNotSerializableError",
+    "JobTooLargeError",
+    "JobsCancelledError",
+    "JobsDeadError",
+    "JobsIncompleteError",
+    "JobsVanishedError",
+    "NotFoundError",
+    "Origin",
+    "Plan",
+    "Preview",
+    "Protocol",
+    "ProvisioningError",
+    "PublishError",
+    "PublishIncompleteError",
+    "PublishRefusedError",
+    "PublishReport",
+    "QueueDeclarationError",
+    "QueueFullError",
+    "QueueHealth",
+    "Reason",
+    "RedriveError",
+    "RedriveReport",
+    "RedriveRequest",
+    "RedriveRequestError",
+    "Repair",
+    "Selection",
+    "SelectionError",
+    "ServerTooOldError",
+    "TLSError",
+    "TerminalError",
+    "TransientError",
+    "UnreachableError",
+    "WaitPolicy",
+    "WaitReport",
+    "WireError",
+    "WorkQueue",
+    "apply",
+    "cancel",
+    "check_drained",
+    "connect",
+    "connection_settings",
+    "discover_queue",
+    "find_dead_letters",
+    "inspect_queue",
+    "plan",
+    "preview",
+    "provision",
+    "publish",
+    "redrive_dead_letters",
+    "shared_connection",
+    "take_cursor",
+    "wait",
+]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "cancellation.cancel": ["CancelReport", "cancel"],
+        "client.connection": ["Connection", "connect"],
+        "client.pool": ["shared_connection"],
+        "client.settings": ["ConnectionSettings", "connection_settings"],
+        "dead_letters.death": ["Death", "Reason"],
+        "dead_letters.find": ["Findings", "find_dead_letters"],
+        "dead_letters.letter": ["DeadLetter"],
+        "dead_letters.selection": ["Selection"],
+        "errors": [
+            "ApiError",
+            "AuthenticationError",
+            "ConnectionSettingsError",
+            "DeadLetterGoneError",
+            "DeadlineError",
+            "DriftError",
+            "EventLoopError",
+            "JetStreamDisabledError",
+            "JetStreamProviderError",
+            "JobError",
+            "JobNotSerializableError",
+            "JobTooLargeError",
+            "JobsCancelledError",
+            "JobsDeadError",
+            "JobsIncompleteError",
+            "JobsVanishedError",
+            "NotFoundError",
+            "ProvisioningError",
+            "QueueDeclarationError",
+            "QueueFullError",
+            "RedriveError",
+            "RedriveRequestError",
+            "SelectionError",
+            "ServerTooOldError",
+            "TLSError",
+            "TerminalError",
+            "TransientError",
+            "UnreachableError",
+            "WireError",
+        ],
+        "inspection.drained": ["DrainReport", "check_drained"],
+        "inspection.health": ["QueueHealth", "inspect_queue"],
+        "origin": ["Origin"],
+        "provisioning.apply": ["apply", "plan", "provision"],
+        "provisioning.plan": ["Plan"],
+        "publishing.job": ["Job"],
+        "publishing.publisher": ["publish"],
+        "publishing.report": ["PublishError", "PublishIncompleteError", "PublishRefusedError", "PublishReport"],
+        "queue.declaration": ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events"],
+        "queue.discovery": ["discover_queue"],
+        "queue.work_queue": ["WorkQueue"],
+        "redrive.preview": ["Preview", "preview"],
+        "redrive.redrive": ["redrive_dead_letters"],
+        "redrive.repair": ["Repair"],
+        "redrive.report": ["RedriveReport"],
+        "redrive.request": ["Protocol", "RedriveRequest"],
+        "waiting.cursor": ["Cursor", "take_cursor"],
+        "waiting.policy": ["WaitPolicy"],
+        "waiting.report": ["WaitReport"],
+        "waiting.wait": ["wait"],
+    },
+)

@@ -4,15 +4,49 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.lazy_exports import lazy_exports
+
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
+    from airflow_provider_jetstream.spark.dead_letters.read import read_letters
+    from airflow_provider_jetstream.spark.dead_letters.repair import repair
+    from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
+    from airflow_provider_jetstream.spark.dead_letters.snapshots import read_snapshot, snapshot
+    from airflow_provider_jetstream.spark.dead_letters.triage import triage
+    from airflow_provider_jetstream.spark.errors import (
+        DataLossError,
+        RepairContractError,
+        RowsNotStoredError,
+        SparkOptionError,
+    )
+    from airflow_provider_jetstream.spark.source.data_source import register
 
+__all__ = [
+    "DataLossError",
+    "RepairContractError",
+    "RowsNotStoredError",
+    "SparkOptionError",
+    "preview_letters",
+    "read_letters",
+    "read_snapshot",
+    "redrive_letters",
+    "register",
+    "repair",
+    "snapshot",
+    "triage",
+    "write_report",
+]
 
-def register(session: SparkSession) -> None:
-    """Make the format ``jetstream`` known to a session.
-
-    :param session: the session
-    """
-    from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
-
-    session.dataSource.register(JetStreamDataSource)
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "bulk_redrive.driver": ["preview_letters", "redrive_letters"],
+        "dead_letters.read": ["read_letters"],
+        "dead_letters.repair": ["repair"],
+        "dead_letters.report.write": ["write_report"],
+        "dead_letters.snapshots": ["read_snapshot", "snapshot"],
+        "dead_letters.triage": ["triage"],
+        "errors": ["DataLossError", "RepairContractError", "RowsNotStoredError", "SparkOptionError"],
+        "source.data_source": ["register"],
+    },
+)

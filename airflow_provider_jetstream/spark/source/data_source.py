@@ -14,6 +14,7 @@ from airflow_provider_jetstream.spark.source.options import read_options
 if TYPE_CHECKING:
     from collections.abc import Mapping, MutableMapping
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -123,3 +124,11 @@ def stream_reader(given: Mapping[str, str], schema: StructType) -> DataSourceStr
     if read_options(given, "readStream").max_per_trigger:
         raise SparkOptionError("maxOffsetsPerTrigger: expected Spark 4.2 or later, found an earlier one: drop it")
     return JetStreamStreamReader(given, schema)
+
+
+def register(session: SparkSession) -> None:
+    """Register the format ``jetstream`` with a session.
+
+    :param session: on PySpark 4.1 or later
+    """
+    session.dataSource.register(JetStreamDataSource)
