@@ -79,7 +79,7 @@ types: $(UV)
 	$(RUN) mypy --strict testbed demo example_workers benchmarks
 
 imports: $(UV)
-	$(RUN) pytest tests/unit/test_import_rule.py tests/environment
+	$(RUN) pytest tests/unit/test_architecture.py tests/environment
 
 unit: $(UV)
 	$(RUN) pytest tests/unit

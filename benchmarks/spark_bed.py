@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark import register
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 from testbed.nats_server import NatsServer
 
 _BURST = 1 << 18
@@ -63,29 +63,29 @@ class Bed:
         self.session = session
         self.body = body
 
-    def open(self, name: str) -> Stream:
+    def open(self, name: str) -> SourceStream:
         """Open a stream over a connection of its own."""
-        return Stream(NatsSocket(socket_settings({"servers": self.server.url})), name)
+        return SourceStream(NatsSocket(socket_settings({"servers": self.server.url})), name)
 
     def make(self, name: str, **config: object) -> None:
         """Make an empty stream on subjects that begin with its name."""
         stream = self.open(name)
-        with closing(stream.wire):
+        with closing(stream.socket):
             stream.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
 
     def fill(self, name: str, retention: str, messages: int) -> None:
         """Make a stream and fill it."""
         self.make(name, retention=retention, allow_direct=True)
         stream = self.open(name)
-        with closing(stream.wire):
+        with closing(stream.socket):
             frame = b"PUB %b.a %d\r\n%b\r\n" % (name.encode(), len(self.body), self.body)
             sent = 0
             while sent < messages:
                 now = min(_BURST // len(frame), messages - sent)
-                stream.wire.send(frame * now)
+                stream.socket.send(frame * now)
                 sent += now
                 # The server drops what comes faster than it stores.
-                while stream.facts().last < sent:
+                while stream.info().last < sent:
                     time.sleep(0.001)
 
     def load(self, name: str, partitions: int, **options: str) -> DataFrame:

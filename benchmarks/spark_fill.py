@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 BODY = b"x" * 1024
 KINDS = 100
@@ -67,7 +67,7 @@ class Fill:
         self._send(wire, jobs, name)
 
     def _deliver(self, wire: NatsSocket) -> None:
-        name, stream = self.queue.name, Stream(wire, self.queue.name)
+        name, stream = self.queue.name, SourceStream(wire, self.queue.name)
         while pending := stream.api(f"CONSUMER.INFO.{name}.worker")["num_pending"]:
             pull = json.dumps({"batch": min(pending, _BURST), "no_wait": True}).encode()
             topic = f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker {wire.reply()}"
@@ -99,12 +99,12 @@ class Fill:
         return range(1, self.letters + 1)
 
     def _send(self, wire: NatsSocket, frames: Iterable[bytes], stored_in: str = "") -> None:
-        stream, sent, left = Stream(wire, stored_in), 0, iter(frames)
+        stream, sent, left = SourceStream(wire, stored_in), 0, iter(frames)
         while burst := list(islice(left, _BURST)):
             wire.send(b"".join(burst))
             sent += len(burst)
             # The server drops what comes faster than it stores.
-            while stored_in and stream.facts().last < sent:
+            while stored_in and stream.info().last < sent:
                 time.sleep(0.001)
             # A question for each burst keeps it from falling behind with the rest.
             wire.request("$JS.API.INFO")

@@ -8,15 +8,15 @@ import re
 from contextlib import closing
 from uuid import uuid4
 
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 _PULL = 10_000
 _MEGABYTE = 1 << 20
 
 
-def drain(stream: Stream, messages: int) -> None:
+def drain(stream: SourceStream, messages: int) -> None:
     """Receive a limits stream from a consumer that nobody acknowledges to, and count the first lines of messages."""
-    with closing(stream.wire) as wire:
+    with closing(stream.socket) as wire:
         config = {"name": f"floor{uuid4().hex}", "ack_policy": "none", "mem_storage": True}
         topic = f"{stream.name}.{config['name']}"
         stream.api(f"CONSUMER.CREATE.{topic}", {"stream_name": stream.name, "config": config})
@@ -42,9 +42,9 @@ def drain(stream: Stream, messages: int) -> None:
 _LAST = re.compile(rb"NATS/1\.0 204 EOB\r\n.*?Nats-Last-Sequence: (\d+)\r\n", re.DOTALL)
 
 
-def drain_directly(stream: Stream, first: int, last: int, batch: int = 256) -> None:
+def drain_directly(stream: SourceStream, first: int, last: int, batch: int = 256) -> None:
     """Receive messages of any stream by direct gets, each asked for when the one before has ended."""
-    with closing(stream.wire) as wire:
+    with closing(stream.socket) as wire:
         topic, seen, next_one = f"$JS.API.DIRECT.GET.{stream.name}", 0, first
         while next_one <= last:
             request = {"seq": next_one, "next_by_subj": ">", "batch": min(batch, last - next_one + 1)}
@@ -61,9 +61,9 @@ def drain_directly(stream: Stream, first: int, last: int, batch: int = 256) -> N
         raise AssertionError(f"expected {last - first + 1} messages, found {seen}")
 
 
-def publish_window(stream: Stream, subject: str, messages: int, body: bytes, window: int = 1000) -> None:
+def publish_window(stream: SourceStream, subject: str, messages: int, body: bytes, window: int = 1000) -> None:
     """Publish messages with ids, a window of them unanswered at a time, and count the acknowledgements."""
-    with closing(stream.wire) as wire:
+    with closing(stream.socket) as wire:
         run = uuid4().hex[:8].encode()
         # The places of the ids and of the reply subjects are all that changes from message to message.
         head = b"NATS/1.0\r\nNats-Msg-Id: %b:%%08d\r\n\r\n" % run

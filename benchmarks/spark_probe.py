@@ -20,7 +20,7 @@ from typing import Self
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 WORKER = "worker"
 _PULL = b'{"batch":10000,"expires":600000000000}'
@@ -117,7 +117,7 @@ def main() -> None:
     with closing(NatsSocket(socket_settings({"servers": given.url}))) as wire:
         config = {"durable_name": WORKER, "ack_policy": "explicit", "filter_subject": subject}
         request = {"stream_name": given.stream, "config": config}
-        Stream(wire, given.stream).api(f"CONSUMER.DURABLE.CREATE.{given.stream}.{WORKER}", request)
+        SourceStream(wire, given.stream).api(f"CONSUMER.DURABLE.CREATE.{given.stream}.{WORKER}", request)
         worker = threading.Thread(target=_work, args=(given.url, given.stream, jobs), daemon=True)
         worker.start()
         print("ready", flush=True)

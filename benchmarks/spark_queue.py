@@ -53,7 +53,7 @@ class _Working:
             else:
                 time.sleep(_IDLE)
         stream = self._bed.open("queue")
-        with closing(stream.wire):
+        with closing(stream.socket):
             if (found := stream.api("CONSUMER.NAMES.queue")["consumers"]) != [WORKER]:
                 raise AssertionError(f"expected no consumer besides the worker's, found {found}")
 

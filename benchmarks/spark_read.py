@@ -14,7 +14,7 @@ from pathlib import Path
 
 from airflow_provider_jetstream.spark.source.columns import Columns
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.partition_planner import ranges
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 from benchmarks.rounds import Way, kept, measure, shown
 from benchmarks.spark_bed import Bed, new_session, read
@@ -31,9 +31,9 @@ def read_as_a_task(bed: Bed, name: str, method: str, messages: int) -> None:
     """Read as a task does, without Spark."""
     options = read_options({"stream": name}, "read")
     stream = bed.open(name)
-    with closing(stream.wire):
-        facts = stream.facts()
-    (part,) = ranges(1, messages, options, facts, method, ())
+    with closing(stream.socket):
+        facts = stream.info()
+    (part,) = plan_ranges(1, messages, options, facts, method, ())
     given = {"servers": bed.server.url}
     columns = Columns(NAMES, (True,) * len(NAMES))
     found = sum(batch.num_rows for batch in read_range(given, options, columns, part))

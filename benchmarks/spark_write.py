@@ -27,7 +27,7 @@ _SUBJECT = "out.a"
 
 def _emptied(bed: Bed) -> None:
     stream = bed.open("out")
-    with closing(stream.wire):
+    with closing(stream.socket):
         # Made anew rather than purged, so that the ids of the round before take nobody's memory.
         stream.api("STREAM.DELETE.out")
     bed.make("out")
@@ -35,7 +35,7 @@ def _emptied(bed: Bed) -> None:
 
 def _stored(bed: Bed, messages: int) -> None:
     stream = bed.open("out")
-    with closing(stream.wire):
+    with closing(stream.socket):
         found = stream.api("STREAM.INFO.out")["state"]["messages"]
     if found != messages:
         raise AssertionError(f"expected {messages} messages stored, found {found}")

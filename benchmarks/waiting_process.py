@@ -95,7 +95,7 @@ class Waiting:
             return Peer.joined
         if self._follower is None:
             self._follower = next((each for each in gc.get_objects() if type(each) is EndDispatcher), None)
-        return self._follower.users if self._follower else 0
+        return self._follower.waiter_count if self._follower else 0
 
     async def _watch(self, trigger: BaseTrigger, sequence: int) -> None:
         async for event in trigger.run():

@@ -43,9 +43,7 @@ def waiting(
     :param tolerance: what to put up with
     """
     ends: list[int] = []
-    work = wait(
-        connection, mark, sequences, tolerance=tolerance, progress=lambda report: ends.append(len(report.awaited))
-    )
+    work = wait(connection, mark, sequences, policy=tolerance, progress=lambda report: ends.append(len(report.awaited)))
     return Waiting(asyncio.create_task(work), ends)
 
 

@@ -1,1 +1,5 @@
-"""The hook."""
+"""Hooks."""
+
+from airflow_provider_jetstream.airflow_version import require_airflow
+
+require_airflow()

@@ -1,4 +1,4 @@
-"""The hook: everything that tasks do with JetStream, blocking or awaited."""
+"""The hook: the operations of tasks on JetStream, blocking or awaited."""
 
 from __future__ import annotations
 
@@ -7,19 +7,20 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 from uuid import uuid4
 
-from airflow.providers.common.compat.sdk import BaseHook
+from airflow.sdk import BaseHook
 
-from airflow_provider_jetstream.hooks.connection_cache import cached_connection
-from airflow_provider_jetstream.hooks.connection_settings import settings_of
+from airflow_provider_jetstream.hooks.connection_settings import cached_settings, settings_from
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
 from airflow_provider_jetstream.jetstream.client.pool import shared_connection
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, Summary, find_dead_letters, summarise
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing.job import prepare
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -46,10 +47,9 @@ _Result = TypeVar("_Result")
 class JetStreamHook(BaseHook):
     """Work queues and dead letters of the NATS servers behind an Airflow connection of type ``nats``.
 
-    Every method that blocks has an awaitable twin whose name starts with ``a``. The queue argument is a
+    Every blocking method has an awaitable twin whose name starts with ``a``: the blocking one opens a connection of its
+    own, the awaitable one uses the event loop's shared connection. The queue argument is a
     :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or the path of its YAML file.
-
-    :param nats_conn_id: the Airflow connection
     """
 
     conn_name_attr = "nats_conn_id"
@@ -64,43 +64,35 @@ class JetStreamHook(BaseHook):
     def settings(self) -> ConnectionSettings:
         """Read the Airflow connection.
 
-        :return: the settings of the NATS connection
-        :raises ConnectionSettingsError: if it can't be used
+        :raises ConnectionSettingsError: it can't be used
         """
         connection = self.get_connection(self.nats_conn_id)
-        return settings_of(connection, connection.extra_dejson)
+        return settings_from(connection, connection.extra_dejson)
 
     async def asettings(self) -> ConnectionSettings:
-        """Read the Airflow connection without blocking, once in a while for all who ask in the same event loop.
-
-        :return: the settings of the NATS connection
-        :raises ConnectionSettingsError: if it can't be used
-        """
-        return await cached_connection(self.nats_conn_id)
+        """Do what :meth:`settings` does, awaited, with one lookup in 30 seconds for the whole event loop."""
+        return await cached_settings(self.nats_conn_id)
 
     @asynccontextmanager
     async def shared(self) -> AsyncIterator[Connection]:
         """Use the event loop's one connection with these settings.
 
-        :return: the connection
-        :raises JetStreamProviderError: if it can't be opened
+        :raises JetStreamProviderError: it can't be opened
         """
         async with shared_connection(await self.asettings()) as connection:
             yield connection
 
     def provision(self, queue: QueueSource) -> Plan:
-        """Bring a queue's streams and consumers into being.
+        """Create or update a queue's streams and consumers.
 
-        :param queue: the queue
-        :return: what was done
-        :raises DriftError: what exists differs in a way that no update can mend
+        :return: the steps that were applied
+        :raises DriftError: what exists differs in a way that no update can change
         """
         return self.blocking(provision, WorkQueue.load(queue))
 
     async def aprovision(self, queue: QueueSource) -> Plan:
         """Do what :meth:`provision` does, awaited."""
-        async with self.shared() as connection:
-            return await provision(connection, WorkQueue.load(queue))
+        return await self._awaited(provision, WorkQueue.load(queue))
 
     def publish(
         self,
@@ -115,11 +107,11 @@ class JetStreamHook(BaseHook):
         :param jobs: :class:`~airflow_provider_jetstream.jetstream.Job` objects, or just their bodies
         :param subject: the subject of jobs that name none
         :param origin: the publishing task; makes ids that stay the same when the task is tried again
-        :param queue: the queue; needed for partitions and for jobs that are to be made later
-        :return: the fate of every job
+        :param queue: needed for partitions and for scheduled jobs
+        :return: the outcome of every job
         :raises PublishError: some jobs aren't known to be stored; carries the report
         """
-        return self.blocking(_publish, jobs, subject, origin, None if queue is None else WorkQueue.load(queue))
+        return self.blocking(_publish, jobs, subject, origin, _optional_queue(queue))
 
     async def apublish(
         self,
@@ -130,21 +122,19 @@ class JetStreamHook(BaseHook):
         queue: QueueSource | None = None,
     ) -> PublishReport:
         """Do what :meth:`publish` does, awaited."""
-        async with self.shared() as connection:
-            return await _publish(connection, jobs, subject, origin, None if queue is None else WorkQueue.load(queue))
+        return await self._awaited(_publish, jobs, subject, origin, _optional_queue(queue))
 
     def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:
-        """Cancel the jobs of an id that are stored now, and schedules of such jobs.
+        """Cancel the stored jobs of an id, and schedules of such jobs.
 
-        Workers obey of their own accord, before they start a job or while it runs.
+        Workers obey of their own accord, before they start a job or while it runs. Jobs that are published later under
+        the same id aren't cancelled.
 
-        :param queue: the queue
-        :param job_id: the jobs' id: their header ``Job-Id``
+        :param job_id: the jobs' header ``Job-Id``
         :param why: a reason for people
-        :param by: who wants it
-        :return: what was done
-        :raises QueueDeclarationError: the queue declares no events that would take it
-        :raises NotFoundError: the queue or its events don't exist
+        :param by: the person or program that cancels
+        :raises QueueDeclarationError: the queue declares no events stream, which stores cancellations
+        :raises NotFoundError: the queue or its events stream doesn't exist
         """
         return self.blocking(cancel, WorkQueue.load(queue), job_id, why, by)
 
@@ -152,15 +142,43 @@ class JetStreamHook(BaseHook):
         self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None
     ) -> CancelReport:
         """Do what :meth:`cancel` does, awaited."""
-        async with self.shared() as connection:
-            return await cancel(connection, WorkQueue.load(queue), job_id, why, by)
+        return await self._awaited(cancel, WorkQueue.load(queue), job_id, why, by)
+
+    def check_drained(
+        self, queue: QueueSource, consumers: Sequence[str] | None = None, *, nothing_dead: bool = False
+    ) -> DrainReport:
+        """Check whether a queue is drained: nothing pending, nothing in flight.
+
+        :param consumers: names of the consumers to check; all, and jobs that no consumer takes, where absent
+        :param nothing_dead: count dead letters in circulation too
+        :raises NotFoundError: the queue or one of the consumers doesn't exist
+        """
+        return self.blocking(check_drained, WorkQueue.load(queue), consumers, nothing_dead=nothing_dead)
+
+    async def acheck_drained(
+        self, queue: QueueSource, consumers: Sequence[str] | None = None, *, nothing_dead: bool = False
+    ) -> DrainReport:
+        """Do what :meth:`check_drained` does, awaited."""
+        return await self._awaited(check_drained, WorkQueue.load(queue), consumers, nothing_dead=nothing_dead)
+
+    def discover_queue(self, name: str) -> WorkQueue:
+        """Read the declaration of a queue from its streams on the server.
+
+        :param name: the stream of the queue
+        :raises NotFoundError: there is no such stream
+        :raises QueueDeclarationError: it is no work queue, or has no dead letter queue
+        """
+        return self.blocking(discover_queue, name)
+
+    async def adiscover_queue(self, name: str) -> WorkQueue:
+        """Do what :meth:`discover_queue` does, awaited."""
+        return await self._awaited(discover_queue, name)
 
     def find_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Findings:
-        """Look for dead letters and hold all of them; see :meth:`scan_dead_letters` for many.
+        """Find dead letters and hold all of them in memory; see :meth:`scan_dead_letters` for many.
 
-        :param queue: the queue
         :param selection: which dead letters; all in circulation where absent
-        :return: those beyond doubt, and what the dead letter queue holds about other jobs
+        :return: the proved dead letters, and the DLQ entries about other jobs
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
@@ -168,19 +186,17 @@ class JetStreamHook(BaseHook):
 
     async def afind_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Findings:
         """Do what :meth:`find_dead_letters` does, awaited."""
-        async with self.shared() as connection:
-            return await find_dead_letters(connection, WorkQueue.load(queue), Selection.of(selection))
+        return await self._awaited(find_dead_letters, WorkQueue.load(queue), Selection.of(selection))
 
     def scan_dead_letters(
         self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
     ) -> Summary:
-        """Count dead letters without holding them, and keep the bodies of those that are seen for the first time.
+        """Count dead letters without holding them, and preserve the bodies of those that are seen for the first time.
 
-        :param queue: the queue
         :param selection: which dead letters; all in circulation where absent
-        :param group_by: what letters of a group share
+        :param group_by: the fields that letters of a group share
         :return: counts, sequences as ranges, and groups with their ages
-        :raises SelectionError: the selection isn't understood, or letters can't be grouped by that
+        :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
         return self.blocking(summarise, WorkQueue.load(queue), Selection.of(selection), group_by)
@@ -189,51 +205,44 @@ class JetStreamHook(BaseHook):
         self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
     ) -> Summary:
         """Do what :meth:`scan_dead_letters` does, awaited."""
-        async with self.shared() as connection:
-            return await summarise(connection, WorkQueue.load(queue), Selection.of(selection), group_by)
+        return await self._awaited(summarise, WorkQueue.load(queue), Selection.of(selection), group_by)
 
-    def redrive(self, queue: QueueSource, order: RedriveRequest | None = None) -> RedriveReport:
+    def redrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
         """Bring dead letters back as jobs with fresh deliveries.
 
-        :param queue: the queue
-        :param order: which letters, and how; all in circulation, as they were, where absent
-        :return: the report, also of letters that failed
-        :raises RedriveOrderError: what is asked for isn't possible here; nothing was done
-        :raises DeadLetterGoneError: a sequence that was asked for is no dead letter (any more); nothing was done
+        :param request: which letters, and how; all in circulation, unchanged, where absent
+        :return: the report, which names letters that failed too
+        :raises RedriveRequestError: the request isn't possible here; nothing was done
+        :raises DeadLetterGoneError: a requested sequence is no dead letter (any more); nothing was done
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(redrive_dead_letters, WorkQueue.load(queue), order)
+        return self.blocking(redrive_dead_letters, WorkQueue.load(queue), request)
 
-    async def aredrive(self, queue: QueueSource, order: RedriveRequest | None = None) -> RedriveReport:
+    async def aredrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
         """Do what :meth:`redrive` does, awaited."""
-        async with self.shared() as connection:
-            return await redrive_dead_letters(connection, WorkQueue.load(queue), order)
+        return await self._awaited(redrive_dead_letters, WorkQueue.load(queue), request)
 
     def preview_redrive(
-        self, queue: QueueSource, order: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
+        self, queue: QueueSource, request: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
     ) -> Preview:
-        """Tell what :meth:`redrive` would do; change nothing.
+        """Count what :meth:`redrive` would do; change nothing.
 
-        :param queue: the queue
-        :param order: what it would be asked to do
-        :param group_by: what letters of a group share
-        :return: the preview
-        :raises RedriveOrderError: what is asked for isn't possible here
+        :param group_by: the fields that letters of a group share
+        :raises RedriveRequestError: the request isn't possible here
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(preview, WorkQueue.load(queue), order or RedriveRequest(), group_by)
+        return self.blocking(preview, WorkQueue.load(queue), request or RedriveRequest(), group_by)
 
     async def apreview_redrive(
-        self, queue: QueueSource, order: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
+        self, queue: QueueSource, request: RedriveRequest | None = None, group_by: Sequence[GroupField] = BY_CAUSE
     ) -> Preview:
         """Do what :meth:`preview_redrive` does, awaited."""
-        async with self.shared() as connection:
-            return await preview(connection, WorkQueue.load(queue), order or RedriveRequest(), group_by)
+        return await self._awaited(preview, WorkQueue.load(queue), request or RedriveRequest(), group_by)
 
     def test_connection(self) -> tuple[bool, str]:
         """Connect once, for the button in the UI.
 
-        :return: whether it works, and what was found or what is wrong
+        :return: whether it works, and a sentence that says what was found or what is wrong
         """
         try:
             return True, self.blocking(_describe)
@@ -242,36 +251,46 @@ class JetStreamHook(BaseHook):
 
     def blocking(
         self,
-        work: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+        operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
         *args: _Arguments.args,
         **kwargs: _Arguments.kwargs,
     ) -> _Result:
-        """Open a connection, await something that takes it first, and close it.
+        """Open a connection, await an operation on it, and close it.
 
-        :param work: a coroutine function whose first parameter is the open connection
-        :param args: its other arguments
-        :param kwargs: its keyword arguments
-        :return: what it returns
+        :param operation: a coroutine function whose first parameter is the open connection
         :raises EventLoopError: an event loop is running in this thread; use the awaitable twin
         """
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(_with_connection(self.settings(), work, *args, **kwargs))
+            return asyncio.run(_on_own_connection(self.settings(), operation, *args, **kwargs))
         raise EventLoopError(
             "expected no running event loop, found one: a blocking call would stop it; await the method of the same"
             ' name that starts with "a" (aprovision, apublish, …)'
         )
 
+    async def _awaited(
+        self,
+        operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        async with self.shared() as connection:
+            return await operation(connection, *args, **kwargs)
 
-async def _with_connection(
+
+async def _on_own_connection(
     settings: ConnectionSettings,
-    work: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+    operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
     *args: _Arguments.args,
     **kwargs: _Arguments.kwargs,
 ) -> _Result:
     async with connect(settings) as connection:
-        return await work(connection, *args, **kwargs)
+        return await operation(connection, *args, **kwargs)
+
+
+def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:
+    return None if queue is None else WorkQueue.load(queue)
 
 
 async def _publish(

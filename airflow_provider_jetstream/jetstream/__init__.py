@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.publishing.job import Job
-    from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+    from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
     from airflow_provider_jetstream.jetstream.publishing.report import (
         PublishError,
         PublishIncompleteError,
@@ -147,7 +147,7 @@ __all__ = [
     "plan",
     "preview",
     "provision",
-    "publish",
+    "publish_prepared",
     "redrive_dead_letters",
     "shared_connection",
     "take_cursor",

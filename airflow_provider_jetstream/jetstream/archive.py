@@ -92,6 +92,14 @@ class ArchiveReader:
             data=found.data,
         )
 
+    async def first_copy_from(self, sequence: int) -> int:
+        """Return the archive's sequence of the first copy of a job at or after a stream sequence of the queue.
+
+        One past the archive's last message where it holds no such copy.
+        """
+        copy = await self._first(lambda copy: self._number(copy) >= sequence)
+        return copy.sequence if copy else self.last + 1
+
     async def holds(self, below: int, before: datetime) -> bool:
         """Tell whether there is anything to let go of.
 

@@ -229,11 +229,15 @@ class ApiError(JetStreamProviderError):
     :param err_code: JetStream's own code, such as 10059
     :param description: the server's words
     :param subject: the API subject that was asked
+    :param stream: the stream that refused a message, where the answer names it
     """
 
     code = "JS300"
 
-    def __init__(self, status: int, err_code: int, description: str, subject: str) -> None:
+    def __init__(
+        self, status: int, err_code: int, description: str, subject: str, stream: str | None = None
+    ) -> None:
+        self.stream = stream
         self.status = status
         self.err_code = err_code
         self.description = description

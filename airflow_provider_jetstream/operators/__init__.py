@@ -1,1 +1,5 @@
-"""Operators that provision, publish and redrive."""
+"""Operators."""
+
+from airflow_provider_jetstream.airflow_version import require_airflow
+
+require_airflow()

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseOperator
+from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 
 class JetStreamProvisionOperator(BaseOperator):
-    """Bring a work queue's streams and consumers into being; do nothing where they are as declared.
+    """Create or update a work queue's streams and consumers; do nothing where they are as declared.
 
     Streams made by hand are adopted. A change that the server can't make is refused before anything is changed.
 
@@ -45,17 +45,15 @@ class JetStreamProvisionOperator(BaseOperator):
         self.nats_conn_id = nats_conn_id
 
     def execute(self, context: Context) -> list[str]:
-        """Provision.
+        """Provision the queue.
 
-        :param context: the task's context
-        :return: one line per stream and consumer
-        :raises AirflowFailException: if the declaration can't be used, or the server can't make the change
+        :raises AirflowFailException: the declaration can't be used, or the server can't make the change
         """
-        with terminal_errors_fail():
+        with fail_on_terminal_errors():
             queue = WorkQueue.load(self.work_queue)
             for warning in queue.warnings():
                 self.log.warning("Work queue %s: %s", queue.name, warning)
-            done = JetStreamHook(self.nats_conn_id).provision(queue)
-        for step in done.steps:
+            plan = JetStreamHook(self.nats_conn_id).provision(queue)
+        for step in plan.steps:
             self.log.info("%s", step)
-        return [f"{step.action} {step.kind} {step.name}" for step in done.steps]
+        return [f"{step.action} {step.kind} {step.name}" for step in plan.steps]

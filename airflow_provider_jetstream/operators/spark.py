@@ -6,47 +6,46 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from airflow.providers.common.compat.sdk import BaseOperator, conf
+from airflow.sdk import BaseOperator
 
+from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.links.report import DeadLetterReportLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
-from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
-from airflow_provider_jetstream.tasks.identity import run_key
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.identity import task_key
 from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
-from airflow_provider_jetstream.tasks.spark_task import SparkTask
+from airflow_provider_jetstream.tasks.spark_process import CONNECTION_FIELDS, SparkApplication
 from airflow_provider_jetstream.tasks.template_values import (
     require_rendered,
+    is_templated,
+    parse_selection,
     selection_as_json,
-    selection_of,
-    templated,
 )
-from airflow_provider_jetstream.tasks.xcom import plain
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
-_PLACE = ("nats_conn_id", "spark_conn_id", "spark_conf")
-
 
 class JetStreamDeadLetterReportOperator(BaseOperator):
-    """Keep a queue's dead letters as Parquet, sort them by cause, and report on them as Parquet and as one HTML page.
+    """Store a queue's dead letters as Parquet, group them by cause, and report on them as Parquet and one HTML page.
 
-    Nothing is changed in the queue. What is kept is the evidence from which a later redrive can start (``letters`` of
+    Nothing is changed in the queue. The stored letters are the evidence that a later redrive can start from (``letters``
+    of
     :class:`~airflow_provider_jetstream.operators.redrive.JetStreamRedriveOperator`). A task that is killed ends its
-    Spark application; what it had written stays in a folder of its own.
+    Spark application; what it has written by then stays in a folder of its own.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
-    :param directory: where reports go, each into a folder of its own: a path or an address that Spark can write to,
+    :param directory: the folder of reports, each in a folder of its own: a path or an address that Spark can write to,
         shared by driver and executors
-    :param page_directory: where the driver writes the page; needed where ``directory`` is no path
+    :param page_directory: the folder into which the driver writes the page; needed where ``directory`` is no path
     :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.Selection`, its
         dict, or the text of one; all in circulation where absent
     :param served_at: the address under which the pages' directory can be opened in a browser, for the task's link
@@ -54,12 +53,12 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
     :param spark_conn_id: the Airflow connection of type ``spark``; Spark runs on this machine where the default one
         doesn't exist
     :param spark_conf: further properties of Spark; ``spark.jetstream.…`` says how executors elsewhere find NATS
-    :return: counts, the largest groups, and where letters, tables and page are
+    :return: counts, the largest groups, and the paths of letters, tables and page
     :raises SelectionError: the selection isn't understood
     """
 
     operator_extra_links = (QueueLink(), DeadLetterReportLink())
-    template_fields: Sequence[str] = ("work_queue", "directory", "page_directory", "select", "served_at", *_PLACE)
+    template_fields: Sequence[str] = ("work_queue", "directory", "page_directory", "select", "served_at", *CONNECTION_FIELDS)
     ui_color = "#f5e6d9"
 
     def __init__(
@@ -85,38 +84,35 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
         self.spark_conn_id = spark_conn_id
         self.spark_conf = spark_conf
         self.page: str | None = None
-        self._spark = SparkTask(self.log)
-        self._selects = select is not None
-        selection_of(None if templated(select) else self.select)
+        self._spark = SparkApplication(self.log)
+        self._is_selective = select is not None
+        parse_selection(None if is_templated(select) else self.select)
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Report.
+        """Write the report.
 
-        :param context: the task's context
-        :return: the result of the task
-        :raises AirflowFailException: what is asked for isn't possible
+        :raises AirflowFailException: the arguments can't be used, or the queue doesn't exist
         :raises SparkApplicationError: Spark failed, or was stopped
         """
-        with terminal_errors_fail():
-            if self._selects:
+        with fail_on_terminal_errors():
+            if self._is_selective:
                 require_rendered("select", self.select)
             queue = WorkQueue.load(self.work_queue)
-            # One for each try: what a try that was killed left must not be mixed with what the next one finds.
-            folder = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{run_key(context)[:8]}-{context['ti'].try_number}"
+            # One for each try: the files of a try that was killed must not be mixed with those of the next one.
+            folder = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{task_key(context)[:8]}-{context['ti'].try_number}"
             page = f"{(self.page_directory or self.directory).rstrip('/')}/{folder}/report.html"
             address = conf.get("api", "base_url", fallback="").rstrip("/")
-            orders = {
+            arguments = {
                 "queue": queue.model_dump(mode="json", exclude_unset=True),
-                "select": selection_as_json(selection_of(self.select)),
+                "select": selection_as_json(parse_selection(self.select)),
                 "directory": f"{self.directory.rstrip('/')}/{folder}",
                 "page": _path(page),
                 "airflow_url": address or None,
             }
-            place = {name: getattr(self, name) for name in _PLACE}
-            result = self._spark.run(context, place, "report", orders)
+            result = self._spark.run_for(context, self, "report", arguments)
         self.page = f"{folder}/report.html"
         self.log.info("The report on %d dead letters of %s is %s", result["letters"], queue.name, result["page"])
-        return plain(result)
+        return json_result(result)
 
     def on_kill(self) -> None:
         """End the Spark application; called while :meth:`execute` runs."""
@@ -127,6 +123,6 @@ def _path(page: str) -> str:
     parts = urlsplit(page)
     if parts.scheme not in ("", "file"):
         raise SparkSettingsError(
-            f"expected page_directory, a path on this machine, since {page} is none; found none: say where pages go"
+            f"expected page_directory, a path on this machine, since {page} is none; found none: set it"
         )
     return unquote(parts.path) if parts.scheme else page

@@ -1,4 +1,4 @@
-"""The part of a redrive operator that has Spark redrive, for dead letters by the hundred thousand."""
+"""The base class of operators that can redrive dead letters by the hundred thousand with Spark."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
 from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
-from airflow_provider_jetstream.tasks.spark_task import SparkTask
+from airflow_provider_jetstream.tasks.spark_process import SparkApplication
 from airflow_provider_jetstream.tasks.template_values import require_rendered, selection_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -25,17 +25,16 @@ PYTHON: Final = "python"
 SPARK: Final = "spark"
 
 _ENGINES = (PYTHON, SPARK)
-_PLACE = ("nats_conn_id", "spark_conn_id", "spark_conf")
-_FOR_SPARK = ("repair", "letters", "directory", "spark_conf")
+_SPARK_ONLY = ("repair", "letters", "directory", "spark_conf")
 
 
 class SparkRedrivingOperator(JobWaitingOperator):
-    """An operator that can have Spark redrive dead letters.
+    """An operator that redrives dead letters in its own process or in a Spark application.
 
     :param engine: ``python``, or ``spark``
     :param repair: for Spark: a function that takes a ``DataFrame`` of letters and returns what is to be redriven
-    :param letters: for Spark: where a report kept the letters; they are looked for where it is absent
-    :param directory: for Spark: where it may keep letters and repaired ones, shared by driver and executors
+    :param letters: for Spark: the folder in which a report stored the letters; the queue is scanned where absent
+    :param directory: for Spark: a folder for letters and repaired letters, shared by driver and executors
     :param spark_conn_id: the Airflow connection of type ``spark``; Spark runs on this machine where the default one
         doesn't exist
     :param spark_conf: further properties of Spark; ``spark.jetstream.…`` says how executors elsewhere find NATS
@@ -61,11 +60,11 @@ class SparkRedrivingOperator(JobWaitingOperator):
         self.directory = directory
         self.spark_conn_id = spark_conn_id
         self.spark_conf = spark_conf
-        self._spark = SparkTask(self.log)
-        self._given_letters = letters is not None
+        self._spark = SparkApplication(self.log)
+        self._reads_report = letters is not None
         if engine not in _ENGINES:
             raise RedriveRequestError(f"expected an engine among {', '.join(_ENGINES)}; found {engine!r}")
-        if engine != SPARK and (found := [name for name in _FOR_SPARK if getattr(self, name) is not None]):
+        if engine != SPARK and (found := [name for name in _SPARK_ONLY if getattr(self, name) is not None]):
             raise RedriveRequestError(f'expected {", ".join(found)} with engine="spark" only, found {engine!r}: add it')
         if repair is not None and not callable(repair):
             raise RedriveRequestError(
@@ -73,73 +72,61 @@ class SparkRedrivingOperator(JobWaitingOperator):
             )
 
     def redrive_on_spark(
-        self, context: Context, queue: WorkQueue, order: RedriveRequest
+        self, context: Context, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[dict[str, Any], set[int], str]:
-        """Redrive.
+        """Redrive with Spark.
 
-        :param context: the task's context
-        :param queue: the work queue
-        :param order: which letters, and how
-        :return: the report as JSON with its guarantee, the jobs to wait for, and what is wrong, if anything is
-        :raises AirflowFailException: what is asked for isn't possible
+        :return: the report as JSON with its guarantee, the sequences to wait for, and the problem or an empty text
+        :raises AirflowFailException: the request isn't possible
         :raises SparkApplicationError: Spark failed, or was stopped
         """
-        done = self._order_spark(context, queue, order, dry_run=False)
-        awaited = {sequence for first, last in done["awaited"] for sequence in range(first, last + 1)}
-        return done["report"], awaited, done["problem"]
+        result = self._run_spark(context, queue, request, dry_run=False)
+        awaited = {sequence for first, last in result["awaited"] for sequence in range(first, last + 1)}
+        return result["report"], awaited, result["problem"]
 
-    def preview_on_spark(self, context: Context, queue: WorkQueue, order: RedriveRequest) -> dict[str, Any]:
-        """Tell what a redrive would do, repair included.
+    def preview_on_spark(self, context: Context, queue: WorkQueue, request: RedriveRequest) -> dict[str, Any]:
+        """Preview a redrive, repair included, as JSON.
 
-        :param context: the task's context
-        :param queue: the work queue
-        :param order: which letters, and how
-        :return: the preview as JSON
-        :raises AirflowFailException: what is asked for isn't possible
+        :raises AirflowFailException: the request isn't possible
         :raises SparkApplicationError: Spark failed, or was stopped
         """
-        return self._order_spark(context, queue, order, dry_run=True)
+        return self._run_spark(context, queue, request, dry_run=True)
 
-    def _order_spark(
-        self, context: Context, queue: WorkQueue, order: RedriveRequest, *, dry_run: bool
+    def _run_spark(
+        self, context: Context, queue: WorkQueue, request: RedriveRequest, *, dry_run: bool
     ) -> dict[str, Any]:
-        refuse_beside_spark(None, BY_CAUSE, selection_as_json(order.selection), None)
-        if self._given_letters:
+        refuse_beside_spark(None, BY_CAUSE, selection_as_json(request.selection), None)
+        if self._reads_report:
             require_rendered("letters", self.letters)
-        orders = {
+        arguments = {
             "queue": queue.model_dump(mode="json", exclude_unset=True),
             "letters": self.letters,
             "directory": self.directory,
             "dry_run": dry_run,
             "order": {
-                "selection": selection_as_json(order.selection),
-                "subject": order.subject,
-                "rate": order.rate,
-                "protocol": order.protocol.value,
-                "max_redrives": order.max_redrives,
-                "why": order.why,
-                "who": order.who,
-                "run": order.run,
-                "keep_open": order.keep_open,
+                "selection": selection_as_json(request.selection),
+                "subject": request.subject,
+                "rate": request.rate,
+                "protocol": request.protocol.value,
+                "max_redrives": request.max_redrives,
+                "why": request.why,
+                "who": request.who,
+                "run": request.run,
+                "keep_open": request.keep_open,
             },
         }
-        place = {name: getattr(self, name) for name in _PLACE}
-        return self._spark.run(context, place, "redrive", orders, self.repair)
+        return self._spark.run_for(context, self, "redrive", arguments, self.repair)
 
     def on_kill(self) -> None:
-        """End the Spark application; called while :meth:`execute` runs, wherever that is."""
+        """End the Spark application; called at any point of :meth:`execute`."""
         self._spark.kill()
         super().on_kill()
 
 
 def refuse_beside_spark(transform: object, group_by: object, select: object, sequences: object) -> None:
-    """Refuse what only the other engine takes.
+    """Refuse arguments that only the engine ``python`` takes.
 
-    :param transform: what repairs letters one by one
-    :param group_by: what a dry run groups letters by
-    :param select: which letters
-    :param sequences: their stream sequences
-    :raises RedriveOrderError: says what to give instead
+    :raises RedriveRequestError: says what to use instead
     """
     if transform is not None:
         raise RedriveRequestError(

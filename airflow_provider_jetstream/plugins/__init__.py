@@ -1,1 +1,5 @@
-"""What is added to the Airflow UI."""
+"""Additions to the Airflow UI."""
+
+from airflow_provider_jetstream.airflow_version import require_airflow
+
+require_airflow()

@@ -1,1 +1,5 @@
 """Sensors."""
+
+from airflow_provider_jetstream.airflow_version import require_airflow
+
+require_airflow()

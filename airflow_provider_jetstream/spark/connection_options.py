@@ -38,7 +38,7 @@ VARIABLES = {
     "tlsKeyFile": "KEY",
     "timeout": "TIMEOUT",
 }
-CHOICES = ("connection", "connectionProvider")
+NAMED_CONNECTION = ("connection", "connectionProvider")
 
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 _SECRETS = ("password", "token", "nkeySeedSecret", "credentialsSecret")

@@ -18,7 +18,7 @@ _Result = TypeVar("_Result")
 
 
 def run_on_own_connection(
-    given: Mapping[str, str], work: Callable[[BlockingConnection], Coroutine[Any, Any, _Result]]
+    options: Mapping[str, str], work: Callable[[BlockingConnection], Coroutine[Any, Any, _Result]]
 ) -> _Result:
     """Ask the server over a connection of its own.
 
@@ -29,7 +29,7 @@ def run_on_own_connection(
     """
 
     def ask() -> _Result:
-        with relaxed_gc(), blocking_connection(given) as connection:
+        with relaxed_gc(), blocking_connection(options) as connection:
             return connection.run(work(connection))
 
     # In a thread, since a notebook has an event loop of its own, and nothing here is for that.
@@ -38,7 +38,7 @@ def run_on_own_connection(
 
 
 @contextmanager
-def blocking_connection(given: Mapping[str, str]) -> Iterator[BlockingConnection]:
+def blocking_connection(options: Mapping[str, str]) -> Iterator[BlockingConnection]:
     """Connect, and hang up at the end.
 
     :param given: where and as whom, as the data source's options say it
@@ -48,7 +48,7 @@ def blocking_connection(given: Mapping[str, str]) -> Iterator[BlockingConnection
     :raises TLSError: no encrypted connection came about
     :raises ServerTooOldError: the server is older than 2.10.27
     """
-    wire = NatsSocket(socket_settings(given))
+    wire = NatsSocket(socket_settings(options))
     try:
         yield BlockingConnection(wire)
     finally:

@@ -1,1 +1,5 @@
-"""What operators share: identity, error mapping, template values, the Spark process."""
+"""What operators share: identity, results and errors, template values, the Spark process."""
+
+from airflow_provider_jetstream.airflow_version import require_airflow
+
+require_airflow()

@@ -1,12 +1,20 @@
-"""From what a redrive operator was given to the order of the ground floor: which letters, and how."""
+"""Redrive requests, made from an operator's arguments or from an action that a person chose."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.tasks.template_values import absent, number, selection_of, text
+from airflow_provider_jetstream.tasks.template_values import is_absent, parse_number, parse_selection, parse_text
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+
+REDRIVE = "redrive"
+PARK = "park"
+IN_PLACE = "in_place"
+ACTIONS = (REDRIVE, PARK, IN_PLACE)
 
 
 def redrive_request(
@@ -20,40 +28,49 @@ def redrive_request(
     max_redrives: object,
     why: object,
 ) -> RedriveRequest:
-    """Read an order; a number may be its text.
+    """Parse the arguments of a redrive operator after templating, which may have made text of numbers.
 
-    :param select: which dead letters, in any form in which the operator takes it
-    :param sequences: stream sequences, as numbers or as pairs of first and last
-    :param subject: where the jobs go
-    :param transform: what repairs letters on their way
-    :param rate: letters a second at most
-    :param protocol: how, or its name
-    :param max_redrives: letters redriven so often before are parked instead
-    :param why: a reason
-    :return: the order, in nobody's name
     :raises SelectionError: the selection isn't understood
-    :raises RedriveOrderError: another part of it can't be used, or not together
+    :raises RedriveRequestError: another argument can't be used, or not together with the others
     """
     if transform is not None and not callable(transform):
         raise RedriveRequestError(
             f"expected a function that takes a DeadLetter as transform, found {type(transform).__name__}"
         )
     return RedriveRequest(
-        selection=selection_of(select, sequences),
-        subject=text(subject),
+        selection=parse_selection(select, sequences),
+        subject=parse_text(subject),
         transform=transform,
-        rate=number("rate", rate, float),
-        protocol=_protocol(protocol),
-        max_redrives=number("max_redrives", max_redrives, int),
-        why=text(why),
+        rate=parse_number("rate", rate, float),
+        protocol=_parse_protocol(protocol),
+        max_redrives=parse_number("max_redrives", max_redrives, int),
+        why=parse_text(why),
     )
 
 
-def _protocol(given: object) -> Protocol:
-    if absent(given):
+def request_for_action(
+    action: str, selection: Selection, *, rate: float | None = None, why: str | None = None
+) -> RedriveRequest:
+    """Make the request for an action: ``redrive``, ``park`` or ``in_place``.
+
+    :raises RedriveRequestError: there is no such action, or the other arguments don't fit it
+    """
+    if action not in ACTIONS:
+        raise RedriveRequestError(f"expected an action among {', '.join(ACTIONS)}; found {action!r}")
+    return RedriveRequest(
+        selection=selection,
+        rate=rate,
+        why=why,
+        max_redrives=0 if action == PARK else None,
+        protocol=Protocol.IN_PLACE if action == IN_PLACE else Protocol.AUTO,
+    )
+
+
+def _parse_protocol(value: object) -> Protocol:
+    if is_absent(value):
         return Protocol.AUTO
     try:
-        return Protocol(str(given))
+        return Protocol(str(value))
     except ValueError:
         known = ", ".join(Protocol)
-        raise RedriveRequestError(f"expected a protocol among {known}; found {given!r}") from None
+        raise RedriveRequestError(f"expected a protocol among {known}; found {value!r}") from None

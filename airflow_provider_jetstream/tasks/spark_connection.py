@@ -1,4 +1,4 @@
-"""From an Airflow connection of type ``spark`` to where and how Spark is started; needs no provider for Spark."""
+"""Where and how Spark is started, read from an Airflow connection of type ``spark``; needs no Spark provider."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+from airflow.sdk import BaseHook
 
+from airflow_provider_jetstream.airflow_compat import AirflowNotFoundException
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Connection
+    from airflow.sdk import Connection
 
 log = logging.getLogger(__name__)
 
@@ -22,18 +23,18 @@ DEFAULT_SPARK_CONNECTION = "spark_default"
 LOCAL = "local[*]"
 
 _MASTER = re.compile(r"local(\[[^\]]+\])?|local-cluster\[[^\]]+\]|spark://.+|yarn|k8s://.+")
-# What the Spark provider's form calls otherwise than Spark.
+# Fields of the Spark provider's form and Spark's own names for them.
 _PROPERTIES = {
     "queue": "spark.yarn.queue",
     "namespace": "spark.kubernetes.namespace",
     "principal": "spark.kerberos.principal",
     "keytab": "spark.kerberos.keytab",
 }
-# For spark-submit alone, which isn't used here.
+# Only spark-submit, which isn't used here, takes these.
 _UNUSED = ("spark-binary", "spark-home")
 _CONF, _DEPLOY_MODE = "conf", "deploy-mode"
-# These say it elsewhere, and would win silently.
-_TAKEN = {"spark.master": "the connection's host", "spark.app.name": "DAG, run and task"}
+# Properties that are set from something else, which they would override silently.
+_RESERVED = {"spark.master": "the connection's host", "spark.app.name": "DAG, run and task"}
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,11 @@ class SparkSettings:
 def spark_settings(conn_id: str, conf: object = None) -> SparkSettings:
     """Read the connection, and add properties to it.
 
-    :param conn_id: its id; the default one needn't exist
-    :param conf: properties that win over the connection's, as a mapping or its text
-    :return: the settings
-    :raises SparkSettingsError: they can't be used
+    :param conn_id: the default connection needn't exist
+    :param conf: properties that override the connection's, as a mapping or its text
+    :raises SparkSettingsError: the settings can't be used
     """
-    more = _properties(conf, "spark_conf")
+    overrides = _properties(conf, "spark_conf")
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -71,8 +71,8 @@ def spark_settings(conn_id: str, conf: object = None) -> SparkSettings:
                 " spark_conn_id out"
             ) from None
         log.info("There is no Airflow connection %s, so Spark runs on this machine: %s", conn_id, LOCAL)
-        return SparkSettings(LOCAL, more)
-    return SparkSettings(_master(connection), {**_extras(connection), **more})
+        return SparkSettings(LOCAL, overrides)
+    return SparkSettings(_master(connection), {**_extras(connection), **overrides})
 
 
 def _master(connection: Connection) -> str:
@@ -88,7 +88,7 @@ def _master(connection: Connection) -> str:
     if not host:
         raise SparkSettingsError(f"{where}: expected a master as host, such as {LOCAL} or spark://host, found none")
     if connection.port and "://" not in host:
-        # Airflow takes the scheme off an address that it was given as a URI.
+        # Airflow drops the scheme of a connection that was defined as a URI.
         host = f"spark://{host}"
     master = f"{host}:{connection.port}" if connection.port else host
     if not _MASTER.fullmatch(master):
@@ -132,25 +132,26 @@ def _extras(connection: Connection) -> dict[str, str]:
     return conf
 
 
-def _properties(given: object, where: str) -> dict[str, str]:
-    found: Any = given
-    if isinstance(given, str):
+def _properties(value: object, where: str) -> dict[str, str]:
+    properties: Any = value
+    if isinstance(value, str):
         try:
-            found = json.loads(given or "{}")
+            properties = json.loads(value or "{}")
         except ValueError:
-            found = None
-    elif given is None:
-        found = {}
-    if not isinstance(found, Mapping):
+            properties = None
+    elif value is None:
+        properties = {}
+    if not isinstance(properties, Mapping):
         raise SparkSettingsError(
             f'{where}: expected properties such as {{"spark.executor.memory": "2g"}}, found others'
         )
     conf: dict[str, str] = {}
-    for name, value in found.items():
+    for name, property_value in properties.items():
         if not str(name).startswith("spark."):
             raise SparkSettingsError(f"{where}: expected a property of Spark, spark.…, found {name!r}: correct it")
-        if place := _TAKEN.get(str(name)):
-            raise SparkSettingsError(f"{where}: expected no {name}, which {place} gives; remove it")
-        # As Java writes them.
-        conf[str(name)] = str(value).lower() if isinstance(value, bool) else str(value)
+        if source := _RESERVED.get(str(name)):
+            raise SparkSettingsError(f"{where}: expected no {name}, which is set from {source}; remove it")
+        # Java writes true and false in lower case.
+        text = str(property_value)
+        conf[str(name)] = text.lower() if isinstance(property_value, bool) else text
     return conf

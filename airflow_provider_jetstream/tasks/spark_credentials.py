@@ -1,4 +1,4 @@
-"""How executors come to know NATS: by options that Spark may show, and by an environment that it doesn't."""
+"""The NATS credentials of Spark executors: as options that Spark may show, and as an environment that it doesn't show."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.spark.connection_options import CHOICES, VARIABLES
+from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 
 if TYPE_CHECKING:
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
 PREFIX = "spark.jetstream."
 
 _NAME = "airflow"
-_CONNECTION, _PROVIDER = CHOICES
+_CONNECTION, _PROVIDER = NAMED_CONNECTION
 _SECRET = re.compile(r"(?i)secret|password$|token$")
 _ALLOWED = tuple(name for name in VARIABLES if not _SECRET.search(name))
 
 
 @dataclass(frozen=True)
 class ExecutorCredentials:
-    """What is handed over.
+    """How executors connect to NATS.
 
     :param options: the data source's options; Spark shows them
     :param environment: variables of the driver, which executors on the same machine inherit
@@ -36,15 +36,13 @@ class ExecutorCredentials:
 
 
 def executor_credentials(nats: ConnectionSettings, spark: SparkSettings) -> ExecutorCredentials:
-    """Choose the way from an Airflow connection to executors, so that Spark never sees a secret.
+    """Hand the credentials of an Airflow connection to executors without showing a secret to Spark.
 
-    :param nats: the Airflow connection's settings
-    :param spark: where Spark runs; its properties ``spark.jetstream.…`` say how executors find NATS by themselves,
-        where a person has seen to that
-    :return: what to hand over
-    :raises SparkSettingsError: the executors would need a secret that has no way to them
+    :param spark: its properties ``spark.jetstream.…`` say how executors find NATS by themselves, where a person has
+        prepared that
+    :raises SparkSettingsError: executors on other machines would need a secret, and no property says where they find it
     """
-    if options := _given(spark.conf):
+    if options := _options(spark.conf):
         name = options.get(_CONNECTION)
         return ExecutorCredentials(options, _environment(name, nats) if name and _PROVIDER not in options else {})
     if spark.local:
@@ -62,18 +60,18 @@ def executor_credentials(nats: ConnectionSettings, spark: SparkSettings) -> Exec
     )
 
 
-def _given(conf: Mapping[str, str]) -> dict[str, str]:
-    given = {name.removeprefix(PREFIX): value for name, value in conf.items() if name.startswith(PREFIX)}
-    if secret := sorted(name for name in given if _SECRET.search(name)):
+def _options(conf: Mapping[str, str]) -> dict[str, str]:
+    options = {name.removeprefix(PREFIX): value for name, value in conf.items() if name.startswith(PREFIX)}
+    if secret := sorted(name for name in options if _SECRET.search(name)):
         raise SparkSettingsError(
             f"expected {PREFIX}… without secrets, found {', '.join(secret)}: Spark shows its properties; name a file, a"
             " connection or a connectionProvider"
         )
-    if unknown := sorted(set(given) - {*_ALLOWED, *CHOICES}):
+    if unknown := sorted(set(options) - {*_ALLOWED, *NAMED_CONNECTION}):
         raise SparkSettingsError(
-            f"expected {PREFIX}… of {', '.join((*CHOICES, *_ALLOWED))}, found {', '.join(unknown)}: correct it"
+            f"expected {PREFIX}… of {', '.join((*NAMED_CONNECTION, *_ALLOWED))}, found {', '.join(unknown)}: correct it"
         )
-    return given
+    return options
 
 
 def _environment(name: str, nats: ConnectionSettings) -> dict[str, str]:
@@ -82,7 +80,7 @@ def _environment(name: str, nats: ConnectionSettings) -> dict[str, str]:
 
 
 def _settings(nats: ConnectionSettings) -> dict[str, str]:
-    found = {
+    values = {
         "servers": ",".join(nats.servers),
         "user": nats.user,
         "password": nats.password and nats.password.get_secret_value(),
@@ -90,4 +88,4 @@ def _settings(nats: ConnectionSettings) -> dict[str, str]:
         "tlsCaFile": nats.tls_ca_file,
         "timeout": f"{nats.timeout:g}",
     }
-    return {option: value for option, value in found.items() if value}
+    return {option: value for option, value in values.items() if value}

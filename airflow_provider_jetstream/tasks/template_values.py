@@ -1,4 +1,4 @@
-"""Values as they arrive in a task: written in a DAG, or rendered from a template, which often makes text of them."""
+"""Arguments as they arrive in a task: written in a DAG, or rendered from a template, which often makes text of them."""
 
 from __future__ import annotations
 
@@ -13,96 +13,78 @@ from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, Sel
 
 _Number = TypeVar("_Number", int, float)
 
-_NOTHING = ("", "None", "null")
-_SPAN = 2
+_RENDERED_NOTHING = ("", "None", "null")
 
 
-def templated(value: object) -> bool:
-    """Tell whether a value will only be known when the task runs.
-
-    :param value: what an operator was given
-    :return: whether it is a template or another task's result, or holds one
-    """
+def is_templated(value: object) -> bool:
+    """Return whether a value is or holds a template or another task's result, known only when the task runs."""
     if isinstance(value, str):
         return "{{" in value or "{%" in value
     if isinstance(value, Mapping):
-        return any(templated(part) for part in (*value, *value.values()))
+        return any(is_templated(item) for item in (*value, *value.values()))
     if isinstance(value, list | tuple | set | frozenset):
-        return any(templated(part) for part in value)
+        return any(is_templated(item) for item in value)
     return hasattr(value, "resolve")
 
 
-def absent(value: object) -> bool:
-    """Tell whether a value is nothing, or the text that a template makes of nothing.
-
-    :param value: the value
-    :return: whether it is
-    """
-    return value is None or (isinstance(value, str) and value.strip() in _NOTHING)
+def is_absent(value: object) -> bool:
+    """Return whether a value is ``None``, or the text that a template makes of ``None``."""
+    return value is None or (isinstance(value, str) and value.strip() in _RENDERED_NOTHING)
 
 
 def require_rendered(name: str, value: object) -> None:
-    """Refuse a choice of dead letters that vanished in templating.
+    """Refuse an argument that chooses dead letters and whose template rendered to nothing.
 
-    :param name: what it is for
-    :param value: what its template rendered to
-    :raises SelectionError: that is nothing
+    :raises SelectionError: ``value`` is nothing
     """
-    if absent(value):
+    if is_absent(value):
         raise SelectionError(
-            f"expected {name} to say which dead letters are meant, found that its template rendered to nothing, which"
-            " would mean all of them: see why, or leave it out"
+            f"expected {name} to select dead letters, found that its template rendered to nothing, which would select"
+            " all of them: see why, or leave it out"
         )
 
 
-def number(name: str, value: object, kind: type[_Number]) -> _Number | None:
-    """Read a number.
+def parse_number(name: str, value: object, kind: type[_Number]) -> _Number | None:
+    """Parse a number or its text; ``None`` where it is absent.
 
-    :param name: what it is for
-    :param value: the number or its text
-    :param kind: ``int`` or ``float``
-    :return: the number, if there is one
-    :raises RedriveOrderError: it is none
+    :raises RedriveRequestError: it is no number of that type
     """
-    if absent(value):
+    if is_absent(value):
         return None
-    found: _Number | None = None
+    number: _Number | None = None
     with suppress(ValueError, OverflowError):
-        found = kind(float(str(value)))
-    if found is None or found != float(str(value)):
-        wanted = "a whole number" if kind is int else "a number"
-        raise RedriveRequestError(f"expected {wanted} for {name}, found {value!r}")
-    return found
+        number = kind(float(str(value)))
+    if number is None or number != float(str(value)):
+        expected = "a whole number" if kind is int else "a number"
+        raise RedriveRequestError(f"expected {expected} for {name}, found {value!r}")
+    return number
 
 
-def text(value: object) -> str | None:
-    """Read a text.
-
-    :param value: the text
-    :return: the text, if there is one
-    """
-    return None if absent(value) else str(value)
+def parse_text(value: object) -> str | None:
+    """Return the text; ``None`` where it is absent."""
+    return None if is_absent(value) else str(value)
 
 
-def selection_of(select: object, sequences: object = None) -> Selection:
-    """Read a selection of dead letters.
+def parse_selection(select: object, sequences: object = None) -> Selection:
+    """Parse a selection of dead letters.
 
-    What renders to nothing is refused rather than left out, since that would select more than was meant.
+    A field that renders to nothing is refused rather than left out: without it, more letters than meant would match.
 
     :param select: a selection, its dict, or the text of one; ``None`` for every dead letter in circulation
-    :param sequences: stream sequences for it, as numbers or as pairs of first and last, or the text of such a list
-    :return: the selection
+    :param sequences: its stream sequences, as numbers or as pairs of first and last, or the text of such a list
     :raises SelectionError: it isn't understood
     """
     fields = _fields(select)
     for name, value in fields.items():
-        if absent(value):
+        if is_absent(value):
             raise SelectionError(
                 f"expected a value to select {name} by, found {value!r}: leave {name} out to select any"
             )
     if sequences is not None:
         if "sequences" in fields:
-            raise SelectionError("expected sequences in one place, found them in select and as an argument")
+            raise SelectionError(
+                "expected sequences once, found them in select and as an argument: leave one of the two out"
+            )
         fields["sequences"] = sequences
     if "sequences" in fields:
         fields["sequences"] = list(_sequences(fields["sequences"]))
@@ -112,13 +94,9 @@ def selection_of(select: object, sequences: object = None) -> Selection:
 
 
 def selection_as_json(selection: Selection) -> dict[str, Any]:
-    """Write a selection down for a template field or a trigger.
-
-    :param selection: the selection
-    :return: what differs from every dead letter in circulation; the same text each time
-    """
-    written = selection.model_dump(mode="json", exclude_defaults=True)
-    return {name: sorted(value) if isinstance(value, list) else value for name, value in written.items()}
+    """Return the fields that are set, for a template field or a trigger; equal selections give equal JSON."""
+    fields = selection.model_dump(mode="json", exclude_defaults=True)
+    return {name: sorted(value) if isinstance(value, list) else value for name, value in fields.items()}
 
 
 def _fields(select: object) -> dict[str, Any]:
@@ -126,28 +104,28 @@ def _fields(select: object) -> dict[str, Any]:
         return {}
     if isinstance(select, Selection):
         return selection_as_json(select)
-    found = _literal(select) if isinstance(select, str) else select
-    if not isinstance(found, Mapping):
+    fields = _literal(select) if isinstance(select, str) else select
+    if not isinstance(fields, Mapping):
         raise SelectionError(
             f'expected a selection of dead letters such as {{"error_class": "app.BusyError"}}, found {select!r}'
         )
-    return {str(name): value for name, value in found.items()}
+    return {str(name): value for name, value in fields.items()}
 
 
-def _sequences(given: object) -> Iterable[int]:
-    found = _literal(given) if isinstance(given, str) else given
-    if isinstance(found, int):
-        found = [found]
-    if not isinstance(found, Iterable) or isinstance(found, Mapping | str):
-        raise _no_sequences(given)
-    for part in found:
-        span = list(part) if isinstance(part, list | tuple) else [part, part]
+def _sequences(value: object) -> Iterable[int]:
+    items = _literal(value) if isinstance(value, str) else value
+    if isinstance(items, int):
+        items = [items]
+    if not isinstance(items, Iterable) or isinstance(items, Mapping | str):
+        raise _no_sequences(value)
+    for item in items:
+        bounds = list(item) if isinstance(item, list | tuple) else [item, item]
         try:
-            first, last = (int(str(end)) for end in span)
+            first, last = (int(str(bound)) for bound in bounds)
         except ValueError:
-            raise _no_sequences(part) from None
+            raise _no_sequences(item) from None
         if not 0 < first <= last:
-            raise _no_sequences(part)
+            raise _no_sequences(item)
         yield from range(first, last + 1)
 
 
@@ -157,12 +135,12 @@ def _no_sequences(found: object) -> SelectionError:
     )
 
 
-def _literal(written: str) -> Any:
+def _literal(text: str) -> Any:
     try:
-        return json.loads(written)
+        return json.loads(text)
     except ValueError:
         pass
     try:
-        return ast.literal_eval(written.strip())
+        return ast.literal_eval(text.strip())
     except (ValueError, SyntaxError, MemoryError, RecursionError):
-        return written
+        return text

@@ -11,7 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
@@ -103,7 +103,7 @@ class JobCompletionTrigger(BaseTrigger):
                 await self._wait()
             event: dict[str, Any] = {"status": "ended"}
         except TimeoutError:
-            event = {"status": "timeout", "queue": self.mark["queue"], "missing": ranges(self._report.awaited)}
+            event = {"status": "timeout", "queue": self.mark["queue"], "missing": sequence_ranges(self._report.awaited)}
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
         await guard.hold()
@@ -133,7 +133,7 @@ class JobCompletionTrigger(BaseTrigger):
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
-                    await wait(connection, mark, self._report, tolerance=tolerance, progress=lambda _: self._progress())
+                    await wait(connection, mark, self._report, policy=tolerance, progress=lambda _: self._progress())
             except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
                 await asyncio.sleep(_RETRY_PAUSE)

@@ -1,4 +1,4 @@
-"""Sending what settles a job until the server has confirmed it."""
+"""Acknowledgements of NATS ADR-15: in progress and nak, and the repetition of ack and term until they are confirmed."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-# What is sent while the connection breaks is lost; waiting long for its answer would let the ack wait pass.
-ANSWER_SECONDS = 2.0
+# Short: an acknowledgement that is sent while the connection breaks is lost, and the ack wait passes meanwhile.
+ANSWER_TIMEOUT = 2.0
 PAUSE_AFTER_FAILURE = 0.5
-_SETTLE_SECONDS = 30.0
+_CONFIRM_TIMEOUT = 30.0
+_SIGNALS_PER_ACK_WAIT = 3
 
 
 async def send_until_confirmed(send: Callable[[], Awaitable[object]], what: str) -> None:
-    """Send until the server has answered; only for what may arrive twice.
+    """Repeat a request until the server has answered; only for requests that may arrive twice.
 
-    :param send: sends and waits for the answer
-    :param what: what is sent, for the log
+    :param send: sends the request and waits for the answer
+    :param what: names the request in the log
     """
     from nats import errors
     from nats.js import errors as js_errors
 
-    given_up = time.monotonic() + _SETTLE_SECONDS
+    deadline = time.monotonic() + _CONFIRM_TIMEOUT
     while True:
         try:
             await send()
         except (errors.Error, js_errors.Error) as error:
-            if time.monotonic() > given_up:
+            if time.monotonic() > deadline:
                 raise
             log.warning("%s isn't confirmed yet, sending it again: %s", what, error)
             await asyncio.sleep(PAUSE_AFTER_FAILURE)
@@ -46,23 +47,52 @@ async def send_until_confirmed(send: Callable[[], Awaitable[object]], what: str)
 
 
 async def nak(connection: Connection, message: Msg, delay: int | None = None) -> bool:
-    """Give a job back for its next delivery; what is in doubt isn't repeated, since it may hit that delivery.
+    """Nak a message, and return whether the server has confirmed it; if not, it comes back after its ack wait.
 
-    Protocol: the acknowledgements of NATS ADR-15.
+    An unconfirmed nak isn't repeated, since the repetition may arrive during the next delivery.
 
-    :param connection: the server
-    :param message: the job
-    :param delay: nanoseconds, see :mod:`.delivery_rules`; ``None`` for at once
-    :return: whether the server has confirmed it; if not, the job comes back when its ack wait is over
+    :param delay: nanoseconds, see :mod:`.redelivery`; ``None`` for at once
     """
     from nats import errors
 
     if not connection.client.is_connected:
         return False
-    told = b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": delay}).encode()
+    payload = b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": delay}).encode()
     try:
-        await connection.client.request(message.reply, told, timeout=ANSWER_SECONDS)
+        await connection.client.request(message.reply, payload, timeout=ANSWER_TIMEOUT)
     except errors.Error as error:
-        log.warning("that job %d is handed back isn't confirmed: %s", message.metadata.sequence.stream, error)
+        log.warning("the nak of job %d isn't confirmed: %s", message.metadata.sequence.stream, error)
         return False
     return True
+
+
+class Heartbeat:
+    """Tells the server that a delivery is in progress, three times per ack wait (in seconds), until it is stopped."""
+
+    def __init__(self, connection: Connection, message: Msg, ack_wait: float) -> None:
+        self._client = connection.client
+        self._message = message
+        self._interval = ack_wait / _SIGNALS_PER_ACK_WAIT
+        self._loop = asyncio.get_running_loop()
+        self._timer = self._loop.call_later(self._interval, self._tick)
+        self._sending: asyncio.Task[None] | None = None
+
+    def stop(self) -> None:
+        """Send no more signals; called before a nak, since a signal after it would delay the next delivery."""
+        self._timer.cancel()
+        if self._sending:
+            self._sending.cancel()
+
+    def _tick(self) -> None:
+        # A signal sent while the connection is lost would arrive late, when another worker may have the job.
+        if self._client.is_connected:
+            self._sending = self._loop.create_task(self._signal())
+        self._timer = self._loop.call_later(self._interval, self._tick)
+
+    async def _signal(self) -> None:
+        from nats import errors
+
+        try:
+            await self._message.in_progress()
+        except errors.Error as error:
+            log.debug("the in-progress signal for %s was not sent: %s", self._message.reply, error)

@@ -16,9 +16,9 @@ from typing import TYPE_CHECKING, Self
 
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.fetcher import (
-    EXPIRES,
-    NOTHING_CAME,
+    NO_MESSAGES,
     PAUSE_AFTER_REFUSAL,
+    PULL_EXPIRES,
     read_status,
     unsubscribe,
 )
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-_BELL = {"batch": 1, "max_bytes": 1, "expires": round(EXPIRES * NANOSECONDS)}
+_BELL = {"batch": 1, "max_bytes": 1, "expires": round(PULL_EXPIRES * NANOSECONDS)}
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
 # Only a lost connection or a dead leader leaves a bell unanswered.
-_LOST_AFTER = 1.5 * EXPIRES
+_LOST_AFTER = 1.5 * PULL_EXPIRES
 # Enough for a consumer's own idle workers to be faster.
 _COURTESY = 0.02
 
@@ -49,12 +49,12 @@ class AvailabilityProbe:
     :param rang: is called when it begins to have jobs
     """
 
-    def __init__(self, connection: Connection, lane: BoundConsumer, rang: Callable[[], None]) -> None:
+    def __init__(self, connection: Connection, consumer: BoundConsumer, on_available: Callable[[], None]) -> None:
         self._connection = connection
-        self._subject = lane.next_subject
-        self._body = json.dumps(_BELL | lane.asking).encode()
-        self._courtesy = _COURTESY if lane.is_fallback else 0.0
-        self._rang = rang
+        self._subject = consumer.next_subject
+        self._body = json.dumps(_BELL | consumer.request_fields).encode()
+        self._courtesy = _COURTESY if consumer.is_fallback else 0.0
+        self._rang = on_available
         self._inbox = connection.client.new_inbox()
         self._requests = 0
         self._pause = 0.0
@@ -116,7 +116,7 @@ class AvailabilityProbe:
             return False
         except errors.Error as error:
             status, description = "none", str(error)
-        if description == _TOO_LARGE or status in NOTHING_CAME:
+        if description == _TOO_LARGE or status in NO_MESSAGES:
             return description == _TOO_LARGE
         log.warning("%s tells of no jobs just now: %s (status %s)", self._subject, description, status)
         await asyncio.sleep(PAUSE_AFTER_REFUSAL)

@@ -14,26 +14,26 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.errors import HandlerNotFoundError, WorkerStuckError
-from airflow_provider_jetstream.worker.logs import FORMS, configure_logs
+from airflow_provider_jetstream.worker.logs import LOG_FORMATS, configure_logging
 from airflow_provider_jetstream.worker.worker import DEADLINE, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
-_CANT_START = 2
+_CANT_RUN = 2
 _STUCK = 3
-_LAST_PORT = 65_535
+_MAX_PORT = 65_535
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a worker until SIGTERM or SIGINT.
 
-    :param arguments: the command line without the program's name; the process's own where absent
-    :return: the exit status: 0 after a clean stop, 2 if the worker can't start or go on, 3 if too many handlers hang
+    :param arguments: the command line without the program's name; by default that of the process
+    :return: the exit status: 0 after a clean stop, 2 if the worker can't start or continue, 3 if too many handlers hang
         and another process has to take over
     """
     options = _parser().parse_args(arguments)
-    configure_logs(options.log_format)
+    configure_logging(options.log_format)
     try:
         asyncio.run(_run(options))
     except WorkerStuckError as error:
@@ -41,18 +41,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _STUCK
     except JetStreamProviderError as error:
         print(f"jetstream-worker: {error}", file=sys.stderr)
-        return _CANT_START
+        return _CANT_RUN
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jetstream-worker",
-        description="Does the jobs of a JetStream work queue. The connection comes from NATS_URL, NATS_USER,"
+        description="Runs the jobs of a JetStream work queue. The connection comes from NATS_URL, NATS_USER,"
         " NATS_PASSWORD, NATS_TOKEN and NATS_CA.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
-    run = commands.add_parser("run", help="take jobs until SIGTERM")
+    run = commands.add_parser("run", help="run jobs until SIGTERM")
     run.add_argument("--queue", required=True, help="path of the queue's YAML file")
     run.add_argument("--consumer", required=True, help="one of the queue's consumers")
     run.add_argument(
@@ -61,10 +61,10 @@ def _parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         metavar="[FILE:]CONSUMER",
-        help="takes its jobs when the consumers named before have none; may be given several times",
+        help="runs its jobs when the consumers named before have none; may be given several times",
     )
     run.add_argument("--handler", required=True, help="package.module:function")
-    run.add_argument("--concurrency", type=_positive, default=1, help="jobs at a time")
+    run.add_argument("--concurrency", type=_positive_int, default=1, help="jobs at a time")
     run.add_argument("--id", default=None, help="tells workers apart in logs and completions")
     run.add_argument(
         "--deadline",
@@ -74,8 +74,10 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--grace", type=_seconds, default=30.0, help="time for running jobs to finish after SIGTERM")
     run.add_argument("--processes", action="store_true", help="run the handler in processes, for CPU-bound work")
-    run.add_argument("--log-format", choices=FORMS, default=FORMS[0], help="text, or one JSON object a line")
-    run.add_argument("--metrics-port", type=_port, default=None, help="serve numbers for Prometheus there")
+    run.add_argument(
+        "--log-format", choices=LOG_FORMATS, default=LOG_FORMATS[0], help="text, or one JSON object a line"
+    )
+    run.add_argument("--metrics-port", type=_port, default=None, help="port on which to serve metrics for Prometheus")
     return parser
 
 
@@ -85,7 +87,7 @@ async def _run(options: argparse.Namespace) -> None:
     worker = Worker(
         options.queue,
         options.consumer,
-        _load(options.handler),
+        _load_handler(options.handler),
         ConnectionSettings.from_environment(os.environ),
         fallbacks=options.fallback,
         concurrency=options.concurrency,
@@ -96,12 +98,12 @@ async def _run(options: argparse.Namespace) -> None:
         metrics_port=options.metrics_port,
     )
     loop = asyncio.get_running_loop()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, worker.stop)
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(signal_number, worker.stop)
     await worker.run()
 
 
-def _load(path: str) -> Callable[..., Any]:
+def _load_handler(path: str) -> Callable[..., Any]:
     module, _, name = path.partition(":")
     if not module or not name or module.startswith("."):
         raise HandlerNotFoundError(f"expected a handler as package.module:function, found {path!r}")
@@ -127,7 +129,7 @@ def _fallback(text: str) -> str | tuple[str, str]:
     return queue, consumer
 
 
-def _positive(text: str) -> int:
+def _positive_int(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number of at least 1, found {text!r}")
     return int(text)
@@ -149,8 +151,8 @@ def _deadline(text: str) -> float | None:
 
 
 def _port(text: str) -> int:
-    if not text.isdecimal() or int(text) > _LAST_PORT:
-        raise argparse.ArgumentTypeError(f"expected a port from 0 (any) to {_LAST_PORT}, found {text!r}")
+    if not text.isdecimal() or int(text) > _MAX_PORT:
+        raise argparse.ArgumentTypeError(f"expected a port from 0 (any) to {_MAX_PORT}, found {text!r}")
     return int(text)
 
 

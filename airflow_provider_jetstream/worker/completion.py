@@ -11,10 +11,10 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_end
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
-from airflow_provider_jetstream.worker.acknowledgement import ANSWER_SECONDS, send_until_confirmed
+from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -30,7 +30,7 @@ _HEADER_ROOM = 1024
 _TRACE = (TRACE_PARENT, TRACE_STATE)
 
 
-class CompletionStore:
+class CompletionWriter:
     """Tells the ends of jobs that went well.
 
     :param connection: the server
@@ -74,14 +74,14 @@ class CompletionStore:
             )
         return payload
 
-    async def store_cancelled(self, message: Msg, job: Delivery, cancellation: Cancellation) -> None:
+    async def store_cancellation(self, message: Msg, job: Delivery, cancellation: Cancellation) -> None:
         """Store that a job was cancelled, where its completion would go.
 
         :param message: the job as it was pulled
         :param job: the job
         :param cancellation: its cancellation
         """
-        end = cancelled_end(
+        end = cancelled_message(
             cancellation,
             queue=self._queue.name,
             consumer=self._consumer,
@@ -90,7 +90,7 @@ class CompletionStore:
             deliveries=job.attempt,
             worker=self._worker,
         )
-        publish = self._connection.client.jetstream(timeout=ANSWER_SECONDS).publish
+        publish = self._connection.client.jetstream(timeout=ANSWER_TIMEOUT).publish
         stored = partial(publish, end.subject, end.body, headers=end.headers)
         await send_until_confirmed(stored, f"the cancellation of job {job.id}")
 
@@ -106,7 +106,7 @@ class CompletionStore:
             subject = completion_subject(self._queue.name, self._consumer, job.sequence)
             # The time tells this job from one of the same sequence in a recreated stream.
             once = end_id(self._queue.name, job.sequence, message.metadata.timestamp)
-            publish = self._connection.client.jetstream(timeout=ANSWER_SECONDS).publish
+            publish = self._connection.client.jetstream(timeout=ANSWER_TIMEOUT).publish
             headers = {MSG_ID: once, **trace}
             await send_until_confirmed(
                 partial(publish, subject, payload, headers=headers), f"the completion of job {job.id}"

@@ -1,4 +1,4 @@
-"""Where a worker's jobs come from: its own consumer and those it falls back to, each with all that doing jobs takes."""
+"""The consumers whose jobs a worker runs: its own one and its fallbacks, each with what running its jobs needs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, pri
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
-from airflow_provider_jetstream.worker.completion import CompletionStore
+from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.executor import JobExecutor
@@ -30,17 +30,13 @@ if TYPE_CHECKING:
 
 Fallback: TypeAlias = "str | tuple[QueueSource, str]"
 
-# Of so many jobs, each lane that has some gets at least one.
-SHARE = 10
+# Of so many jobs started in a row, at least one is of each consumer that had jobs all the while.
+FAIRNESS_WINDOW = 10
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerRef:
-    """A consumer whose jobs are done.
-
-    :param queue: its work queue
-    :param consumer: the consumer
-    """
+    """A consumer of a work queue."""
 
     queue: WorkQueue
     consumer: Consumer
@@ -51,55 +47,42 @@ class ConsumerRef:
 
 @dataclass(frozen=True, slots=True)
 class BoundConsumer:
-    """A source that is open.
+    """A consumer with the executor for its jobs; ``request_fields`` go into each of its pull requests."""
 
-    :param source: where its jobs come from
-    :param doer: does them
-    :param asking: what each request for jobs has to say besides
-    """
-
-    source: ConsumerRef
-    doer: JobExecutor
-    asking: dict[str, Any]
+    ref: ConsumerRef
+    executor: JobExecutor
+    request_fields: dict[str, Any]
 
     @property
     def next_subject(self) -> str:
-        """The subject of requests for jobs."""
-        return f"$JS.API.CONSUMER.MSG.NEXT.{self.source.queue.name}.{self.source.consumer.name}"
+        """The subject of pull requests."""
+        return f"$JS.API.CONSUMER.MSG.NEXT.{self.ref.queue.name}.{self.ref.consumer.name}"
 
     @property
     def is_fallback(self) -> bool:
-        """Whether workers that have the consumer as their own come first."""
-        return bool(self.asking.get("priority"))
+        """Whether workers that have it as their own consumer come before this worker."""
+        return bool(self.request_fields.get("priority"))
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
-    """What all lanes of a worker share.
+    """What all consumers of a worker share.
 
-    :param worker: the worker's name
-    :param runner: runs the handler
-    :param cut_off: done once no handler is waited for any longer
-    :param deadline: seconds for an attempt; ``None`` for any time
-    :param metrics: counts
-    :param running: counts the jobs in hand that come from a source
+    ``grace_over`` is done once the worker waits for no more handlers; ``deadline`` is in seconds, ``None`` for none;
+    ``count_running`` counts a consumer's jobs in flight.
     """
 
     worker: str
     runner: Runner
-    cut_off: asyncio.Future[None]
+    grace_over: asyncio.Future[None]
     deadline: float | None
     metrics: Metrics
-    running: Callable[[ConsumerRef], int]
+    count_running: Callable[[ConsumerRef], int]
 
 
 def read_consumer_refs(queue: QueueSource, consumer: str, fallbacks: Sequence[Fallback]) -> tuple[ConsumerRef, ...]:
-    """Find what a worker is told to do the jobs of.
+    """Resolve a worker's consumer and its fallbacks, the most urgent one first.
 
-    :param queue: its queue
-    :param consumer: one of the queue's consumers
-    :param fallbacks: further consumers of the queue by name, or of another one as a pair
-    :return: the sources, the most urgent one first
     :raises QueueDeclarationError: a declaration can't be used, or has no such consumer
     :raises WorkerSetupError: a consumer is named twice, a queue is declared in two ways, or there are too many
     """
@@ -107,86 +90,83 @@ def read_consumer_refs(queue: QueueSource, consumer: str, fallbacks: Sequence[Fa
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
     own = WorkQueue.load(queue)
-    sources = [ConsumerRef(own, own.consumer(consumer))]
+    refs = [ConsumerRef(own, own.consumer(consumer))]
     queues = {own.name: own}
     for fallback in fallbacks:
-        place, name = (own, fallback) if isinstance(fallback, str) else fallback
-        found = WorkQueue.load(place)
-        if queues.setdefault(found.name, found) != found:
+        source, name = (own, fallback) if isinstance(fallback, str) else fallback
+        declared = WorkQueue.load(source)
+        if queues.setdefault(declared.name, declared) != declared:
             raise WorkerSetupError(
-                f"expected one declaration of work queue {found.name}, found two that differ: give a fallback in the"
+                f"expected one declaration of work queue {declared.name}, found two that differ: give a fallback in the"
                 " worker's own queue by the consumer's name alone, and others with the same declaration"
             )
-        source = ConsumerRef(queues[found.name], found.consumer(name))
-        if source in sources:
+        ref = ConsumerRef(queues[declared.name], declared.consumer(name))
+        if ref in refs:
             raise WorkerSetupError(
-                f"expected each consumer once, found {source} twice among the worker's own and its fallbacks: drop one"
+                f"expected each consumer once, found {ref} twice among the worker's own and its fallbacks: drop one"
             )
-        sources.append(source)
-    if len(sources) > SHARE:
+        refs.append(ref)
+    if len(refs) > FAIRNESS_WINDOW:
         raise WorkerSetupError(
-            f"expected at most {SHARE - 1} fallbacks, found {len(sources) - 1}: run another worker for the others"
+            f"expected at most {FAIRNESS_WINDOW - 1} fallbacks, found {len(refs) - 1}: run another worker for the"
+            " others"
         )
-    return tuple(sources)
+    return tuple(refs)
 
 
 @asynccontextmanager
 async def bind_consumers(
-    connection: Connection, sources: Sequence[ConsumerRef], equipment: WorkerContext
+    connection: Connection, refs: Sequence[ConsumerRef], context: WorkerContext
 ) -> AsyncIterator[tuple[BoundConsumer, ...]]:
-    """Be ready to do jobs until the block is left.
+    """Check the consumers on the server, and create the executors of their jobs.
 
-    :param connection: the server
-    :param sources: where they come from, the most urgent one first
-    :param equipment: what the lanes share
-    :return: the lanes
-    :raises NotFoundError: a stream, a consumer or a stream of events doesn't exist
-    :raises WorkerSetupError: a consumer's jobs are for one pinned client
+    :raises NotFoundError: a work queue, a consumer or an event stream doesn't exist
+    :raises WorkerSetupError: a consumer delivers all jobs to one pinned client
     """
-    configs = [await _look(connection, source) for source in sources]
+    configs = [await _consumer_config(connection, ref) for ref in refs]
     async with AsyncExitStack() as stack:
-        books: dict[str, CancellationCache] = {}
-        lanes = []
-        for priority, (source, config) in enumerate(zip(sources, configs, strict=True)):
-            queue, consumer = source.queue, source.consumer.name
-            if queue.name not in books:
-                books[queue.name] = await _cancellations(stack, connection, queue)
-            rules = RedeliveryPolicy.of(config)
-            letters = DeadLetterWriter(connection, queue, consumer, rules.max_deliver)
-            await letters.look()
-            supervisor = Supervisor(equipment.runner, equipment.cut_off)
-            doer = JobExecutor(
+        cancellations: dict[str, CancellationCache] = {}
+        consumers = []
+        for priority, (ref, config) in enumerate(zip(refs, configs, strict=True)):
+            queue, consumer = ref.queue, ref.consumer.name
+            if queue.name not in cancellations:
+                cancellations[queue.name] = await _open_cancellations(stack, connection, queue)
+            redelivery = RedeliveryPolicy.of(config)
+            dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver)
+            await dead_letters.inspect_target()
+            supervisor = Supervisor(context.runner, context.grace_over)
+            executor = JobExecutor(
                 connection=connection,
-                worker=equipment.worker,
-                rules=rules,
+                worker=context.worker,
+                redelivery=redelivery,
                 supervisor=supervisor,
-                letters=letters,
-                completions=CompletionStore(connection, queue, consumer, equipment.worker),
-                cancellations=books[queue.name],
-                metrics=equipment.metrics.lane(
-                    queue.name, consumer, partial(equipment.running, source), partial(len, supervisor.abandoned)
+                dead_letters=dead_letters,
+                completions=CompletionWriter(connection, queue, consumer, context.worker),
+                cancellations=cancellations[queue.name],
+                metrics=context.metrics.for_consumer(
+                    queue.name, consumer, partial(context.count_running, ref), partial(len, supervisor.abandoned)
                 ),
-                deadline=equipment.deadline,
+                deadline=context.deadline,
             )
-            lanes.append(BoundConsumer(source, doer, priority_fields(config, priority)))
-        yield tuple(lanes)
+            consumers.append(BoundConsumer(ref, executor, priority_fields(config, priority)))
+        yield tuple(consumers)
 
 
-async def _look(connection: Connection, source: ConsumerRef) -> dict[str, Any]:
-    info = await consumer_info(connection, source.queue.name, source.consumer.name)
-    if source.queue.events:
-        await stream_info(connection, source.queue.events.name)
+async def _consumer_config(connection: Connection, ref: ConsumerRef) -> dict[str, Any]:
+    info = await consumer_info(connection, ref.queue.name, ref.consumer.name)
+    if ref.queue.events:
+        await stream_info(connection, ref.queue.events.name)
     config: dict[str, Any] = info["config"]
     if config.get("priority_policy") == PINNED:
         raise WorkerSetupError(
-            f"expected consumer {source} to share its jobs among workers, found the priority policy {PINNED}: the"
+            f"expected consumer {ref} to share its jobs among workers, found the priority policy {PINNED}: the"
             " server would give all jobs to one worker and leave the others idle; set priority_policy to overflow or"
             " prioritized, or do its jobs with a client that keeps pins"
         )
     return config
 
 
-async def _cancellations(stack: AsyncExitStack, connection: Connection, queue: WorkQueue) -> CancellationCache:
+async def _open_cancellations(stack: AsyncExitStack, connection: Connection, queue: WorkQueue) -> CancellationCache:
     if queue.events and covered_by_any(queue.events.subjects, cancellation_filter(queue.name)):
         return await stack.enter_async_context(follow_cancellations(connection, queue))
     return CancellationCache()

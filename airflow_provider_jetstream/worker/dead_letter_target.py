@@ -36,7 +36,7 @@ class DeadLetterTarget:
     stream: str
     problem: str | None = None
     captures_terminations: bool = False
-    largest: int | None = None
+    max_message_size: int | None = None
 
 
 async def inspect_target(connection: Connection, queue: WorkQueue, consumer: str) -> DeadLetterTarget:
@@ -70,7 +70,7 @@ async def inspect_target(connection: Connection, queue: WorkQueue, consumer: str
         stream,
         problem,
         captures_terminations=covered_by_any(subjects, f"{TERMINATED}.{queue.name}.{consumer}"),
-        largest=largest if largest > 0 else None,
+        max_message_size=largest if largest > 0 else None,
     )
 
 

@@ -30,7 +30,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     NotFoundError,
     TransientError,
 )
-from airflow_provider_jetstream.worker.acknowledgement import ANSWER_SECONDS, PAUSE_AFTER_FAILURE, send_until_confirmed
+from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, PAUSE_AFTER_FAILURE, send_until_confirmed
 from airflow_provider_jetstream.worker.dead_letter_target import (
     DeadLetterTarget,
     archive_exists,
@@ -77,7 +77,7 @@ class DeadLetterWriter:
         self._shelter = DeadLetterTarget("", "nobody has looked yet")
         self._first_failures: OrderedDict[tuple[int, datetime], datetime] = OrderedDict()
 
-    async def look(self) -> None:
+    async def inspect_target(self) -> None:
         """See whether copies can be stored, and log what is at risk if not."""
         self._shelter = await inspect_target(self._connection, self._queue, self._consumer)
         if self._shelter.problem is None:
@@ -94,7 +94,7 @@ class DeadLetterWriter:
             self._shelter.problem,
         )
 
-    async def failed(self, message: Msg, error: Exception) -> None:
+    async def record_failure(self, message: Msg, error: Exception) -> None:
         """Note a failure; on the last delivery store a copy that tells why, if that is possible in a short time.
 
         :param message: the job
@@ -109,7 +109,7 @@ class DeadLetterWriter:
         except JetStreamProviderError as problem:
             log.warning("why job %d of %s is dead isn't kept: %s", death.sequence, death.stream, problem)
 
-    async def give_up(self, message: Msg, given_up: GiveUpError) -> bool:
+    async def terminate(self, message: Msg, given_up: GiveUpError) -> bool:
         """Terminate a job whose body is safe.
 
         :param message: the job
@@ -119,7 +119,7 @@ class DeadLetterWriter:
         reason = Reason.EXPIRED if isinstance(given_up, JobExpiredError) else Reason.TERMINATED
         # A class of its own says as much as a cause.
         cause = given_up.__cause__ or (None if type(given_up) is GiveUpError else given_up)
-        death = self._death(message, reason, cause, failure_of(given_up), text_of(given_up))
+        death = self._death(message, reason, cause, failure_of(given_up), error_text(given_up))
         try:
             await self._keep(message, death, _COPY_SECONDS)
         except DeadLetterGoneError as gone:
@@ -141,7 +141,7 @@ class DeadLetterWriter:
                 return False
             log.warning("job %d of %s is left to the archive: %s", death.sequence, death.stream, problem)
         told = f"+TERM {one_line(death.explanation) or ''}".rstrip().encode()
-        terminate = partial(self._connection.client.request, message.reply, told, timeout=ANSWER_SECONDS)
+        terminate = partial(self._connection.client.request, message.reply, told, timeout=ANSWER_TIMEOUT)
         await send_until_confirmed(terminate, f"the termination of job {death.sequence}")
         return True
 
@@ -171,7 +171,7 @@ class DeadLetterWriter:
             deliveries=metadata.num_delivered,
             explanation=explanation,
             error_class=None if error is None else class_name(type(error)),
-            error_message=None if error is None else text_of(error),
+            error_message=None if error is None else error_text(error),
             traceback_digest=failure.digest if failure else None,
             error_place=failure.place if failure else None,
         )
@@ -182,7 +182,7 @@ class DeadLetterWriter:
         while True:
             try:
                 # A request that was lost with the connection must not use up the time of those after it.
-                async with asyncio.timeout(min(ANSWER_SECONDS, end - time.monotonic())):
+                async with asyncio.timeout(min(ANSWER_TIMEOUT, end - time.monotonic())):
                     return await self._keep_once(message, death)
             except TransientError as error:
                 problem: TransientError = error
@@ -218,7 +218,9 @@ class DeadLetterWriter:
             await self._store(subject, stored.data, again)
 
     def _headers(self, death: Death, stored: StoredMessage) -> Headers:
-        limit = min(self._connection.client.max_payload, self._shelter.largest or self._connection.client.max_payload)
+        limit = min(
+            self._connection.client.max_payload, self._shelter.max_message_size or self._connection.client.max_payload
+        )
         for length, with_place, with_digest in _TELLING:
             shorter = replace(
                 death,
@@ -253,7 +255,7 @@ class DeadLetterWriter:
             return False
 
 
-def text_of(error: BaseException) -> str:
+def error_text(error: BaseException) -> str:
     """Give an error's own words.
 
     :param error: the error, perhaps of a handler's own class

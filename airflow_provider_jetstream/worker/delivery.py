@@ -1,4 +1,4 @@
-"""A job as a handler gets it."""
+"""A job as a handler receives it."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Delivery:
-    """A job as a handler gets it.
+    """One delivery of a job.
 
-    :param id: the job's own id, from its header or its body, or its stream sequence where it has none
-    :param subject: its subject
-    :param body: its body
+    :param id: the job's id, from its ``Job-Id`` header or its JSON body, else its stream sequence
+    :param subject: the subject on which it was published
+    :param body: its payload
     :param headers: its headers
     :param sequence: its stream sequence
     :param attempt: 1 for the first delivery
@@ -33,15 +33,11 @@ class Delivery:
 
     @classmethod
     def of(cls, message: Msg) -> Self:
-        """Take a message of a work queue as a job.
-
-        :param message: the message as it was pulled
-        :return: the job
-        """
+        """Read a message that was pulled from a work queue."""
         headers = dict(message.headers or {})
         metadata = message.metadata
         return cls(
-            id=headers.get(JOB_ID) or _told(message.data, "id") or str(metadata.sequence.stream),
+            id=headers.get(JOB_ID) or _body_field(message.data, "id") or str(metadata.sequence.stream),
             subject=message.subject,
             body=message.data,
             headers=headers,
@@ -51,25 +47,24 @@ class Delivery:
 
     @property
     def advisory(self) -> str | None:
-        """The subject on which its completion is reported besides the queue's events, if it names one."""
-        return self.headers.get(JOB_ADVISORY) or _told(self.body, "advisory")
+        """The subject that the job names for its completion, which is published there besides the queue's events."""
+        return self.headers.get(JOB_ADVISORY) or _body_field(self.body, "advisory")
 
     @property
     def traceparent(self) -> str | None:
-        """The W3C trace context of its publisher, which is carried on with its completion."""
+        """The publisher's W3C trace context, which the completion repeats."""
         return self.headers.get(TRACE_PARENT)
 
     def json(self) -> Any:
         """Decode the body.
 
-        :return: the JSON value
-        :raises ValueError: if the body isn't JSON
+        :raises ValueError: the body isn't JSON
         """
         return json.loads(self.body)
 
 
-def _told(body: bytes, field: str) -> str | None:
-    """Read what publishers without headers write into the body: a JSON object with ``id`` and ``advisory``."""
+def _body_field(body: bytes, field: str) -> str | None:
+    """Read ``id`` or ``advisory`` from the JSON body of a publisher that sets no headers."""
     if not body.startswith(b"{"):
         return None
     try:

@@ -1,4 +1,4 @@
-"""The errors that only a worker raises or is told by a handler, below the tree of the ground floor.
+"""The errors that only a worker or its handlers raise, below the tree of ``jetstream.errors``.
 
 ::
 
@@ -28,47 +28,47 @@ if TYPE_CHECKING:
 
 
 class HandlerNotFoundError(TerminalError, LookupError):
-    """A worker's handler isn't where the command line says."""
+    """The command line names a handler that can't be imported."""
 
     code = "JS150"
 
 
 class GiveUpError(TerminalError):
-    """Raised by a handler: this job can't be done, and further deliveries would change nothing."""
+    """Raised by a handler: this job can't be done, whatever the number of deliveries."""
 
     code = "JS151"
 
 
 class WorkerSetupError(TerminalError, ValueError):
-    """A worker can't work in the way that it is told to."""
+    """A worker can't run with the settings that it has."""
 
     code = "JS152"
 
 
 class InvalidBodyError(GiveUpError, ValueError):
-    """A job's body isn't what its handler takes."""
+    """A job's body doesn't validate against the handler's model."""
 
     code = "JS153"
 
 
 class JobExpiredError(GiveUpError):
-    """A job came to a worker after its own time was over."""
+    """A job was delivered after the time in its ``Job-Expires`` header."""
 
     code = "JS154"
 
 
 class HandlerDeadlineError(DeadlineError):
-    """A handler wasn't done with a job by its deadline."""
+    """A handler was still running at its deadline."""
 
     code = "JS203"
 
 
 class RetryLaterError(TransientError):
-    """Raised by a handler: another delivery may succeed, but not before some time has passed.
+    """Raised by a handler: another delivery may succeed, but not before a delay has passed.
 
     :param delay: seconds, a :class:`~datetime.timedelta`, or text such as ``"2m"``
-    :param message: why
-    :raises ValueError: if the delay isn't understood
+    :param message: the reason
+    :raises ValueError: the delay can't be parsed
     """
 
     code = "JS204"
@@ -77,7 +77,7 @@ class RetryLaterError(TransientError):
         from airflow_provider_jetstream.jetstream.units import parse_seconds
 
         self.seconds = parse_seconds(delay)
-        # Both, so that it can be pickled on its way out of a process.
+        # Both arguments, so that the error can be pickled in a handler's process.
         super().__init__(delay, message)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class RetryLaterError(TransientError):
 
 
 class HandlerCutOffError(TransientError):
-    """A worker was told to stop, and a handler wasn't done within the grace time.
+    """The worker was stopped, and a handler was still running at the end of the grace time.
 
     :param ended: whether the handler has ended, rather than going on in a thread
     """
@@ -98,12 +98,12 @@ class HandlerCutOffError(TransientError):
 
 
 class HandlerDiedError(TransientError):
-    """The process in which a handler ran ended before the handler did."""
+    """A handler's process exited before the handler did."""
 
     code = "JS206"
 
 
 class WorkerStuckError(TransientError):
-    """Too many handlers ran past their deadline in threads, which nothing but the end of the process ends."""
+    """Too many handlers run past their deadline in threads, which only the exit of the process ends."""
 
     code = "JS207"

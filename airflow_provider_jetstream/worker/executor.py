@@ -1,6 +1,6 @@
 """One delivery from its arrival to its end: run the handler, store the completion, only then acknowledge.
 
-What fails is handed back for its next delivery. What can't be done is left to :mod:`.giving_up`.
+A failed job is nak'ed for its next delivery. A job that can't be done is left to :mod:`.dead_lettering`.
 """
 
 from __future__ import annotations
@@ -9,26 +9,27 @@ import asyncio
 import logging
 import time
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES, REDRIVE_COUNT
 from airflow_provider_jetstream.jetstream.dead_letters.record import one_line
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.worker.acknowledgement import ANSWER_SECONDS, nak, send_until_confirmed
-from airflow_provider_jetstream.worker.dead_lettering import text_of
-from airflow_provider_jetstream.worker.deadlines import attempt_seconds, check_expiry
+from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, Heartbeat, nak, send_until_confirmed
+from airflow_provider_jetstream.worker.dead_lettering import error_text
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.errors import GiveUpError, HandlerCutOffError, JobExpiredError, RetryLaterError
-from airflow_provider_jetstream.worker.heartbeat import Heartbeat
-from airflow_provider_jetstream.worker.result import Outcome
+from airflow_provider_jetstream.worker.handler import HandlerResult
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.worker.completion import CompletionStore
+    from airflow_provider_jetstream.worker.completion import CompletionWriter
     from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
     from airflow_provider_jetstream.worker.metrics import ConsumerMetrics
     from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
@@ -38,25 +39,25 @@ log = logging.getLogger("jetstream.worker")
 
 
 class DeliveryOutcome(StrEnum):
-    """What became of a delivery."""
+    """How a delivery ended; the values are those of logs and metrics."""
 
     COMPLETED = "completed"
     RETRIED = "retried"
-    """It comes back."""
+    """It failed, and the server delivers it again."""
     DEAD = "dead"
-    """It failed for the last time."""
+    """Its last delivery failed."""
     GIVEN_UP = "given_up"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
     HANDED_BACK = "handed_back"
-    """The worker had no time for it; another one has."""
+    """The worker stopped before the handler was done; the server delivers it to another worker at once."""
     LEFT = "left"
-    """The worker couldn't wait for its handler, which didn't end; it comes back when its ack wait is over."""
+    """The worker stopped while the handler's thread was running; the server delivers it again after its ack wait."""
     UNSETTLED = "unsettled"
-    """The server didn't confirm its end; it comes back when its ack wait is over."""
+    """The server didn't confirm its acknowledgement; the server delivers it again after its ack wait."""
 
 
-_LEVELS = {
+_LOG_LEVELS = {
     DeliveryOutcome.COMPLETED: logging.INFO,
     DeliveryOutcome.CANCELLED: logging.INFO,
     DeliveryOutcome.HANDED_BACK: logging.INFO,
@@ -66,111 +67,101 @@ _LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class JobExecutor:
-    """Does the jobs of one consumer.
-
-    :param connection: the server
-    :param worker: the worker's name
-    :param rules: how the server treats deliveries
-    :param supervisor: runs the handler
-    :param letters: keeps what can't be done
-    :param completions: tells what was done
-    :param cancellations: knows which jobs are cancelled
-    :param metrics: counts
-    :param deadline: seconds for an attempt; ``None`` for any time
-    """
+    """Executes the jobs of one consumer; ``deadline`` is in seconds per attempt, ``None`` for none."""
 
     connection: Connection
     worker: str
-    rules: RedeliveryPolicy
+    redelivery: RedeliveryPolicy
     supervisor: Supervisor
-    letters: DeadLetterWriter
-    completions: CompletionStore
+    dead_letters: DeadLetterWriter
+    completions: CompletionWriter
     cancellations: CancellationCache
     metrics: ConsumerMetrics
     deadline: float | None
 
     async def execute(self, message: Msg) -> None:
-        """Do a job, and log the end of it.
-
-        :param message: the job as it was pulled
-        """
+        """Run the handler for a pulled message, settle the delivery, and log its outcome."""
         started = time.monotonic()
         job = Delivery.of(message)
-        keepalive = Heartbeat(self.connection, message, self.rules.ack_wait_limit(job.attempt))
-        end, error = DeliveryOutcome.UNSETTLED, None
+        heartbeat = Heartbeat(self.connection, message, self.redelivery.ack_wait_seconds(job.attempt))
+        outcome, error = DeliveryOutcome.UNSETTLED, None
         try:
-            end, error = await self._execute(message, job, keepalive)
+            outcome, error = await self._execute(message, job, heartbeat)
         except Exception as unsettled:
             error = unsettled
             raise
         finally:
-            keepalive.stop()
-            self._tell(message, job, end, error, time.monotonic() - started)
+            heartbeat.stop()
+            self._log_outcome(message, job, outcome, error, time.monotonic() - started)
 
     async def _execute(
-        self, message: Msg, job: Delivery, keepalive: Heartbeat
+        self, message: Msg, job: Delivery, heartbeat: Heartbeat
     ) -> tuple[DeliveryOutcome, Exception | None]:
-        outcome = await self._attempt(message, job)
-        if outcome.cancelled and (found := self.cancellations.of(job.id, message.metadata.timestamp)):
-            await self.completions.store_cancelled(message, job, found)
-            await send_until_confirmed(
-                partial(message.ack_sync, timeout=ANSWER_SECONDS), f"the acknowledgement of job {job.id}"
-            )
+        result = await self._attempt(message, job)
+        if result.cancelled and (cancellation := self.cancellations.get(job.id, message.metadata.timestamp)):
+            await self.completions.store_cancellation(message, job, cancellation)
+            await self._acknowledge(message, job)
             return DeliveryOutcome.CANCELLED, None
-        match error := outcome.error:
+        match error := result.error:
             case None:
-                await self.completions.store(message, job, outcome.value)
-                await send_until_confirmed(
-                    partial(message.ack_sync, timeout=ANSWER_SECONDS), f"the acknowledgement of job {job.id}"
-                )
+                await self.completions.store(message, job, result.value)
+                await self._acknowledge(message, job)
                 return DeliveryOutcome.COMPLETED, None
             case GiveUpError():
-                return await self._give_up(message, job, error, keepalive), error
+                return await self._terminate(message, job, error, heartbeat), error
             case HandlerCutOffError(ended=False):
                 return DeliveryOutcome.LEFT, error
             case HandlerCutOffError():
-                delay, otherwise = self.rules.after(0, job.attempt), DeliveryOutcome.HANDED_BACK
+                delay, outcome = self.redelivery.nak_delay(0, job.attempt), DeliveryOutcome.HANDED_BACK
             case RetryLaterError():
-                delay, otherwise = self.rules.after(error.seconds, job.attempt), DeliveryOutcome.RETRIED
+                delay, outcome = self.redelivery.nak_delay(error.seconds, job.attempt), DeliveryOutcome.RETRIED
             case _:
-                delay, otherwise = self.rules.after_backoff(job.attempt), DeliveryOutcome.RETRIED
+                delay, outcome = self.redelivery.backoff_delay(job.attempt), DeliveryOutcome.RETRIED
         try:
-            await self.letters.failed(message, error)
+            await self.dead_letters.record_failure(message, error)
         finally:
-            keepalive.stop()
+            heartbeat.stop()
             await nak(self.connection, message, delay)
-        return (DeliveryOutcome.DEAD if self.rules.is_last(job.attempt) else otherwise), error
+        return (DeliveryOutcome.DEAD if self.redelivery.is_last(job.attempt) else outcome), error
 
-    async def _attempt(self, message: Msg, job: Delivery) -> Outcome:
-        """Run the handler, and write the completion if it was successful."""
+    async def _attempt(self, message: Msg, job: Delivery) -> HandlerResult:
+        """Run the handler; the value of a successful result is the encoded completion."""
         stored_at = message.metadata.timestamp
-        with Outcome() as start:
-            start.cancelled = self.cancellations.of(job.id, stored_at) is not None
+        with HandlerResult() as refusal:
+            refusal.cancelled = self.cancellations.get(job.id, stored_at) is not None
             check_expiry(job, stored_at)
-        if start.cancelled or start.error:
-            return start
+        if refusal.cancelled or refusal.error:
+            return refusal
         cancelled = asyncio.ensure_future(self.cancellations.wait(job.id, stored_at))
         try:
-            done = await self.supervisor.run(job, attempt_seconds(job, self.deadline), cancelled)
+            result = await self.supervisor.run(job, attempt_seconds(job, self.deadline), cancelled)
         finally:
             cancelled.cancel()
             await asyncio.gather(cancelled, return_exceptions=True)
-        if done.cancelled or done.error:
-            return done
-        with Outcome() as written:
-            written.value = self.completions.payload(job, done.value)
-        return written
+        if result.cancelled or result.error:
+            return result
+        with HandlerResult() as completion:
+            completion.value = self.completions.payload(job, result.value)
+        return completion
 
-    async def _give_up(self, message: Msg, job: Delivery, error: GiveUpError, keepalive: Heartbeat) -> DeliveryOutcome:
-        if await self.letters.give_up(message, error):
+    async def _acknowledge(self, message: Msg, job: Delivery) -> None:
+        acknowledge = partial(message.ack_sync, timeout=ANSWER_TIMEOUT)
+        await send_until_confirmed(acknowledge, f"the acknowledgement of job {job.id}")
+
+    async def _terminate(
+        self, message: Msg, job: Delivery, error: GiveUpError, heartbeat: Heartbeat
+    ) -> DeliveryOutcome:
+        if await self.dead_letters.terminate(message, error):
             return DeliveryOutcome.EXPIRED if isinstance(error, JobExpiredError) else DeliveryOutcome.GIVEN_UP
-        keepalive.stop()
-        await nak(self.connection, message, self.rules.after_backoff(job.attempt))
+        heartbeat.stop()
+        await nak(self.connection, message, self.redelivery.backoff_delay(job.attempt))
         return DeliveryOutcome.RETRIED
 
-    def _tell(self, message: Msg, job: Delivery, end: DeliveryOutcome, error: Exception | None, seconds: float) -> None:
-        self.metrics.ended(end, seconds)
-        level = _LEVELS.get(end, logging.WARNING)
+    def _log_outcome(
+        self, message: Msg, job: Delivery, outcome: DeliveryOutcome, error: Exception | None, seconds: float
+    ) -> None:
+        self.metrics.record_delivery(outcome, seconds)
+        level = _LOG_LEVELS.get(outcome, logging.WARNING)
         if not log.isEnabledFor(level):
             return
         fields: dict[str, Any] = {
@@ -180,14 +171,59 @@ class JobExecutor:
             "sequence": job.sequence,
             "job_id": job.id,
             "attempt": job.attempt,
-            "outcome": end.value,
+            "outcome": outcome.value,
             "seconds": round(seconds, 6),
         }
-        why = ""
+        reason = ""
         if error is not None:
             fields |= {"error": type(error).__name__, "code": getattr(error, "code", None)}
-            why = f": {one_line(text_of(error)) or 'no reason given'}"
-        told = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
-        # Our own errors say all there is to say; a handler's need the place where they were raised.
+            reason = f": {one_line(error_text(error)) or 'no reason given'}"
+        text = " ".join(f"{name}={value}" for name, value in fields.items() if value is not None)
+        # The errors of this package explain themselves; a handler's own errors need their traceback.
         trace = None if isinstance(error, JetStreamProviderError) else error
-        log.log(level, "job ended %s%s", told, why, extra={"job": fields}, exc_info=trace)
+        log.log(level, "job ended %s%s", text, reason, extra={"job": fields}, exc_info=trace)
+
+
+def attempt_seconds(job: Delivery, worker_deadline: float | None) -> float | None:
+    """Return the time limit of an attempt: the shorter of ``Job-Deadline`` and the worker's; ``None`` for no limit."""
+    text = job.headers.get(JOB_DEADLINE)
+    if text is None:
+        return worker_deadline
+    try:
+        job_deadline = parse_seconds(text)
+    except ValueError:
+        job_deadline = 0
+    if not job_deadline:
+        log.warning(
+            'job %s, header %s is ignored: expected seconds or a duration such as "5m", more than 0, found %r',
+            job.id,
+            JOB_DEADLINE,
+            text,
+        )
+        return worker_deadline
+    return job_deadline if worker_deadline is None else min(job_deadline, worker_deadline)
+
+
+def check_expiry(job: Delivery, stored_at: datetime) -> None:
+    """Refuse a job after the time in its ``Job-Expires`` header, unless it was redriven after that time.
+
+    :raises JobExpiredError: the job has expired
+    """
+    text = job.headers.get(JOB_EXPIRES)
+    if text is None:
+        return
+    try:
+        expires = datetime.fromisoformat(text.strip())
+    except ValueError:
+        log.warning(
+            'job %s, header %s is ignored: expected a time such as "2026-11-21T09:00:00Z", found %r',
+            job.id,
+            JOB_EXPIRES,
+            text,
+        )
+        return
+    if expires.tzinfo is None:
+        expires = expires.replace(tzinfo=UTC)
+    redriven_later = REDRIVE_COUNT in job.headers and stored_at >= expires
+    if not redriven_later and datetime.now(UTC) >= expires:
+        raise JobExpiredError(f"the job expired at {expires.isoformat()}, before this attempt was started")

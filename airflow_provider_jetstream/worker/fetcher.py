@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-EXPIRES = 1.0
+PULL_EXPIRES = 1.0
 PAUSE_AFTER_REFUSAL = 0.5
-NOTHING_CAME = {str(HTTPStatus.NOT_FOUND.value), str(HTTPStatus.REQUEST_TIMEOUT.value)}
+NO_MESSAGES = {str(HTTPStatus.NOT_FOUND.value), str(HTTPStatus.REQUEST_TIMEOUT.value)}
 
 # A request with no_wait alone stays open, unanswered, where the consumer has as many jobs in flight as it may. A server
 # that is slow for a while may need longer than the shortest time to deliver anything at all.
@@ -34,7 +34,7 @@ _LINGERS_AS_HELPER = (0.005, 0.005)
 _OTHERS_WAIT = "Requests Pending"
 
 
-class Puller:
+class ConsumerFetcher:
     """One pull request at a time.
 
     The client's own ``fetch`` of several keeps the first message until the others are there or its time is over.
@@ -47,7 +47,7 @@ class Puller:
     def __init__(self, connection: Connection, lane: BoundConsumer, take: Callable[[Msg], None]) -> None:
         self._connection = connection
         self._subject = lane.next_subject
-        self._asking = lane.asking
+        self._asking = lane.request_fields
         self._take = take
         self._inbox = connection.client.new_inbox()
         self._subscription: Subscription | None = None
@@ -61,7 +61,7 @@ class Puller:
         self._ended = asyncio.Event()
 
     @property
-    def refused(self) -> bool:
+    def is_refused(self) -> bool:
         """Whether the server wouldn't take the last request."""
         return self._refusal is not None
 
@@ -72,7 +72,7 @@ class Puller:
     async def __aexit__(self, *_: object) -> None:
         await unsubscribe(self._subscription)
 
-    async def take(self, count: int) -> None:
+    async def fetch(self, count: int) -> None:
         """Ask for messages, and return when they came or the server has no more for now.
 
         Not to be cancelled: what the server sends then would have burned a delivery.
@@ -84,11 +84,11 @@ class Puller:
             await asyncio.sleep(PAUSE_AFTER_REFUSAL)
             return
         # The server tells when the request expires; only a lost connection leaves it unanswered.
-        await self._ask(count, EXPIRES, 2 * EXPIRES)
+        await self._ask(count, PULL_EXPIRES, 2 * PULL_EXPIRES)
         if self._refusal:
             await asyncio.sleep(PAUSE_AFTER_REFUSAL)
 
-    async def take_ready(self, count: int) -> int:
+    async def fetch_ready(self, count: int) -> int:
         """Ask for messages that can be delivered just now; not to be cancelled either.
 
         :param count: how many at the most
@@ -96,12 +96,12 @@ class Puller:
         """
         if not self._connection.client.is_connected:
             return 0
-        again = time.monotonic() - self._in_vain < EXPIRES
+        again = time.monotonic() - self._in_vain < PULL_EXPIRES
         self._lingers = min(2 * self._lingers, self._longest) if again else self._shortest
-        await self._ask(count, self._lingers, EXPIRES, no_wait=True)
+        await self._ask(count, self._lingers, PULL_EXPIRES, no_wait=True)
         if self._others_wait:
             # Their requests may be such that what is there isn't for them.
-            await self._ask(count, self._lingers, EXPIRES)
+            await self._ask(count, self._lingers, PULL_EXPIRES)
         came = count - self._missing
         self._in_vain = 0.0 if came else time.monotonic()
         return came
@@ -138,7 +138,7 @@ class Puller:
         if answer.subject != f"{self._inbox}.{self._requests}":
             return
         status, description = read_status(answer)
-        if status not in NOTHING_CAME:
+        if status not in NO_MESSAGES:
             self._refusal = f"{description} (status {status})"
         self._others_wait = description == _OTHERS_WAIT
         self._ended.set()

@@ -1,4 +1,4 @@
-"""What a handler takes: a delivery, or the body as a pydantic model."""
+"""A handler: the argument it takes (a delivery, or the body as a pydantic model) and the result of one call."""
 
 from __future__ import annotations
 
@@ -6,44 +6,38 @@ import inspect
 from dataclasses import dataclass
 from functools import partial
 from types import SimpleNamespace
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any, Self, get_type_hints
 
 from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
+    from types import TracebackType
 
     from pydantic import BaseModel, ValidationError
 
     from airflow_provider_jetstream.worker.delivery import Delivery
 
-_TAKES_JOB = (
+_POSITIONAL_KINDS = (
     inspect.Parameter.POSITIONAL_ONLY,
     inspect.Parameter.POSITIONAL_OR_KEYWORD,
     inspect.Parameter.VAR_POSITIONAL,
 )
-_MOST_PROBLEMS = 5
+_MAX_PROBLEMS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A handler, called with what it takes.
-
-    :param handler: the handler
-    :param model: the model of the body, where the handler takes one
-    :param with_delivery: whether it takes the delivery too
-    """
+    """A user's handler, called with a delivery; ``model`` is the pydantic model of its first parameter, if it has one."""
 
     handler: Callable[..., Any]
     model: type[BaseModel] | None = None
     with_delivery: bool = False
 
     def __call__(self, job: Delivery) -> Any:
-        """Call it.
+        """Call the handler; returns a coroutine where :attr:`is_async`.
 
-        :param job: the job
-        :return: what it returns; a coroutine where :attr:`is_async`
-        :raises InvalidBodyError: the body isn't what the model takes
+        :raises InvalidBodyError: the body doesn't validate against the model
         """
         if self.model is None:
             return self.handler(job)
@@ -52,63 +46,83 @@ class Handler:
         try:
             body = self.model.model_validate_json(job.body)
         except ValidationError as error:
-            # Not the error's own text, which repeats what the body says.
-            raise InvalidBodyError(_told(self.model, error)) from None
+            # Not the error's own text, which repeats values of the body.
+            raise InvalidBodyError(_validation_text(self.model, error)) from None
         return self.handler(body, job) if self.with_delivery else self.handler(body)
 
     @property
     def is_async(self) -> bool:
-        """Whether a call gives a coroutine."""
-        called = type(self.handler).__call__
-        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(called)
+        """Whether a call returns a coroutine."""
+        call_method = type(self.handler).__call__
+        return inspect.iscoroutinefunction(self.handler) or inspect.iscoroutinefunction(call_method)
 
 
-def read_handler(handler: Callable[..., Any]) -> Handler:
-    """Find out what a handler takes.
+class HandlerResult:
+    """A context manager that stores the exception raised inside it, or the value assigned to it.
 
-    :param handler: takes a :class:`Delivery`; or a pydantic model, if its first parameter is annotated with one, and
-        then a delivery as second parameter, if it has one
-    :return: the handler to be called with deliveries
-    :raises WorkerSetupError: it takes something else, or an annotation can't be read
+    Handlers run in threads and processes, where nothing catches what they raise. Don't hold it over an ``await``: it
+    would swallow the cancellation.
+    """
+
+    def __init__(self) -> None:
+        self.value: Any = None
+        self.error: Exception | None = None
+        self.cancelled = False
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> bool:
+        if error is not None:
+            self.error = _as_exception(error)
+        return True
+
+
+def inspect_handler(handler: Callable[..., Any]) -> Handler:
+    """Read a handler's signature: a :class:`Delivery`, or a pydantic model and, optionally, a delivery.
+
+    :raises WorkerSetupError: the handler takes something else, or an annotation can't be evaluated
     """
     try:
         signature = inspect.signature(handler)
     except (ValueError, TypeError):
-        # Some builtins don't tell.
+        # Some builtins have no signature.
         return Handler(handler)
-    positional = [each for each in signature.parameters.values() if each.kind in _TAKES_JOB]
-    model = _model(handler, positional[0]) if positional else None
-    given = (object(),) * (2 if model and len(positional) > 1 else 1)
+    positional = [parameter for parameter in signature.parameters.values() if parameter.kind in _POSITIONAL_KINDS]
+    model = _body_model(handler, positional[0]) if positional else None
+    arguments = (object(),) * (2 if model and len(positional) > 1 else 1)
     try:
-        signature.bind(*given)
+        signature.bind(*arguments)
     except TypeError as error:
         raise WorkerSetupError(
             f"expected a handler that takes a job, or a pydantic model and a job, found {_name(handler)}{signature}:"
             f" {error}"
         ) from None
-    return Handler(handler, model, with_delivery=len(given) > 1)
+    return Handler(handler, model, with_delivery=len(arguments) > 1)
 
 
-def _model(handler: Callable[..., Any], parameter: inspect.Parameter) -> type[BaseModel] | None:
-    found = parameter.annotation
-    if isinstance(found, str):
+def _body_model(handler: Callable[..., Any], parameter: inspect.Parameter) -> type[BaseModel] | None:
+    annotation = parameter.annotation
+    if isinstance(annotation, str):
         try:
-            hints = SimpleNamespace(__annotations__={parameter.name: found})
-            found = get_type_hints(hints, globalns=_globals(handler))[parameter.name]
+            hints = SimpleNamespace(__annotations__={parameter.name: annotation})
+            annotation = get_type_hints(hints, globalns=_globals(handler))[parameter.name]
         except (NameError, AttributeError, SyntaxError, TypeError) as error:
-            # Many import the type of what they get anyway for type checkers only.
-            if found.rpartition(".")[2] == "Delivery":
+            # Many handlers import Delivery under TYPE_CHECKING only.
+            if annotation.rpartition(".")[2] == "Delivery":
                 return None
             raise WorkerSetupError(
-                f"expected an annotation that can be read while the worker runs, found {found!r} on {parameter.name} of"
-                f" {_name(handler)}: {error}; import it outside of TYPE_CHECKING"
+                f"expected an annotation that can be read while the worker runs, found {annotation!r} on"
+                f" {parameter.name} of {_name(handler)}: {error}; import it outside of TYPE_CHECKING"
             ) from None
-    if not isinstance(found, type):
+    if not isinstance(annotation, type):
         return None
     # A handler's process that takes no models starts without pydantic.
     from pydantic import BaseModel
 
-    return found if issubclass(found, BaseModel) else None
+    return annotation if issubclass(annotation, BaseModel) else None
 
 
 def _globals(handler: Any) -> dict[str, Any]:
@@ -124,8 +138,17 @@ def _name(handler: Any) -> str:
     return str(getattr(handler, "__qualname__", None) or type(handler).__qualname__)
 
 
-def _told(model: type[BaseModel], error: ValidationError) -> str:
+def _as_exception(error: BaseException) -> Exception:
+    # A future refuses StopIteration, and SystemExit would end the loop with all its jobs instead of failing this one.
+    if isinstance(error, Exception) and not isinstance(error, StopIteration):
+        return error
+    failure = RuntimeError(f"the handler raised {error!r}")
+    failure.__cause__ = error
+    return failure
+
+
+def _validation_text(model: type[BaseModel], error: ValidationError) -> str:
     problems = error.errors(include_input=False, include_url=False, include_context=False)
-    told = [f"{'.'.join(map(str, each['loc'])) or 'body'}: {each['msg']}" for each in problems[:_MOST_PROBLEMS]]
-    more = f"; and {len(problems) - _MOST_PROBLEMS} more" if len(problems) > _MOST_PROBLEMS else ""
-    return f"expected a body that is a valid {model.__name__}, found: {'; '.join(told)}{more}"
+    texts = [f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems[:_MAX_PROBLEMS]]
+    more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
+    return f"expected a body that is a valid {model.__name__}, found: {'; '.join(texts)}{more}"

@@ -1,4 +1,4 @@
-"""The jobs that a worker has in hand, no more than it has slots, whichever lane they come from."""
+"""The jobs that a worker runs at the moment, bounded by its concurrency, from all of its consumers."""
 
 from __future__ import annotations
 
@@ -16,88 +16,68 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-_CUT_OFF_SECONDS = 5.0
+_SETTLE_TIMEOUT = 5.0
 
 
 class InFlightJobs:
-    """Runs so many jobs at a time.
+    """Runs up to ``concurrency`` jobs at a time, and starts none once ``stopping`` is set."""
 
-    :param worker: the worker's name
-    :param size: how many
-    :param stopping: set once no more are to be started
-    """
-
-    def __init__(self, worker: str, size: int, stopping: asyncio.Event) -> None:
+    def __init__(self, worker: str, concurrency: int, stopping: asyncio.Event) -> None:
         self._worker = worker
-        self._size = size
+        self._concurrency = concurrency
         self._stopping = stopping
         self._running: dict[asyncio.Task[None], ConsumerRef] = {}
-        self._untaken: list[Msg] = []
+        self._not_started: list[Msg] = []
 
     @property
     def free(self) -> int:
-        """How many more jobs there is room for."""
-        return max(0, self._size - len(self._running))
+        """How many more jobs can be started."""
+        return max(0, self._concurrency - len(self._running))
 
     @property
     def tasks(self) -> list[asyncio.Task[None]]:
-        """What is running."""
+        """The tasks of the running jobs."""
         return list(self._running)
 
-    def count(self, source: ConsumerRef) -> int:
-        """Count the jobs in hand that come from a source; any thread may ask.
+    def count(self, ref: ConsumerRef) -> int:
+        """Count a consumer's running jobs; may be called from any thread."""
+        return sum(running is ref for running in list(self._running.values()))
 
-        :param source: the source
-        :return: how many there are
-        """
-        return sum(each is source for each in list(self._running.values()))
-
-    def take(self, lane: BoundConsumer, message: Msg) -> None:
-        """Start a job, or put it aside where there is no room.
-
-        :param lane: where it comes from
-        :param message: the job as it was pulled
-        """
-        # A request that was held up with the connection may bring more than there is room for.
-        no_room = self._stopping.is_set() or not self.free
-        # Handing back the last delivery of a job that nobody started would kill it.
-        if no_room and not lane.doer.rules.is_last(message.metadata.num_delivered):
-            self._untaken.append(message)
+    def start(self, consumer: BoundConsumer, message: Msg) -> None:
+        """Start a job, or put it aside for :meth:`nak_not_started` where the worker is full or stopping."""
+        # A pull request that was delayed with the connection may deliver more jobs than the worker can start by then.
+        is_full = self._stopping.is_set() or not self.free
+        # A nak of the last delivery would make a dead letter of a job that was never started.
+        if is_full and not consumer.executor.redelivery.is_last(message.metadata.num_delivered):
+            self._not_started.append(message)
             return
-        task = asyncio.create_task(lane.doer.execute(message))
-        self._running[task] = lane.source
-        task.add_done_callback(self._finished)
+        task = asyncio.create_task(consumer.executor.execute(message))
+        self._running[task] = consumer.ref
+        task.add_done_callback(self._on_done)
 
-    async def return_untaken(self, connection: Connection) -> None:
-        """Hand back what wasn't started, once no request is open that would only bring it here again.
-
-        :param connection: the server
-        """
-        while self._untaken:
-            message = self._untaken.pop()
+    async def nak_not_started(self, connection: Connection) -> None:
+        """Nak the jobs that weren't started; called while no pull request is open, which would fetch them again."""
+        while self._not_started:
+            message = self._not_started.pop()
             await nak(connection, message)
             log.info("%s hands job %d back without starting it", self._worker, message.metadata.sequence.stream)
 
-    async def finish(self, grace: float, cut_off: asyncio.Future[None]) -> None:
-        """Wait for what is running.
-
-        :param grace: seconds until it is cut off
-        :param cut_off: is done from then on
-        """
+    async def finish(self, grace: float, grace_over: asyncio.Future[None]) -> None:
+        """Wait ``grace`` seconds for the running jobs, then resolve ``grace_over`` and cancel what is left."""
         if not self._running:
             return
         log.info("%s finishes %d running jobs", self._worker, len(self._running))
         _, unfinished = await asyncio.wait(self.tasks, timeout=grace)
         if not unfinished:
             return
-        cut_off.set_result(None)
-        _, unsettled = await asyncio.wait(unfinished, timeout=_CUT_OFF_SECONDS)
+        grace_over.set_result(None)
+        _, unsettled = await asyncio.wait(unfinished, timeout=_SETTLE_TIMEOUT)
         for task in unsettled:
             task.cancel()
         await asyncio.gather(*unsettled, return_exceptions=True)
 
-    def _finished(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         del self._running[task]
         if not task.cancelled():
-            # It was logged with the end of the job.
+            # The executor has logged the exception.
             task.exception()

@@ -1,4 +1,4 @@
-"""What a worker logs: text for people, or one JSON object a line for programs."""
+"""The log formats of a worker: text for people, or one JSON object per line for programs."""
 
 from __future__ import annotations
 
@@ -7,20 +7,16 @@ import logging
 import sys
 from datetime import UTC, datetime
 
-FORMS = ("text", "json")
+LOG_FORMATS = ("text", "json")
 
-_chosen: list[str] = []
+_configured: list[str] = []
 
 
-class JsonLines(logging.Formatter):
-    """Writes a record as one JSON object, with what is told about a job as fields of it."""
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object; the mapping in a record's ``job`` attribute adds fields to it."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """Write a record.
-
-        :param record: the record; ``job`` among its attributes is a mapping of further fields
-        :return: one line
-        """
+        """Format a record as one line."""
         fields = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
@@ -33,21 +29,15 @@ class JsonLines(logging.Formatter):
         return json.dumps(fields, default=str, ensure_ascii=False)
 
 
-def configure_logs(form: str) -> None:
-    """Have everything that is logged written to standard error.
-
-    :param form: one of :data:`FORMS`
-    """
+def configure_logging(log_format: str) -> None:
+    """Write all log records to standard error, in one of :data:`LOG_FORMATS`."""
     handler = logging.StreamHandler(sys.stderr)
     text = logging.Formatter("%(asctime)s %(levelname)s %(message)s")
-    handler.setFormatter(JsonLines() if form == "json" else text)
+    handler.setFormatter(JsonFormatter() if log_format == "json" else text)
     logging.basicConfig(level=logging.INFO, handlers=[handler])
-    _chosen[:] = [form]
+    _configured[:] = [log_format]
 
 
-def current_form() -> str | None:
-    """Tell what was chosen in this process.
-
-    :return: the form, if any was; for processes that shall log in the same
-    """
-    return _chosen[0] if _chosen else None
+def configured_format() -> str | None:
+    """Return the format set in this process, if any; a handler's process uses the same one."""
+    return _configured[0] if _configured else None

@@ -1,4 +1,4 @@
-"""Numbers about a worker for Prometheus; its client is imported only where a port is asked for."""
+"""Prometheus metrics of a worker; prometheus-client is imported only where a port is configured."""
 
 from __future__ import annotations
 
@@ -11,66 +11,50 @@ if TYPE_CHECKING:
 
     from prometheus_client import Counter, Histogram
 
-_NAMES = ("stream", "consumer", "worker")
+_LABELS = ("stream", "consumer", "worker")
 _BUCKETS = (0.01, 0.05, 0.1, 0.5, 1, 5, 10, 30, 60, 300, 900, 3_600)
 
 
 class ConsumerMetrics(Protocol):
-    """Counts what a worker does with the jobs of one consumer."""
+    """Metrics of one consumer's jobs in one worker."""
 
-    def ended(self, outcome: str, seconds: float) -> None:
-        """Count the end of a delivery.
-
-        :param outcome: what became of the job
-        :param seconds: from its arrival to its end
-        """
+    def record_delivery(self, outcome: str, seconds: float) -> None:
+        """Count a delivery that ended, and the time from its arrival to its end."""
 
 
 class Metrics(Protocol):
-    """Counts what a worker does."""
+    """Metrics of one worker."""
 
-    def lane(
+    def for_consumer(
         self, stream: str, consumer: str, running: Callable[[], int], abandoned: Callable[[], int]
     ) -> ConsumerMetrics:
-        """Count for one consumer.
+        """Open a consumer's metrics.
 
-        :param stream: its stream
-        :param consumer: its name
-        :param running: counts its jobs in hand
-        :param abandoned: counts its handlers that go on past their time
-        :return: what counts the others
+        :param running: counts its jobs in flight
+        :param abandoned: counts its handlers that run past their deadline
         """
 
     def close(self) -> None:
-        """Count no more."""
+        """Stop serving metrics."""
 
 
 class NoMetrics:
     """Counts nothing."""
 
-    def lane(self, *_: object) -> ConsumerMetrics:
-        """Count nothing.
-
-        :return: what counts nothing
-        """
+    def for_consumer(self, *_: object) -> ConsumerMetrics:
+        """Return itself."""
         return self
 
-    def ended(self, outcome: str, seconds: float) -> None:
-        """Count nothing.
-
-        :param outcome: passed over
-        :param seconds: passed over
-        """
+    def record_delivery(self, outcome: str, seconds: float) -> None:
+        """Count nothing."""
 
     def close(self) -> None:
         """Do nothing."""
 
 
 class PrometheusMetrics:
-    """Serves numbers under ``/metrics``.
+    """Serves metrics under ``/metrics``; port 0 takes any free port.
 
-    :param port: where; 0 for any that is free
-    :param worker: the worker's name
     :raises WorkerSetupError: prometheus-client isn't installed, or the port is taken
     """
 
@@ -79,18 +63,18 @@ class PrometheusMetrics:
             from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, start_http_server
         except ImportError as error:
             raise WorkerSetupError(
-                f"expected prometheus-client to serve numbers, found none ({error}): install it, or this package with"
+                f"expected prometheus-client to serve metrics, found none ({error}): install it, or this package with"
                 " its extra metrics"
             ) from None
         registry = CollectorRegistry()
         self._worker = worker
-        self._jobs = Counter("jetstream_worker_jobs", "Deliveries that ended", (*_NAMES, "outcome"), registry=registry)
+        self._jobs = Counter("jetstream_worker_jobs", "Deliveries that ended", (*_LABELS, "outcome"), registry=registry)
         self._seconds = Histogram(
-            "jetstream_worker_job_seconds", "From arrival to end", _NAMES, registry=registry, buckets=_BUCKETS
+            "jetstream_worker_job_seconds", "From arrival to end", _LABELS, registry=registry, buckets=_BUCKETS
         )
-        self._running = Gauge("jetstream_worker_running_jobs", "Jobs in hand", _NAMES, registry=registry)
+        self._running = Gauge("jetstream_worker_running_jobs", "Jobs in flight", _LABELS, registry=registry)
         self._abandoned = Gauge(
-            "jetstream_worker_abandoned_jobs", "Handlers past their time", _NAMES, registry=registry
+            "jetstream_worker_abandoned_jobs", "Handlers past their deadline", _LABELS, registry=registry
         )
         try:
             self._server, self._thread = start_http_server(port, registry=registry)
@@ -99,27 +83,20 @@ class PrometheusMetrics:
 
     @property
     def port(self) -> int:
-        """Where the numbers are served."""
+        """The port of the HTTP server."""
         return int(self._server.server_port)
 
-    def lane(
+    def for_consumer(
         self, stream: str, consumer: str, running: Callable[[], int], abandoned: Callable[[], int]
     ) -> ConsumerMetrics:
-        """Count for one consumer.
-
-        :param stream: its stream
-        :param consumer: its name
-        :param running: counts its jobs in hand
-        :param abandoned: counts its handlers that go on past their time
-        :return: what counts the others
-        """
+        """Open a consumer's metrics; see :class:`Metrics`."""
         values = (stream, consumer, self._worker)
         self._running.labels(*values).set_function(running)
         self._abandoned.labels(*values).set_function(abandoned)
         return _PrometheusConsumer(self._jobs, self._seconds, values)
 
     def close(self) -> None:
-        """Serve no more."""
+        """Stop the HTTP server."""
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -131,6 +108,6 @@ class _PrometheusConsumer:
         self._values = values
         self._seconds = seconds.labels(*values)
 
-    def ended(self, outcome: str, seconds: float) -> None:
+    def record_delivery(self, outcome: str, seconds: float) -> None:
         self._jobs.labels(*self._values, outcome).inc()
         self._seconds.observe(seconds)

@@ -1,4 +1,4 @@
-"""Running handlers in processes of their own: for work that keeps a CPU busy, and the only kind that can be ended.
+"""Processes for handlers that keep a CPU busy; the only handlers that can be killed.
 
 Not :class:`concurrent.futures.ProcessPoolExecutor`: when one of its processes dies, every job in every other one fails.
 """
@@ -18,10 +18,10 @@ from multiprocessing.reduction import ForkingPickler
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.worker.errors import HandlerDiedError, WorkerSetupError
-from airflow_provider_jetstream.worker.logs import configure_logs, current_form
-from airflow_provider_jetstream.worker.result import Outcome
+from airflow_provider_jetstream.worker.handler import HandlerResult
+from airflow_provider_jetstream.worker.logs import configure_logging, configured_format
 from airflow_provider_jetstream.worker.thread_pool import HandlerThreads
-from airflow_provider_jetstream.worker.traceback_digest import carry, failure_of
+from airflow_provider_jetstream.worker.traceback_digest import attach_failure, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -30,83 +30,78 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.delivery import Delivery
     from airflow_provider_jetstream.worker.handler import Handler
 
-_END_SECONDS = 5.0
-_SEEN_SECONDS = 2.0
+_EXIT_TIMEOUT = 5.0
+_KILL_TIMEOUT = 2.0
 
 
 class HandlerProcess:
-    """A process that does one job at a time; its methods block.
+    """A process that runs one job at a time and exits when its parent does; the methods of this class block."""
 
-    It ends by itself when this process does.
-
-    :param call: what it calls with each job
-    """
-
-    def __init__(self, call: Callable[[Any], Any]) -> None:
-        # A fork would copy a process with threads in it.
+    def __init__(self, handler: Callable[[Any], Any]) -> None:
+        # A fork would copy a process that has threads.
         context = multiprocessing.get_context("spawn")
-        self._pipe, self._theirs = context.Pipe()
-        self._process = context.Process(target=_serve, args=(call, self._theirs, current_form()), name="handler")
+        self._pipe, self._child_pipe = context.Pipe()
+        self._process = context.Process(
+            target=_serve, args=(handler, self._child_pipe, configured_format()), name="handler"
+        )
         self._lock = threading.Lock()
         self._killed = False
-        self.started = False
+        self.is_started = False
 
     @property
-    def usable(self) -> bool:
-        """Whether it can do another job."""
-        return not self._killed and (not self.started or self._process.is_alive())
+    def is_usable(self) -> bool:
+        """Whether it can run another job."""
+        return not self._killed and (not self.is_started or self._process.is_alive())
 
     def boot(self) -> None:
-        """Start it, and wait until it can take a job.
+        """Start the process, and wait until it is ready for a job.
 
-        :raises HandlerDiedError: it ended before that
+        :raises HandlerDiedError: it exited before that
         """
         with self._lock:
             if self._killed:
                 raise HandlerDiedError("the handler's process was ended before it was started")
             self._process.start()
-            self._theirs.close()
-            self.started = True
+            self._child_pipe.close()
+            self.is_started = True
         self._receive()
 
     def execute(self, job: Any) -> Any:
-        """Do a job, and raise what the call raises.
+        """Run the handler for a job; returns what it returns, and raises what it raises.
 
-        :param job: what the call takes
-        :return: what it returns
-        :raises HandlerDiedError: the process ended before it told
+        :raises HandlerDiedError: the process exited before it sent a result
         """
         with suppress(OSError):
             self._pipe.send(job)
-        outcome, cause, trace, failure = self._receive()
-        if outcome.error is None:
-            return outcome.value
-        outcome.error.__cause__ = cause
+        result, cause, trace, failure = self._receive()
+        if result.error is None:
+            return result.value
+        result.error.__cause__ = cause
         if trace:
-            outcome.error.add_note(trace)
-        carry(outcome.error, failure)
-        raise outcome.error
+            result.error.add_note(trace)
+        attach_failure(result.error, failure)
+        raise result.error
 
     def kill(self) -> None:
-        """End it at once, and whatever its handler has started with it."""
+        """Kill the process, and every program that its handler has started."""
         with self._lock:
             self._killed = True
-            if not self.started or self._process.pid is None:
+            if not self.is_started or self._process.pid is None:
                 return
             if self._process.is_alive():
                 with suppress(ProcessLookupError, PermissionError):
                     os.killpg(self._process.pid, signal.SIGKILL)
             self._process.kill()
-        self._process.join(_END_SECONDS)
+        self._process.join(_EXIT_TIMEOUT)
 
     def _receive(self) -> Any:
         try:
             return self._pipe.recv()
         except (EOFError, OSError):
-            raise HandlerDiedError(self._obituary()) from None
+            raise HandlerDiedError(self._exit_text()) from None
 
-    def _obituary(self) -> str:
-        self._process.join(_END_SECONDS)
+    def _exit_text(self) -> str:
+        self._process.join(_EXIT_TIMEOUT)
         code = self._process.exitcode
         if code is not None and code < 0:
             return f"the handler's process was ended by {signal.Signals(-code).name} before the job was done"
@@ -114,46 +109,37 @@ class HandlerProcess:
 
 
 class ProcessAttempt:
-    """A handler at work in a process.
-
-    :param process: the process
-    :param result: what the handler returns or raises
-    """
+    """A handler running in a process."""
 
     def __init__(self, process: HandlerProcess, result: asyncio.Future[Any]) -> None:
         self._process = process
         self.result = result
 
     async def end(self) -> None:
-        """Kill it, and wait until that is seen."""
+        """Kill the process, and wait for the result to show it."""
         await asyncio.to_thread(self._process.kill)
-        await asyncio.wait({self.result}, timeout=_SEEN_SECONDS)
+        await asyncio.wait({self.result}, timeout=_KILL_TIMEOUT)
 
 
 class ProcessRunner:
-    """Starts a handler in one of as many processes as it works on jobs at a time.
+    """Starts a handler in processes, one per job at a time.
 
-    :param call: the handler
-    :raises WorkerSetupError: it can't be found again from another process
+    :raises WorkerSetupError: another process can't import the handler
     """
 
-    def __init__(self, call: Handler) -> None:
-        _check(call)
-        self._call = call
-        # Each waits for its process.
+    def __init__(self, handler: Handler) -> None:
+        _require_picklable(handler)
+        self._handler = handler
+        # Each thread waits for one process.
         self._threads = HandlerThreads()
         self._idle: list[HandlerProcess] = []
         self._all: set[HandlerProcess] = set()
 
     async def start(self, job: Delivery) -> ProcessAttempt:
-        """Start the handler for a job.
-
-        :param job: the job
-        :return: the handler at work
-        """
-        process = self._take()
-        if not process.started:
-            # Importing what the handler needs isn't its own time.
+        """Start the handler for a job."""
+        process = self._acquire()
+        if not process.is_started:
+            # The time for importing the handler's modules doesn't count towards its deadline.
             booted = self._threads.start(HandlerProcess.boot, process)
             await asyncio.wait({booted})
             if booted.exception():
@@ -164,30 +150,30 @@ class ProcessRunner:
         return ProcessAttempt(process, result)
 
     def close(self) -> None:
-        """Kill all."""
+        """Kill all processes."""
         for process in list(self._all):
             process.kill()
         self._threads.close()
 
-    def _take(self) -> HandlerProcess:
+    def _acquire(self) -> HandlerProcess:
         while self._idle:
-            if (process := self._idle.pop()).usable:
+            if (process := self._idle.pop()).is_usable:
                 return process
             self._all.discard(process)
-        process = HandlerProcess(self._call)
+        process = HandlerProcess(self._handler)
         self._all.add(process)
         return process
 
     def _release(self, process: HandlerProcess, _: asyncio.Future[Any]) -> None:
-        if process.usable:
+        if process.is_usable:
             self._idle.append(process)
         else:
             self._all.discard(process)
 
 
-def _check(call: Callable[[Any], Any]) -> None:
+def _require_picklable(handler: Callable[[Any], Any]) -> None:
     try:
-        ForkingPickler.dumps(call)
+        ForkingPickler.dumps(handler)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise WorkerSetupError(
             "expected a handler that another process can import, such as a function at the top of a module, found"
@@ -195,15 +181,15 @@ def _check(call: Callable[[Any], Any]) -> None:
         ) from None
 
 
-def _serve(call: Callable[[Any], Any], pipe: Pipe, form: str | None) -> None:
-    """Do the jobs that come through a pipe, in the process that was started for it."""
-    # The worker decides when this process ends; a group of its own lets it end what the handler has started too.
+def _serve(handler: Callable[[Any], Any], pipe: Pipe, log_format: str | None) -> None:
+    """Run the jobs that arrive on a pipe; the main function of a handler's process."""
+    # The worker decides when this process ends; in a process group of its own it is killed with its child processes.
     os.setpgid(0, 0)
-    for number in (signal.SIGTERM, signal.SIGINT):
+    for signal_number in (signal.SIGTERM, signal.SIGINT):
         # Not SIG_IGN, which programs that the handler starts would inherit.
-        signal.signal(number, lambda *_: None)
-    if form:
-        configure_logs(form)
+        signal.signal(signal_number, lambda *_: None)
+    if log_format:
+        configure_logging(log_format)
     with suppress(BrokenPipeError):
         pipe.send("ready")
     while True:
@@ -211,25 +197,25 @@ def _serve(call: Callable[[Any], Any], pipe: Pipe, form: str | None) -> None:
             job = pipe.recv()
         except EOFError:
             return
-        with Outcome() as outcome:
-            outcome.value = call(job)
+        with HandlerResult() as result:
+            result.value = handler(job)
         with suppress(BrokenPipeError):
-            pipe.send_bytes(_answer(outcome))
+            pipe.send_bytes(_encode(result))
 
 
-def _answer(outcome: Outcome) -> bytes:
-    error = outcome.error
+def _encode(result: HandlerResult) -> bytes:
+    error = result.error
     trace = "".join(traceback.format_exception(error)) if error else ""
     cause = error.__cause__ if error else None
     failure = failure_of(error) if error else None
-    for attempt in ((outcome, cause, trace, failure), (outcome, None, trace, failure)):
-        with Outcome() as told:
-            told.value = bytes(ForkingPickler.dumps(attempt))
-            # Some errors can be written, but not read again.
-            ForkingPickler.loads(told.value)
-        if told.error is None:
-            return bytes(told.value)
-    stand_in = Outcome()
-    what = f"the handler raised {error!r}" if error else f"the handler returned what can't be sent: {told.error}"
-    stand_in.error = RuntimeError(what)
-    return bytes(ForkingPickler.dumps((stand_in, None, trace, failure)))
+    for answer in ((result, cause, trace, failure), (result, None, trace, failure)):
+        with HandlerResult() as pickled:
+            pickled.value = bytes(ForkingPickler.dumps(answer))
+            # Some errors can be pickled, but not unpickled.
+            ForkingPickler.loads(pickled.value)
+        if pickled.error is None:
+            return bytes(pickled.value)
+    substitute = HandlerResult()
+    text = f"the handler raised {error!r}" if error else f"the handler returned what can't be sent: {pickled.error}"
+    substitute.error = RuntimeError(text)
+    return bytes(ForkingPickler.dumps((substitute, None, trace, failure)))

@@ -1,7 +1,8 @@
-"""How the server treats the deliveries of one consumer, and which delay brings a job back when.
+"""When the server delivers a job again, by the ack wait, backoff and max deliver of its consumer.
 
-The server waits for a word as long as the backoff of this delivery says. A job that is handed back with a delay comes
-back after that delay plus this delivery's backoff less the first one; a delay may be negative to take that off again.
+The ack wait of a delivery is its step of the backoff, where the consumer has a backoff. A job that is nak'ed with a
+delay comes back after that delay plus the backoff of this delivery minus the first backoff; the delay may be negative
+to compensate.
 """
 
 from __future__ import annotations
@@ -15,19 +16,17 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-_SERVERS_ACK_WAIT = 30 * NANOSECONDS
+_DEFAULT_ACK_WAIT = 30 * NANOSECONDS
 _JITTER = 0.2
 
-_dice = random.SystemRandom()
+_random = random.SystemRandom()
 
 
 @dataclass(frozen=True, slots=True)
 class RedeliveryPolicy:
-    """What a consumer on the server says about deliveries.
+    """A consumer's settings for deliveries, in nanoseconds.
 
-    :param ack_wait: nanoseconds
-    :param backoff: nanoseconds; the last one counts for all later deliveries
-    :param max_deliver: deliveries of a job; below 1 for any number
+    The last step of the backoff counts for all later deliveries; a ``max_deliver`` below 1 sets no limit.
     """
 
     ack_wait: int
@@ -36,54 +35,34 @@ class RedeliveryPolicy:
 
     @classmethod
     def of(cls, config: Mapping[str, Any]) -> Self:
-        """Read them.
-
-        :param config: the consumer's configuration as the server gives it
-        :return: the rules
-        """
+        """Read the policy from the configuration in the server's CONSUMER.INFO."""
         return cls(
-            ack_wait=config.get("ack_wait") or _SERVERS_ACK_WAIT,
+            ack_wait=config.get("ack_wait") or _DEFAULT_ACK_WAIT,
             backoff=tuple(config.get("backoff") or ()),
             max_deliver=config.get("max_deliver", -1),
         )
 
-    def ack_wait_limit(self, attempt: int) -> float:
-        """Tell how long the server waits for a word about a delivery.
-
-        :param attempt: 1 for the first delivery
-        :return: seconds
-        """
+    def ack_wait_seconds(self, attempt: int) -> float:
+        """Return how long the server waits for an acknowledgement of this delivery; the first attempt is 1."""
         return self._step(attempt) / NANOSECONDS
 
     def is_last(self, attempt: int) -> bool:
-        """Tell whether the server won't deliver the job again.
-
-        :param attempt: 1 for the first delivery
-        :return: whether handing it back makes it a dead letter
-        """
+        """Return whether the server won't deliver the job again, so that a nak makes it a dead letter."""
         return 0 < self.max_deliver <= attempt
 
-    def after_backoff(self, attempt: int) -> int | None:
-        """Give the delay with which a job that failed comes back after this delivery's backoff.
+    def backoff_delay(self, attempt: int) -> int | None:
+        """Return the nak delay, in nanoseconds, with which a failed job comes back after this delivery's backoff.
 
-        A share of up to a fifth is added by chance, so that jobs that failed together don't come back together. Nothing
-        is taken off: whoever declared a backoff is owed it.
-
-        :param attempt: 1 for the first delivery
-        :return: nanoseconds to send; ``None`` for at once, which is without backoff, and on the last delivery, since a
-            death shall not wait
+        Up to a fifth is added at random, so that jobs that failed together don't come back together. Nothing is
+        subtracted: the declared backoff is a minimum. ``None`` (no delay) without a backoff, and on the last delivery,
+        since the advisory of a dead letter must not wait.
         """
         if not self.backoff or self.is_last(attempt):
             return None
-        return self.backoff[0] + round(self._step(attempt) * _dice.uniform(0, _JITTER))
+        return self.backoff[0] + round(self._step(attempt) * _random.uniform(0, _JITTER))
 
-    def after(self, seconds: float, attempt: int) -> int | None:
-        """Give the delay with which a job comes back after just this time.
-
-        :param seconds: the time
-        :param attempt: 1 for the first delivery
-        :return: nanoseconds to send; ``None`` for at once
-        """
+    def nak_delay(self, seconds: float, attempt: int) -> int | None:
+        """Return the nak delay, in nanoseconds, with which a job comes back after just this time; ``None``: at once."""
         if not seconds or self.is_last(attempt):
             return None
         delay = round(seconds * NANOSECONDS)

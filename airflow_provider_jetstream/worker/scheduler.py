@@ -1,4 +1,4 @@
-"""Choosing whose jobs are taken next where a worker serves several consumers."""
+"""Choosing the consumer from which a worker with several consumers fetches next."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 from airflow_provider_jetstream.worker.availability import AvailabilityProbe
-from airflow_provider_jetstream.worker.consumers import SHARE
-from airflow_provider_jetstream.worker.fetcher import EXPIRES, PAUSE_AFTER_REFUSAL, Puller
+from airflow_provider_jetstream.worker.consumers import FAIRNESS_WINDOW
+from airflow_provider_jetstream.worker.fetcher import PAUSE_AFTER_REFUSAL, PULL_EXPIRES, ConsumerFetcher
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Sequence
@@ -21,98 +21,93 @@ if TYPE_CHECKING:
 
 
 class PriorityScheduler:
-    """Whose turn it is: the most urgent lane's that has jobs, unless another one has been passed over for too long.
+    """Chooses the most urgent consumer with jobs, unless another one has been skipped for too many jobs.
 
-    :param lanes: how many there are, at most :data:`~airflow_provider_jetstream.worker.consumers.SHARE`
+    Consumers are numbered from 0, the most urgent one, and there are at most
+    :data:`~airflow_provider_jetstream.worker.consumers.FAIRNESS_WINDOW` of them.
     """
 
-    def __init__(self, lanes: int) -> None:
-        self._passed = [0] * lanes
-        # All others may be due at the same time.
-        self._most = SHARE - (lanes - 1)
+    def __init__(self, consumers: int) -> None:
+        self._skipped = [0] * consumers
+        # All other consumers may reach their limit at the same time.
+        self._max_skipped = FAIRNESS_WINDOW - (consumers - 1)
 
     def next(self, ready: Sequence[bool], free: int) -> tuple[int, int] | None:
-        """Choose.
+        """Return the next consumer and how many jobs to fetch from it; ``None`` where no consumer has jobs.
 
-        :param ready: for each lane, the most urgent one first, whether it has jobs
-        :param free: how many jobs there is room for
-        :return: the lane, and how many jobs it may have; ``None`` where no lane has any
+        :param ready: for each consumer whether it has jobs
+        :param free: how many jobs the worker can start
         """
-        waiting = [lane for lane, has_jobs in enumerate(ready) if has_jobs]
+        waiting = [consumer for consumer, has_jobs in enumerate(ready) if has_jobs]
         if not waiting:
             return None
         first, *others = waiting
-        due = max(waiting, key=self._passed.__getitem__)
-        if self._passed[due] >= self._most:
-            return due, 1
-        return first, min([free, *(self._most - self._passed[other] for other in others)])
+        most_skipped = max(waiting, key=self._skipped.__getitem__)
+        if self._skipped[most_skipped] >= self._max_skipped:
+            return most_skipped, 1
+        return first, min([free, *(self._max_skipped - self._skipped[other] for other in others)])
 
-    def took(self, lane: int, count: int, ready: Sequence[bool]) -> None:
-        """Take in what came of it.
-
-        :param lane: the lane that was chosen
-        :param count: how many jobs it gave
-        :param ready: as it was then
-        """
+    def record(self, consumer: int, count: int, ready: Sequence[bool]) -> None:
+        """Record how many jobs the chosen consumer delivered; ``ready`` is the argument of :meth:`next`."""
         for other, has_jobs in enumerate(ready):
-            self._passed[other] = self._passed[other] + count if has_jobs and other != lane else 0
+            self._skipped[other] = self._skipped[other] + count if has_jobs and other != consumer else 0
 
 
 class Fetcher(Protocol):
-    """Takes jobs."""
+    """Fetches jobs and starts each the moment it arrives."""
 
-    async def take(self, count: int) -> None:
-        """Take some, or wait for some for a while; not to be cancelled.
-
-        :param count: how many at the most
-        """
+    async def fetch(self, count: int) -> None:
+        """Fetch up to ``count`` jobs, waiting for some for a while; must not be cancelled."""
 
 
-class _Priorities:
-    def __init__(self, pullers: Sequence[Puller], bells: Sequence[AvailabilityProbe], wake: asyncio.Event) -> None:
-        self._pullers = pullers
-        self._bells = bells
+class _PriorityFetcher:
+    def __init__(
+        self, fetchers: Sequence[ConsumerFetcher], probes: Sequence[AvailabilityProbe], wake: asyncio.Event
+    ) -> None:
+        self._fetchers = fetchers
+        self._probes = probes
         self._wake = wake
-        self._turns = PriorityScheduler(len(bells))
+        self._scheduler = PriorityScheduler(len(probes))
 
-    async def take(self, count: int) -> None:
+    async def fetch(self, count: int) -> None:
         self._wake.clear()
-        ready = [bell.available for bell in self._bells]
-        turn = self._turns.next(ready, count)
-        if turn is None:
+        ready = [probe.available for probe in self._probes]
+        choice = self._scheduler.next(ready, count)
+        if choice is None:
             with suppress(TimeoutError):
-                async with asyncio.timeout(EXPIRES):
+                async with asyncio.timeout(PULL_EXPIRES):
                     await self._wake.wait()
             return
-        lane, at_most = turn
-        puller = self._pullers[lane]
-        came = await puller.take_ready(at_most)
-        self._turns.took(lane, came, ready)
-        if came < at_most:
-            self._bells[lane].arm(PAUSE_AFTER_REFUSAL if puller.refused else 0.0)
+        consumer, requested = choice
+        fetcher = self._fetchers[consumer]
+        received = await fetcher.fetch_ready(requested)
+        self._scheduler.record(consumer, received, ready)
+        if received < requested:
+            self._probes[consumer].arm(PAUSE_AFTER_REFUSAL if fetcher.is_refused else 0.0)
 
 
 @asynccontextmanager
 async def open_fetcher(
     connection: Connection,
-    lanes: Sequence[BoundConsumer],
-    take: Callable[[BoundConsumer, Msg], None],
+    consumers: Sequence[BoundConsumer],
+    start: Callable[[BoundConsumer, Msg], None],
     wake: asyncio.Event,
 ) -> AsyncIterator[Fetcher]:
-    """Be ready to take jobs until the block is left.
+    """Open a fetcher for one consumer, or for several with the most urgent one first.
 
-    :param connection: the server
-    :param lanes: where they come from, the most urgent one first
-    :param take: is called with each job
-    :param wake: set to have it wait no longer
-    :return: what takes them
+    :param start: is called with each job
+    :param wake: is set to end a wait for jobs
     """
     async with AsyncExitStack() as stack:
-        pullers = [await stack.enter_async_context(Puller(connection, lane, partial(take, lane))) for lane in lanes]
-        if len(lanes) == 1:
-            yield pullers[0]
-            return
-        bells = [
-            await stack.enter_async_context(AvailabilityProbe(connection, lane, wake.set).watching()) for lane in lanes
+        fetchers = [
+            await stack.enter_async_context(ConsumerFetcher(connection, consumer, partial(start, consumer)))
+            for consumer in consumers
         ]
-        yield _Priorities(pullers, bells, wake)
+        if len(consumers) == 1:
+            yield fetchers[0]
+            return
+        probes = [
+            await stack.enter_async_context(AvailabilityProbe(connection, consumer, wake.set).watching())
+            for consumer in consumers
+        ]
+        yield _PriorityFetcher(fetchers, probes, wake)

@@ -1,8 +1,8 @@
-"""Where a handler failed: a digest by which the same fault is known again, and the place for people.
+"""Where a handler failed: a digest that is equal for equal faults, and the place in the code for people.
 
-What varies without the fault being another one doesn't count: line numbers, messages, values, the depth of a recursion,
-the functions of the standard library and of installed packages, and whether the handler ran in a task, a thread or a
-process. A traceback doesn't go through pickle, so a handler's process reads it there, and sends what it found.
+The digest leaves out what varies between two failures of one fault: line numbers, messages, values, the depth of a
+recursion, the functions of the standard library and of installed packages, and whether the handler ran in a task, a
+thread or a process. A traceback can't be pickled, so a handler's process computes the digest and sends it.
 """
 
 from __future__ import annotations
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from types import TracebackType
 
 _DIGITS = 12
-_LONGEST_NAME = 200
-_MOST_ERRORS = 50
+_MAX_NAME_LENGTH = 200
+_MAX_ERRORS = 50
 
-_UNCOUNTED = sys.stdlib_module_names | {__name__.partition(".")[0]}
+_IGNORED_MODULES = sys.stdlib_module_names | {__name__.partition(".")[0]}
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
-# Python 3.12 has no frames for these any more.
+# Comprehensions: since Python 3.12 they have no frames.
 _INLINED = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>"})
-_CARRIED = "_jetstream_failure"
+_ATTRIBUTE = "_jetstream_failure"
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
     """Where a handler failed.
 
-    :param digest: twelve hexadecimal digits, the same for the same fault
-    :param place: the innermost of the handler's own functions, as ``module:function:line``
+    ``digest`` is twelve hexadecimal digits; ``place`` is the innermost function of the handler's own code, as
+    ``module:function:line``.
     """
 
     digest: str
@@ -41,84 +41,73 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _Frame:
     function: str
     line: int
     installed: bool
 
 
 def failure_of(error: BaseException) -> Failure | None:
-    """Find out where a handler failed.
-
-    :param error: what it raised
-    :return: where; ``None`` where none of its functions was running, such as for a body that no handler was given
-    """
-    carried = vars(error).get(_CARRIED)
-    return carried if isinstance(carried, Failure) else _read(error)
+    """Return where the handler raised an error; ``None`` where it wasn't running, such as for an invalid body."""
+    attached = vars(error).get(_ATTRIBUTE)
+    return attached if isinstance(attached, Failure) else _read(error)
 
 
-def carry(error: BaseException, failure: Failure | None) -> None:
-    """Keep with an error what :func:`failure_of` found where its traceback was.
-
-    :param error: the error as it came out of a process
-    :param failure: where the handler failed there
-    """
-    vars(error)[_CARRIED] = failure
+def attach_failure(error: BaseException, failure: Failure | None) -> None:
+    """Attach the result of :func:`failure_of` to an error that was unpickled without its traceback."""
+    vars(error)[_ATTRIBUTE] = failure
 
 
-def class_name(kind: type[BaseException]) -> str:
-    """Name a type of errors.
-
-    :param kind: the type
-    :return: its name with its module, where that isn't Python's own
-    """
-    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+def class_name(error_type: type[BaseException]) -> str:
+    """Return the name of an error's class, with its module where the class isn't a builtin."""
+    module, name = error_type.__module__, error_type.__qualname__
+    return name if module == "builtins" else f"{module}.{name}"
 
 
 def _read(error: BaseException) -> Failure | None:
-    chain = list(_chain(error))
-    steps = [list(_steps(each.__traceback__)) for each in chain]
-    # All of them count where the handler is an installed package itself.
-    own = any(not step.installed for each in steps for step in each)
-    steps = [[step for step in each if not (own and step.installed)] for each in steps]
-    if not any(steps):
+    errors = list(_error_chain(error))
+    frames = [list(_frames(chained.__traceback__)) for chained in errors]
+    # The frames of installed packages count where the handler is an installed package itself.
+    has_own = any(not frame.installed for trace in frames for frame in trace)
+    frames = [[frame for frame in trace if not (has_own and frame.installed)] for trace in frames]
+    if not any(frames):
         return None
     lines: dict[str, None] = {}
-    for each, its_steps in zip(chain, steps, strict=True):
-        lines |= dict.fromkeys([f"error {class_name(type(each))}", *(f"in {step.function}" for step in its_steps)])
-    # The cause of all, as far as it was raised rather than made.
-    innermost = [each for each in steps if each][-1][-1]
+    for chained, trace in zip(errors, frames, strict=True):
+        lines |= dict.fromkeys([f"error {class_name(type(chained))}", *(f"in {frame.function}" for frame in trace)])
+    # The last error of the chain that has frames is the root cause; an error that was never raised has none.
+    innermost = [trace for trace in frames if trace][-1][-1]
     digest = sha256("\n".join(lines).encode("utf-8", "backslashreplace")).hexdigest()[:_DIGITS]
     return Failure(digest, f"{_ascii(innermost.function)}:{innermost.line}")
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Give an error, what it was raised from, and what it is a group of."""
+def _error_chain(error: BaseException) -> Iterator[BaseException]:
+    """Yield an error, its causes, and the members of an exception group."""
     waiting, seen = [error], set[int]()
-    while waiting and len(seen) < _MOST_ERRORS:
-        each = waiting.pop(0)
-        if id(each) in seen:
+    while waiting and len(seen) < _MAX_ERRORS:
+        chained = waiting.pop(0)
+        if id(chained) in seen:
             continue
-        seen.add(id(each))
-        yield each
-        if each.__cause__ is not None:
-            waiting.append(each.__cause__)
-        if isinstance(each, BaseExceptionGroup):
-            # In the order of their names, since the order of a group is that in which its tasks failed.
-            waiting += sorted(each.exceptions, key=lambda member: class_name(type(member)))
+        seen.add(id(chained))
+        yield chained
+        if chained.__cause__ is not None:
+            waiting.append(chained.__cause__)
+        if isinstance(chained, BaseExceptionGroup):
+            # Sorted by name, since the order of a group is the order in which its tasks failed.
+            waiting += sorted(chained.exceptions, key=lambda member: class_name(type(member)))
 
 
-def _steps(traceback: TracebackType | None) -> Iterator[_Step]:
+def _frames(traceback: TracebackType | None) -> Iterator[_Frame]:
     while traceback is not None:
         frame, code = traceback.tb_frame, traceback.tb_frame.f_code
         module = str(frame.f_globals.get("__name__", "?"))
-        if module.partition(".")[0] not in _UNCOUNTED and code.co_name not in _INLINED:
-            # What is run as a program has this name in the processes that it starts.
+        if module.partition(".")[0] not in _IGNORED_MODULES and code.co_name not in _INLINED:
+            # The main program has this name in its child processes.
             module = "__main__" if module == "__mp_main__" else module
             installed = not _INSTALLED.isdisjoint(PurePath(code.co_filename).parts)
-            yield _Step(f"{module}:{code.co_qualname}", traceback.tb_lineno, installed)
+            yield _Frame(f"{module}:{code.co_qualname}", traceback.tb_lineno, installed)
         traceback = traceback.tb_next
 
 
 def _ascii(text: str) -> str:
-    return text.encode("ascii", "backslashreplace").decode()[:_LONGEST_NAME]
+    return text.encode("ascii", "backslashreplace").decode()[:_MAX_NAME_LENGTH]

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.consumers import WorkerContext, bind_consumers, read_consumer_refs
 from airflow_provider_jetstream.worker.errors import WorkerStuckError
-from airflow_provider_jetstream.worker.handler import read_handler
+from airflow_provider_jetstream.worker.handler import inspect_handler
 from airflow_provider_jetstream.worker.in_flight import InFlightJobs
 from airflow_provider_jetstream.worker.metrics import Metrics, NoMetrics, PrometheusMetrics
-from airflow_provider_jetstream.worker.runners import runner_of
+from airflow_provider_jetstream.worker.runners import create_runner
 from airflow_provider_jetstream.worker.scheduler import Fetcher, open_fetcher
 
 if TYPE_CHECKING:
@@ -76,9 +76,9 @@ class Worker:
             raise ValueError(f"expected a concurrency of at least 1, found {concurrency}")
         if deadline is not None and deadline <= 0:
             raise ValueError(f"expected a deadline of more than 0 seconds, found {deadline:g}")
-        self.sources = read_consumer_refs(queue, consumer, fallbacks)
+        self.consumer_refs = read_consumer_refs(queue, consumer, fallbacks)
         self.name = name or f"{socket.gethostname()}-{consumer}"
-        self._runner = runner_of(read_handler(handler), processes=processes)
+        self._runner = create_runner(inspect_handler(handler), processes=processes)
         self._settings = settings
         self._concurrency = concurrency
         self._grace = grace
@@ -114,12 +114,12 @@ class Worker:
                 metrics = self._metrics()
                 equipment = WorkerContext(self.name, self._runner, cut_off, self._deadline, metrics, slots.count)
                 try:
-                    async with bind_consumers(connection, self.sources, equipment) as lanes:
-                        log.info("%s takes jobs of %s", self.name, ", then of ".join(map(str, self.sources)))
-                        async with open_fetcher(connection, lanes, slots.take, self._wake) as intake:
+                    async with bind_consumers(connection, self.consumer_refs, equipment) as lanes:
+                        log.info("%s takes jobs of %s", self.name, ", then of ".join(map(str, self.consumer_refs)))
+                        async with open_fetcher(connection, lanes, slots.start, self._wake) as intake:
                             await self._pull(connection, intake, slots, lambda: _abandoned(lanes) > most_abandoned)
                             abandoned = _abandoned(lanes)
-                        await slots.return_untaken(connection)
+                        await slots.nak_not_started(connection)
                         await slots.finish(self._grace, cut_off)
                 finally:
                     metrics.close()
@@ -148,8 +148,8 @@ class Worker:
                 if connection.client.is_closed:
                     raise UnreachableError("the connection was closed and won't come back by itself: start again")
                 if slots.free:
-                    await intake.take(slots.free)
-                    await slots.return_untaken(connection)
+                    await intake.fetch(slots.free)
+                    await slots.nak_not_started(connection)
                 else:
                     await asyncio.wait([stopped, *slots.tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
@@ -157,4 +157,4 @@ class Worker:
 
 
 def _abandoned(lanes: Sequence[BoundConsumer]) -> int:
-    return sum(len(lane.doer.supervisor.abandoned) for lane in lanes)
+    return sum(len(lane.executor.supervisor.abandoned) for lane in lanes)

@@ -10,7 +10,7 @@ from airflow_steps import log_text, provisioned, task_states, wait_for_states
 from dags.cancelling import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.cancellation.cancel import cancellation_of, cancelled_end
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message, find_cancellation
 from airflow_provider_jetstream.jetstream.client.connection import connect
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
@@ -32,11 +32,11 @@ async def _work(settings: ConnectionSettings, name: str) -> None:
         for message in await take(connection, queue(name), 2, within=120):
             metadata = message.metadata
             job_id = (message.headers or {})[JOB_ID]
-            found = await cancellation_of(connection, queue(name), job_id, metadata.timestamp)
+            found = await find_cancellation(connection, queue(name), job_id, metadata.timestamp)
             if found is None:
                 await complete(connection, queue(name), metadata.sequence.stream)
             else:
-                end = cancelled_end(
+                end = cancelled_message(
                     found,
                     queue=name,
                     consumer="worker",

@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
@@ -54,7 +54,7 @@ async def test_workers_share_a_consumer_ten_at_a_time_and_what_is_handed_back_is
 
     async with AsyncExitStack() as stack:
         jobs = [Job(str(number), f"tasks.{TYPES[number % 3]}") for number in range(TASKS)]
-        await publish(connection, prepare(jobs, subject=None, origin=None, batch="tasks"))
+        await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch="tasks"))
         for number in range(2):
             worker = Worker(queue, "worker", handler(number), settings, concurrency=10)
             await stack.enter_async_context(running(worker))
@@ -85,7 +85,7 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
             await stack.enter_async_context(running(Worker(queue, name, handler(name), settings, concurrency=10)))
         customers = [f"customer {number}" for number in range(TASKS)]
         jobs = [Job(name, f"tasks.{partition_of(name, PARTITIONS)}.email") for name in customers]
-        await publish(connection, prepare(jobs, subject=None, origin=None, batch="partitions"))
+        await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch="partitions"))
         await eventually(lambda: is_empty(connection), within=30)
     for number in range(PARTITIONS):
         expected = sum(partition_of(name, PARTITIONS) == number for name in customers)
@@ -115,7 +115,7 @@ async def test_workers_take_the_high_priority_stream_first_and_fall_back_to_the_
     async def submit(queue: WorkQueue, batch: str, count: int) -> None:
         level = queue.name.removeprefix("TASKS_").lower()
         jobs = [Job(level, f"tasks.{level}.{TYPES[number % 3]}") for number in range(count)]
-        await publish(connection, prepare(jobs, subject=None, origin=None, batch=batch))
+        await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch=batch))
 
     started: list[str] = []
 

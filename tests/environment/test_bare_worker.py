@@ -14,8 +14,8 @@ import yaml
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.letters import kept_records, messages_of
 from testbed.processes import Process
@@ -90,8 +90,10 @@ class Bench:
             process.kill()
 
     async def publish(self, *jobs: Job) -> None:
-        prepared = prepare(jobs, subject=f"{self.queue.name}.jobs", origin=None, batch=uuid4().hex, queue=self.queue)
-        (await publish(self.connection, prepared)).raise_for_failures()
+        prepared = prepare_jobs(
+            jobs, subject=f"{self.queue.name}.jobs", origin=None, batch=uuid4().hex, queue=self.queue
+        )
+        (await publish_prepared(self.connection, prepared)).raise_for_failures()
 
     async def ends(self) -> dict[str | None, Completion | Cancelled]:
         """Read how jobs ended, by their ids."""
@@ -196,5 +198,5 @@ async def test_numbers_without_their_extra_are_refused_with_what_to_do(bench: Be
     with bench.worker("plain", "look", "--metrics-port", "0") as process:
         await eventually(lambda: process.returncode is not None, within=20)
     assert process.returncode == 2
-    assert "expected prometheus-client to serve numbers, found none" in process.output()
+    assert "expected prometheus-client to serve metrics, found none" in process.output()
     assert "its extra metrics" in process.output()

@@ -13,16 +13,16 @@ from airflow_provider_jetstream.jetstream.cancellation.cache import follow_cance
 from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     Cancellation,
     cancel,
-    cancellation_of,
-    cancelled_end,
+    cancelled_message,
+    find_cancellation,
     is_cancelled,
 )
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
 from airflow_provider_jetstream.jetstream.client.stream_api import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
@@ -45,7 +45,7 @@ async def _stored_at(connection: Connection, queue: WorkQueue, sequence: int) ->
 async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: Cancellation) -> PubAck:
     """Do what a worker does with a job that is cancelled."""
     metadata = message.metadata
-    end = cancelled_end(
+    end = cancelled_message(
         found,
         queue=queue.name,
         consumer="worker",
@@ -60,8 +60,8 @@ async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: C
 async def _later(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
     subject = f"{queue.name}.jobs.a"
     for job in jobs:
-        prepared = prepare([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
-        (await publish(connection, prepared)).raise_for_failures()
+        prepared = prepare_jobs([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
+        (await publish_prepared(connection, prepared)).raise_for_failures()
 
 
 @pytest.mark.parametrize("job_id", ["order-16", "a b.*.>", "日本\r\n", "/" * 5_000, "$JS.API", ""])
@@ -71,7 +71,7 @@ async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: st
     assert not await is_cancelled(connection, queue, job_id)
     report = await cancel(connection, queue, job_id, "wrong price", "ann")
     (after,) = await put(connection, queue, ["after"])
-    found = await cancellation_of(connection, queue, job_id)
+    found = await find_cancellation(connection, queue, job_id)
     assert found == report.cancellation
     assert (found.job_id, found.why, found.by, report.schedules) == (job_id, "wrong price", "ann", 0)
     assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, before))
@@ -91,9 +91,9 @@ async def test_a_follower_knows_old_cancellations_and_learns_new_ones_while_jobs
     await cancel(connection, queue, "old", "one")
     await cancel(connection, queue, "old", "two")
     async with follow_cancellations(connection, queue) as book:
-        known = book.of("old", stored_at)
+        known = book.get("old", stored_at)
         assert known is not None
-        assert (known.why, book.of("new", stored_at)) == ("two", None)
+        assert (known.why, book.get("new", stored_at)) == ("two", None)
         learning = asyncio.create_task(book.wait("new", stored_at))
         await cancel(connection, queue, "new", "three")
         async with asyncio.timeout(5):
@@ -152,7 +152,7 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Co
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
     sequences = await put(connection, queue, "ab")
-    waiting = asyncio.create_task(wait(connection, mark, sequences, tolerance=WaitPolicy(max_cancelled=1)))
+    waiting = asyncio.create_task(wait(connection, mark, sequences, policy=WaitPolicy(max_cancelled=1)))
     found = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
     message, other = await take(connection, queue, 2)
     await _obey(connection, queue, message, found)
@@ -188,7 +188,7 @@ async def test_so_many_cancelled_jobs_are_put_up_with(
     for message in await take(connection, queue, 3):
         await _obey(connection, queue, message, Cancellation("x", datetime.now(UTC)))
     async with asyncio.timeout(10):
-        report = await wait(connection, mark, sequences, tolerance=WaitPolicy(max_cancelled=max_cancelled))
+        report = await wait(connection, mark, sequences, policy=WaitPolicy(max_cancelled=max_cancelled))
     assert report.cancelled == dict.fromkeys(range(1, ended + 1), "no reason given")
     assert len(report.awaited) == 3 - ended
 
@@ -203,7 +203,7 @@ async def test_of_several_ends_of_one_job_the_first_counts(connection: Connectio
     assert [receipt.duplicate for receipt in receipts] == [False, True]
     # From a worker in another language, which gives its completions other ids.
     await complete(connection, queue, sequence)
-    report = await wait(connection, mark, [sequence], tolerance=WaitPolicy(max_cancelled=None))
+    report = await wait(connection, mark, [sequence], policy=WaitPolicy(max_cancelled=None))
     assert (report.completed, list(report.cancelled)) == (set(), [1])
 
 
@@ -214,7 +214,7 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(conne
     message = await get_message(connection, name, sequence)
     assert message is not None
     assert len((await find_dead_letters(connection, queue)).letters) == 1
-    end = cancelled_end(
+    end = cancelled_message(
         Cancellation("x", datetime.now(UTC), "late"),
         queue=name,
         consumer="worker",
@@ -224,7 +224,7 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(conne
     )
     await store(connection, end.subject, end.body, end.headers)
     assert (await find_dead_letters(connection, queue)).letters == ()
-    report: WaitReport = await wait(connection, mark, [sequence], tolerance=WaitPolicy(max_cancelled=None))
+    report: WaitReport = await wait(connection, mark, [sequence], policy=WaitPolicy(max_cancelled=None))
     assert (report.cancelled, report.dead) == ({1: "late"}, {})
 
 

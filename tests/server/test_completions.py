@@ -28,7 +28,7 @@ async def wait_within(
     connection: Connection, mark: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
 ) -> WaitReport:
     async with asyncio.timeout(within):
-        return await wait(connection, mark, sequences, tolerance=WaitPolicy(max_dead=max_dead))
+        return await wait(connection, mark, sequences, policy=WaitPolicy(max_dead=max_dead))
 
 
 async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
@@ -149,7 +149,7 @@ async def test_a_job_that_was_finished_after_its_death_counts_as_completed(conne
             connection,
             mark,
             sequences,
-            tolerance=WaitPolicy(max_dead=None),
+            policy=WaitPolicy(max_dead=None),
             progress=lambda report: seen.append({*report.dead}),
         )
     )
@@ -205,7 +205,7 @@ async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer,
                 connection,
                 mark,
                 sequences,
-                tolerance=WaitPolicy(max_dead=None),
+                policy=WaitPolicy(max_dead=None),
                 progress=lambda report: seen.append(len(report.awaited)),
             )
         )

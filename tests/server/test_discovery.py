@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.discovery import (
-    FoundDeadLetterQueue,
+    DeadLetterQueueInfo,
     discover_queue,
     find_dead_letter_queues,
 )
@@ -141,7 +141,7 @@ async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
         await find_dead_letters(alone, await discover_queue(alone, "jobs"))
     await stream(alone, "jobs_dlq", f"{MAX_DELIVERIES}.jobs.*")
     (found,) = await find_dead_letter_queues(alone)
-    assert found == FoundDeadLetterQueue("jobs_dlq", ("jobs",), marked=False, messages=0)
+    assert found == DeadLetterQueueInfo("jobs_dlq", ("jobs",), marked=False, messages=0)
     config = (await stream_info(alone, "jobs_dlq"))["config"]
     await alone.api("STREAM.UPDATE.jobs_dlq", config | {"metadata": {"dead_letter_queue": "true"}})
     (found,) = await find_dead_letter_queues(alone)
@@ -263,8 +263,8 @@ async def test_streams_are_found_on_all_pages(alone: Connection) -> None:
     await stream(alone, "marked", "graves.>", metadata={"dead_letter_queue": "TRUE"}, storage="memory")
     await stream(alone, "terminated", "$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.>", storage="memory")
     assert await find_dead_letter_queues(alone) == [
-        FoundDeadLetterQueue("marked", (), marked=True, messages=0),
-        FoundDeadLetterQueue("zz", ("a", "b"), marked=False, messages=0),
+        DeadLetterQueueInfo("marked", (), marked=True, messages=0),
+        DeadLetterQueueInfo("zz", ("a", "b"), marked=False, messages=0),
     ]
 
 

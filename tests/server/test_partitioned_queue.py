@@ -10,8 +10,8 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names, get_message
 from airflow_provider_jetstream.jetstream.errors import DriftError
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import stored_count, take
@@ -28,8 +28,8 @@ def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:
 async def _publish(connection: Connection, queue: WorkQueue, *keys: str) -> None:
     jobs = [Job(key, partition_key=key) for key in keys]
     subject = f"{queue.name}.{{partition}}.email"
-    prepared = prepare(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
-    (await publish(connection, prepared)).raise_for_failures()
+    prepared = prepare_jobs(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
+    (await publish_prepared(connection, prepared)).raise_for_failures()
 
 
 async def _by_hand(connection: Connection, name: str, *partitions: int) -> None:

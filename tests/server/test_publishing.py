@@ -16,8 +16,8 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError, PublishRefusedError
 from testbed.queues import eventually, make_queue, stored_count, take
 
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 
 def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterator[OutgoingJob]:
-    return prepare(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
+    return prepare_jobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
 
 
 def _subscriptions(server: NatsServer, connection: Connection) -> int:
@@ -47,7 +47,7 @@ def _errors(report: PublishReport) -> dict[int, str]:
 async def test_five_thousand_jobs_are_stored_in_order(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "max_ack_pending": -1})
     bodies = [f"job {number}" for number in range(5_000)]
-    report = await publish(connection, _jobs(name, bodies))
+    report = await publish_prepared(connection, _jobs(name, bodies))
     assert (report.stream, report.stored, report.duplicates, report.failures) == (name, 5_000, 0, [])
     assert list(report.sequences) == list(range(1, 5_001))
     delivered = await take(connection, queue, 5_000, within=20)
@@ -58,15 +58,15 @@ async def test_five_thousand_jobs_are_stored_in_order(connection: Connection, na
 async def test_publishing_the_same_jobs_again_stores_nothing_and_counts_them(connection: Connection, name: str) -> None:
     await make_queue(connection, name)
     origin = Origin("dag", "run", "task")
-    first = await publish(connection, _jobs(name, range(300), origin=origin))
-    again = await publish(connection, _jobs(name, range(350), origin=origin))
+    first = await publish_prepared(connection, _jobs(name, range(300), origin=origin))
+    again = await publish_prepared(connection, _jobs(name, range(350), origin=origin))
     assert again.duplicates == 300
     assert list(again.sequences)[:300] == list(first.sequences)
     assert await stored_count(connection, name) == 350
 
 
 async def test_no_jobs_are_an_empty_report(connection: Connection) -> None:
-    report = await publish(connection, [])
+    report = await publish_prepared(connection, [])
     assert (report.stored, report.stream, list(report.sequences)) == (0, None, [])
     report.raise_for_failures()
 
@@ -89,7 +89,7 @@ async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_
             yield read
 
     subscription = await connection.client.subscribe(f"{name}.jobs.>", cb=stand_in_for_the_stream)
-    task = asyncio.create_task(publish(connection, _jobs(name, items()), window=window, ack_timeout=30))
+    task = asyncio.create_task(publish_prepared(connection, _jobs(name, items()), window=window, ack_timeout=30))
     while acknowledged < 200:
         full = min(window, 200 - acknowledged)
         await eventually(lambda full=full: len(waiting) == full)  # type: ignore[misc]
@@ -105,7 +105,7 @@ async def test_the_headers_are_stored_as_the_contract_says(connection: Connectio
     await make_queue(connection, name)
     job = Job({"id": "i1", "n": 1}, id="i1", advisory="done.i1", headers={"Colour": "grün"})
     origin = Origin("dag", "manual__2026-01-01T00:00:00+00:00", "task", 4)
-    report = await publish(connection, _jobs(name, [job, b"plain"], origin=origin))
+    report = await publish_prepared(connection, _jobs(name, [job, b"plain"], origin=origin))
     stored = [await get_message(connection, name, sequence) for sequence in report.sequences]
     assert stored[0] is not None
     assert stored[1] is not None
@@ -127,7 +127,7 @@ async def test_the_headers_are_stored_as_the_contract_says(connection: Connectio
 
 async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connection: Connection, name: str) -> None:
     await make_queue(connection, name, max_msgs=3, discard="new")
-    report = await publish(connection, _jobs(name, [Job(b"x", id=f"order-{n}") for n in range(12)]))
+    report = await publish_prepared(connection, _jobs(name, [Job(b"x", id=f"order-{n}") for n in range(12)]))
     assert report.stored == 3
     assert list(report.sequences) == [1, 2, 3] + [0] * 9
     assert all(failure.certain and isinstance(failure.error, QueueFullError) for failure in report.failures)
@@ -137,7 +137,7 @@ async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connectio
     with pytest.raises(PublishIncompleteError) as caught:
         report.raise_for_failures()
     assert caught.value.report is report
-    full = f"{name} is full (maximum messages exceeded): let workers or a redrive make room, or raise the limit, then"
+    full = f"{name} is full (maximum messages exceeded): let workers or a redrive free space, or raise the limit, then"
     assert str(caught.value).startswith(
         f"3 of 12 jobs are stored in {name} (sequences 1-3); 9 are not known to be: job 3 (id {name}/order-3) is not"
         f" stored: {full} try again; job 4 (id {name}/order-4) is not stored: "
@@ -147,10 +147,10 @@ async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connectio
 
 async def test_room_in_a_full_queue_lets_the_same_call_succeed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, max_msgs=3, discard="new", consumer={"ack_wait": "1m"})
-    assert (await publish(connection, _jobs(name, range(5)))).stored == 3
+    assert (await publish_prepared(connection, _jobs(name, range(5)))).stored == 3
     for message in await take(connection, queue, 3):
         await message.ack_sync()
-    again = await publish(connection, _jobs(name, range(5)))
+    again = await publish_prepared(connection, _jobs(name, range(5)))
     assert (again.stored, again.duplicates) == (5, 3)
     assert await stored_count(connection, name) == 2
 
@@ -159,7 +159,7 @@ async def test_a_job_beyond_the_streams_limit_is_named_while_the_others_are_stor
     connection: Connection, name: str
 ) -> None:
     await make_queue(connection, name, max_msg_size=512)
-    report = await publish(connection, _jobs(name, [b"a", b"x" * 600, b"b"]))
+    report = await publish_prepared(connection, _jobs(name, [b"a", b"x" * 600, b"b"]))
     assert _errors(report) == {
         1: f"body and headers exceed max_msg_size of {name}: send a reference instead of the data, or raise the limit"
     }
@@ -175,7 +175,7 @@ async def test_a_job_beyond_the_servers_limit_is_named_and_the_connection_stays_
 ) -> None:
     await make_queue(connection, name)
     limit = connection.client.max_payload
-    report = await publish(connection, _jobs(name, [b"a", b"x" * (limit + over), b"b"]))
+    report = await publish_prepared(connection, _jobs(name, [b"a", b"x" * (limit + over), b"b"]))
     assert _errors(report) == {
         1: f"body and headers exceed the server's limit of {limit} bytes: send a reference instead of the data, or"
         " raise the limit"
@@ -191,9 +191,9 @@ async def test_the_largest_job_that_the_server_takes_is_stored(connection: Conne
     (small,) = _jobs(name, [b""])
     lines = sum(len(f"{key}: {value}\r\n") for key, value in small.headers.items())
     room = connection.client.max_payload - len("NATS/1.0\r\n\r\n") - lines
-    report = await publish(connection, _jobs(name, [b"x" * room]))
+    report = await publish_prepared(connection, _jobs(name, [b"x" * room]))
     assert (report.stored, report.failures) == (1, [])
-    over = await publish(connection, _jobs(name, [b"x" * (room + 1)], batch=name[::-1]))
+    over = await publish_prepared(connection, _jobs(name, [b"x" * (room + 1)], batch=name[::-1]))
     assert [type(failure.error) for failure in over.failures] == [JobTooLargeError]
 
 
@@ -202,7 +202,7 @@ async def test_a_body_that_cannot_be_written_is_named_while_the_others_are_store
 ) -> None:
     await make_queue(connection, name)
     bodies = [1, object(), {"a": float("nan")}, {1, 2}, "five"]
-    report = await publish(connection, _jobs(name, bodies))
+    report = await publish_prepared(connection, _jobs(name, bodies))
     assert list(report.sequences) == [1, 0, 0, 0, 2]
     assert all(isinstance(failure.error, JobNotSerializableError) for failure in report.failures)
     assert [type(bodies[failure.index]).__name__ in str(failure.error) for failure in report.failures] == [True] * 3
@@ -211,7 +211,7 @@ async def test_a_body_that_cannot_be_written_is_named_while_the_others_are_store
 
 
 async def test_a_subject_that_no_stream_captures_is_told(connection: Connection, name: str) -> None:
-    report = await publish(connection, _jobs(name, [1, 2]))
+    report = await publish_prepared(connection, _jobs(name, [1, 2]))
     message = f"no stream captures {name}.jobs.a: provision the queue first, or check the subject"
     assert _errors(report) == {0: message, 1: message}
     assert all(isinstance(failure.error, NotFoundError) and failure.certain for failure in report.failures)
@@ -225,7 +225,7 @@ async def test_an_answer_that_is_no_streams_counts_as_none(connection: Connectio
         await message.respond(answer)
 
     await connection.client.subscribe(f"{name}.jobs.>", cb=somebody_else)
-    report = await publish(connection, _jobs(name, [1]), ack_timeout=0.1, attempts=2)
+    report = await publish_prepared(connection, _jobs(name, [1]), ack_timeout=0.1, attempts=2)
     assert _errors(report) == {
         0: f"no acknowledgement after 2 attempts of 0.1 s: what answers on {name}.jobs.a isn't a stream; provision the"
         " queue first"
@@ -242,7 +242,7 @@ async def test_somebody_else_who_answers_first_does_not_hide_the_streams_acknowl
 
     await connection.client.subscribe(f"{name}.jobs.>", cb=somebody_else)
     await make_queue(connection, name)
-    report = await publish(connection, _jobs(name, range(50)))
+    report = await publish_prepared(connection, _jobs(name, range(50)))
     assert list(report.sequences) == list(range(1, 51))
 
 
@@ -253,7 +253,7 @@ async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connectio
         yield 1
         read.set()
 
-    task = asyncio.create_task(publish(connection, _jobs(name, items())))
+    task = asyncio.create_task(publish_prepared(connection, _jobs(name, items())))
     await read.wait()
     # On the same connection, so the server sees the job first.
     await make_queue(connection, name)
@@ -271,22 +271,22 @@ async def test_an_input_that_fails_half_way_fails_the_call_and_leaves_nothing_be
         raise LookupError("the database went away")
 
     with pytest.raises(LookupError, match="the database went away"):
-        await publish(connection, _jobs(name, items()))
+        await publish_prepared(connection, _jobs(name, items()))
     await connection.client.flush()
     assert _subscriptions(nats, connection) == before
-    assert (await publish(connection, _jobs(name, range(600)))).stored == 600
+    assert (await publish_prepared(connection, _jobs(name, range(600)))).stored == 600
 
 
 async def test_a_bad_job_half_way_fails_the_call_by_its_index(connection: Connection, name: str) -> None:
     await make_queue(connection, name)
     with pytest.raises(JobError, match="job 2 can't be published to 'a b': it contains white space"):
-        await publish(connection, _jobs(name, [1, 2, Job(3, subject="a b")]))
+        await publish_prepared(connection, _jobs(name, [1, 2, Job(3, subject="a b")]))
 
 
 async def test_every_call_closes_its_subscription(connection: Connection, nats: NatsServer, name: str) -> None:
     await make_queue(connection, name)
     before = _subscriptions(nats, connection)
     for turn in range(3):
-        await publish(connection, _jobs(name, range(10), batch=f"{name}{turn}"))
+        await publish_prepared(connection, _jobs(name, range(10), batch=f"{name}{turn}"))
     await connection.client.flush()
     assert _subscriptions(nats, connection) == before

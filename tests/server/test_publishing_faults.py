@@ -12,8 +12,8 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.queues import drain, eventually, make_queue, stored_count
 
@@ -45,7 +45,7 @@ def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None
                 then()
             yield f"job {number}"
 
-    return prepare(bodies(), subject=f"{_NAME}.jobs.a", origin=None, batch=_NAME)
+    return prepare_jobs(bodies(), subject=f"{_NAME}.jobs.a", origin=None, batch=_NAME)
 
 
 async def _done_by_sequence(connection: Connection) -> Counter[str]:
@@ -77,7 +77,7 @@ async def test_every_job_is_stored_once_although_the_server_is_killed_and_restar
         own_nats.kill()
         killed.set()
 
-    task = asyncio.create_task(publish(own, _jobs(at=1_500, then=kill), window=200))
+    task = asyncio.create_task(publish_prepared(own, _jobs(at=1_500, then=kill), window=200))
     await killed.wait()
     await asyncio.to_thread(own_nats.start)
     report = await asyncio.wait_for(task, 40)
@@ -91,12 +91,12 @@ async def test_a_call_that_a_dead_server_broke_off_is_completed_by_the_same_call
     own: Connection, own_nats: NatsServer
 ) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
-    broken = await publish(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
+    broken = await publish_prepared(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
     assert 0 < broken.stored < _JOBS
     await asyncio.to_thread(own_nats.start)
 
     async def complete() -> bool:
-        return (await publish(own, _jobs())).stored == _JOBS
+        return (await publish_prepared(own, _jobs())).stored == _JOBS
 
     await eventually(complete, within=30)
     assert await _done_by_sequence(own) == Counter(f"job {number}" for number in range(_JOBS))
@@ -112,7 +112,7 @@ async def test_a_server_that_is_gone_for_good_ends_the_call_in_time_with_the_fat
     ends = {"kill": own_nats.kill, "stop": own_nats.stop, "freeze": lambda: os.kill(pid, signal.SIGSTOP)}
     started = time.monotonic()
     try:
-        report = await publish(own, _jobs(at=1_500, then=ends[end]), window=200, ack_timeout=0.5, attempts=3)
+        report = await publish_prepared(own, _jobs(at=1_500, then=ends[end]), window=200, ack_timeout=0.5, attempts=3)
         elapsed = time.monotonic() - started
     finally:
         if end == "freeze":
@@ -130,7 +130,7 @@ async def test_a_server_that_is_gone_for_good_ends_the_call_in_time_with_the_fat
 
 async def test_jobs_reported_as_not_sent_are_really_not_stored(own: Connection, own_nats: NatsServer) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
-    report = await publish(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
+    report = await publish_prepared(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
     unsent = {f"job {failure.index}" for failure in report.failures if failure.certain}
     assert unsent
     own_nats.start()
@@ -152,7 +152,7 @@ async def test_a_short_freeze_of_the_server_costs_nothing_but_time(own: Connecti
         os.kill(pid, signal.SIGSTOP)
         loop.call_later(1, os.kill, pid, signal.SIGCONT)
 
-    report = await publish(own, _jobs(at=1_500, then=freeze), window=200, ack_timeout=0.3, attempts=20)
+    report = await publish_prepared(own, _jobs(at=1_500, then=freeze), window=200, ack_timeout=0.3, attempts=20)
     report.raise_for_failures()
     assert await stored_count(own, _NAME) == _JOBS
 
@@ -164,7 +164,7 @@ async def test_a_stream_deleted_half_way_is_told_for_the_rest(own: Connection) -
     def delete() -> None:
         deleting.append(asyncio.create_task(own.api(f"STREAM.DELETE.{_NAME}")))
 
-    report = await publish(own, _jobs(600, at=300, then=delete), window=50)
+    report = await publish_prepared(own, _jobs(600, at=300, then=delete), window=50)
     await deleting[0]
     assert 250 <= report.stored < 600
     assert len(report.failures) == 600 - report.stored
@@ -181,7 +181,7 @@ async def test_a_job_whose_first_answer_got_lost_before_the_stream_went_away_may
         await subscription.unsubscribe()
 
     subscription = await own.client.subscribe(f"{_NAME}.jobs.>", cb=keep_silent)
-    report = await publish(own, _jobs(1), ack_timeout=0.2)
+    report = await publish_prepared(own, _jobs(1), ack_timeout=0.2)
     assert sent == [b"job 0"]
     (failure,) = report.failures
     assert (type(failure.error), failure.certain) == (NotFoundError, False)
@@ -195,7 +195,7 @@ async def test_a_connection_closed_half_way_ends_the_call_at_once(own: Connectio
         closing.append(asyncio.create_task(own.client.close()))
 
     started = time.monotonic()
-    report = await publish(own, _jobs(at=1_500, then=close), window=200, ack_timeout=0.5, attempts=3)
+    report = await publish_prepared(own, _jobs(at=1_500, then=close), window=200, ack_timeout=0.5, attempts=3)
     assert time.monotonic() - started < 3
     await closing[0]
     assert report.stored + len(report.failures) == _JOBS
@@ -206,7 +206,7 @@ async def test_a_connection_closed_half_way_ends_the_call_at_once(own: Connectio
 async def test_a_connection_that_is_closed_already_publishes_nothing(own: Connection) -> None:
     await own.client.close()
     with pytest.raises(UnreachableError, match="nothing was published: nats: connection closed"):
-        await publish(own, _jobs(1))
+        await publish_prepared(own, _jobs(1))
 
 
 async def test_a_cancelled_call_leaves_nothing_behind(own: Connection, own_nats: NatsServer) -> None:
@@ -215,7 +215,7 @@ async def test_a_cancelled_call_leaves_nothing_behind(own: Connection, own_nats:
     await own.client.subscribe(f"{_NAME}.jobs.>")
     await own.client.flush()
     (before,) = own_nats.monitor("connz")["connections"]
-    task = asyncio.create_task(publish(own, _jobs(at=100, then=reached.set), window=100))
+    task = asyncio.create_task(publish_prepared(own, _jobs(at=100, then=reached.set), window=100))
     await reached.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):

@@ -14,8 +14,8 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
@@ -82,8 +82,8 @@ async def test_the_worker_does_the_jobs_of_the_dag(
     try:
         task = dag_block["send"]
         mark = await take_cursor(connection, queue)
-        jobs = prepare(list(task.jobs), subject=task.subject, origin=None, batch="readme")
-        report = await publish(connection, jobs)
+        jobs = prepare_jobs(list(task.jobs), subject=task.subject, origin=None, batch="readme")
+        report = await publish_prepared(connection, jobs)
         async with asyncio.timeout(30):
             ended = await wait(connection, mark, report.sequences)
     finally:

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.queues import complete, make_queue, take
@@ -38,10 +38,10 @@ async def publish_as_a_task(
     assert receipts is not None
     receipt, before = await receipts.begin(asdict(await take_cursor(connection, queue)))
     origin = replace(ORIGIN, round=receipt.round)
-    prepared = prepare(jobs, subject=f"{queue.name}.jobs.x", origin=origin, batch="", queue=queue)
-    report = await publish(connection, prepared, known=before.known)
+    prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.x", origin=origin, batch="", queue=queue)
+    report = await publish_prepared(connection, prepared, stored_sequence=before.sequence_of)
     if not cut_off:
-        await receipts.keep(report)
+        await receipts.record_stored(report)
     return report
 
 
@@ -127,7 +127,7 @@ async def test_the_receipt_remembers_where_the_first_try_looks_for_ends(connecti
     later = await PublishLog.open(connection, queue, KEY)
     assert later is not None
     found, _ = await later.begin(asdict(await take_cursor(connection, queue)))
-    assert found.mark == mark
+    assert found.cursor == mark
 
 
 async def test_a_receipt_for_an_earlier_stream_of_the_same_name_says_nothing(connection: Connection, name: str) -> None:

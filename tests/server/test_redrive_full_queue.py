@@ -12,8 +12,8 @@ from airflow_provider_jetstream.jetstream.client.connection import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -52,8 +52,8 @@ JOBS = WorkQueue(
 
 async def publish_jobs(connection: Connection, kind: str, count: int) -> PublishReport:
     bodies = (f"{kind}-{number}" for number in range(count))
-    jobs = prepare(bodies, subject=f"jobs.{kind}.my_job_id", origin=None, batch=f"{kind}-{count}")
-    return await publish(connection, jobs)
+    jobs = prepare_jobs(bodies, subject=f"jobs.{kind}.my_job_id", origin=None, batch=f"{kind}-{count}")
+    return await publish_prepared(connection, jobs)
 
 
 async def answer_all(connection: Connection, kind: str, answer: bytes) -> Counter[bytes]:

@@ -20,8 +20,8 @@ from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOld
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.publishing.cron import cron_problem
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishRefusedError
 from testbed.queues import eventually, make_queue, small_queue, stored_count, take, use_up
 
@@ -35,8 +35,8 @@ if TYPE_CHECKING:
 
 async def _publish(connection: Connection, queue: WorkQueue, *jobs: Job, origin: Origin | None = None) -> PublishReport:
     subject = f"{queue.name}.jobs.a"
-    prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
-    report = await publish(connection, prepared)
+    prepared = prepare_jobs(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
+    report = await publish_prepared(connection, prepared)
     report.raise_for_failures()
     return report
 

@@ -168,4 +168,4 @@ async def test_a_wait_that_is_over_from_the_start_reads_nothing(connection: Conn
     mark = await take_cursor(connection, queue)
     assert await wait(connection, mark, []) == WaitReport(set())
     await complete_all(connection, queue, [1])
-    assert (await wait(connection, mark, [1, 2], tolerance=WaitPolicy(min_completed=3))).completed == set()
+    assert (await wait(connection, mark, [1, 2], policy=WaitPolicy(min_completed=3))).completed == set()

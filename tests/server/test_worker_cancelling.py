@@ -32,7 +32,7 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
         started.append(job.id)
 
     async with running(Worker(queue, "worker", handle, settings)):
-        report = await wait(connection, mark, [1, 2], tolerance=WaitPolicy(max_cancelled=None))
+        report = await wait(connection, mark, [1, 2], policy=WaitPolicy(max_cancelled=None))
         await eventually(lambda: is_empty(connection, name))
     assert started == ["two"]
     assert (report.completed, set(report.cancelled)) == ({2}, {1})
@@ -57,7 +57,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
     async with running(Worker(queue, "worker", handle, settings)):
         await started.wait()
         await cancel(connection, queue, "one", why="wrong price", by="ann")
-        report = await wait(connection, mark, [1], tolerance=WaitPolicy(max_cancelled=None))
+        report = await wait(connection, mark, [1], policy=WaitPolicy(max_cancelled=None))
         assert ended.is_set()
         await eventually(lambda: is_empty(connection, name))
     assert set(report.cancelled) == {1}

@@ -395,7 +395,9 @@ async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: Connec
         ):
             Worker(queue, HIGH, print, settings, fallbacks=[unknown])
     many = lanes_queue(f"{name}-many", *(str(number) for number in range(11)))
-    assert len(Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 10)]).sources) == 10
+    assert (
+        len(Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 10)]).consumer_refs) == 10
+    )
     with pytest.raises(WorkerSetupError, match="expected at most 9 fallbacks, found 10: run another worker"):
         Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 11)])
 

@@ -363,7 +363,7 @@ async def test_numbers_are_served_for_prometheus(connection: Connection, name: s
     await put(connection, queue, map(str, range(3)))
     worker = workers.run(queue, "gated", "--metrics-port", "0", "--concurrency", "2", "--id", "3")
     await eventually(lambda: len(workers.notes("start")) == 2, within=20)
-    port = worker.output().partition("serves numbers on port ")[2].split()[0]
+    port = worker.output().partition("serves metrics on port ")[2].split()[0]
     labels = f'consumer="worker",stream="{name}",worker="3"'
 
     async def number(line: str) -> float:

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.spark import register
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
     from testbed.nats_server import NatsServer
 
 _FOLDER = Path(__file__).parent
@@ -69,7 +69,7 @@ def given(nats: NatsServer, name: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def stream(given: dict[str, str]) -> Iterator[Stream]:
+def stream(given: dict[str, str]) -> Iterator[SourceStream]:
     """That stream, which the test has to make."""
     with opened(given) as found:
         yield found

@@ -35,7 +35,7 @@ class FailingShare(RedriveTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Bring letters back, or only some."""
         whole = [batch for batch in batches if batch.num_rows]
-        if whole and _first_time(str(self.order.why)):
+        if whole and _first_time(str(self.request.why)):
             half = whole[0].slice(0, whole[0].num_rows // 2)
             list(super().run(iter([half])))
             raise RuntimeError("half is done")
@@ -48,7 +48,7 @@ class KilledShare(RedriveTask):
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Bring letters back, or only some."""
         whole = [batch for batch in batches if batch.num_rows]
-        if whole and _first_time(str(self.order.why)):
+        if whole and _first_time(str(self.request.why)):
             written, write = [], AuditLog.write
 
             async def write_and_die(audit: AuditLog, record: LetterRecord) -> None:

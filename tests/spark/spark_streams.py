@@ -9,9 +9,9 @@ from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSock
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.columns import Columns
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, ranges
+from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,22 +21,22 @@ METHODS = ("consumer", "direct", "api")
 
 
 @contextmanager
-def opened(given: Mapping[str, str]) -> Iterator[Stream]:
+def opened(given: Mapping[str, str]) -> Iterator[SourceStream]:
     """Open a stream that the options name, whether it exists or not."""
     wire = NatsSocket(socket_settings(given))
     try:
-        yield Stream(wire, given["stream"])
+        yield SourceStream(wire, given["stream"])
     finally:
         wire.close()
 
 
-def make_stream(stream: Stream, **config: Any) -> None:
+def make_stream(stream: SourceStream, **config: Any) -> None:
     """Make a stream on subjects that begin with its name."""
     wanted = {"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True, **config}
     stream.api(f"STREAM.CREATE.{stream.name}", wanted)
 
 
-def publish(stream: Stream, messages: Iterable[tuple[str, Mapping[str, str] | None, bytes]]) -> None:
+def publish(stream: SourceStream, messages: Iterable[tuple[str, Mapping[str, str] | None, bytes]]) -> None:
     """Publish messages with headers or without, and wait until they are stored."""
     frames = []
     for subject, headers, body in messages:
@@ -48,25 +48,25 @@ def publish(stream: Stream, messages: Iterable[tuple[str, Mapping[str, str] | No
         frames.append(
             b"HPUB %b %d %d\r\n%b%b\r\n" % (subject.encode(), len(block), len(block) + len(body), block, body)
         )
-    last = stream.facts().last
+    last = stream.info().last
     for start in range(0, len(frames), 1000):
-        stream.wire.send(b"".join(frames[start : start + 1000]))
-    while stream.facts().last < last + len(frames):
+        stream.socket.send(b"".join(frames[start : start + 1000]))
+    while stream.info().last < last + len(frames):
         pass
 
 
-def count_up(stream: Stream, count: int, start: int = 0) -> None:
+def count_up(stream: SourceStream, count: int, start: int = 0) -> None:
     """Publish numbers on seven subjects."""
     publish(stream, ((f"{stream.name}.{at % 7}", None, str(at).encode()) for at in range(start, start + count)))
 
 
-def delete(stream: Stream, sequences: Iterable[int]) -> None:
+def delete(stream: SourceStream, sequences: Iterable[int]) -> None:
     """Delete messages."""
     for sequence in sequences:
         stream.api(f"STREAM.MSG.DELETE.{stream.name}", {"seq": sequence, "no_erase": True})
 
 
-def purge(stream: Stream, below: int) -> None:
+def purge(stream: SourceStream, below: int) -> None:
     """Delete everything below a sequence."""
     stream.api(f"STREAM.PURGE.{stream.name}", {"seq": below})
 
@@ -77,12 +77,12 @@ def read_all(
     """Read a stream as tasks do, without Spark."""
     options = read_options({**given, "includeHeaders": "true"}, "read")
     with opened(given) as stream:
-        facts = stream.facts()
-        method = fetch_method(options, facts, stream.wire.version)
+        facts = stream.info()
+        method = fetch_method(options, facts, stream.socket.version)
     columns = Columns(tuple(names), (True,) * len(names), options.decompress)
     rows: list[dict[str, Any]] = []
     low, high = first or facts.first, facts.last if last is None else last
-    for part in ranges(low, high, options, facts, method, options.filters):
+    for part in plan_ranges(low, high, options, facts, method, options.filters):
         for batch in read_range(given, options, columns, part):
             batch.validate(full=True)
             rows += batch.to_pylist()

@@ -179,7 +179,7 @@ def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
     def some_are_done() -> bool:
         return any(message.sequence > 300 for message in messages_of(where, name))
 
-    report = redrive_letters(spark, sequences(spark, 1, 300), queue, order, where, stopped=some_are_done)
+    report = redrive_letters(spark, sequences(spark, 1, 300), queue, order, where, is_stopped=some_are_done)
     assert report.cancelled
     done = [message.sequence for message in messages_of(where, name) if message.sequence > 300]
     assert 0 < len(done) < 300

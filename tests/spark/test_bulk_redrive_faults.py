@@ -25,13 +25,13 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol, Redri
 from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from airflow_provider_jetstream.spark.bulk_redrive import run as running
 from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import begin_run, scan_queue
-from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import clear
+from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
-from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD
+from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import packed
+from airflow_provider_jetstream.spark.dead_letters.task_partitions import pack_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ def test_an_executor_that_is_killed_costs_and_repeats_nothing(
 
     def some_are_done() -> bool:
         with opened({**where, "stream": name}) as stream:
-            return stream.facts().last > MANY + MANY // 10
+            return stream.info().last > MANY + MANY // 10
 
     arguments = (json.dumps(where), declared, protocol.value, str(MANY))
     with driver_of("cluster_redrive.py", *arguments, log=tmp_path / "driver.log") as driver:
@@ -109,8 +109,8 @@ def begun(
     facts = (where, found.server, found.scan.context, frozenset[str](), found.acknowledged)
     share = RedriveTask(*facts, order, found.choice.protocol, None, audited=True)
     sequences = found.jobs.column("sequence").to_pylist()
-    told = [packed(found.jobs), *[None] * len(sequences)]
-    jobs = pa.table({"sequence": [sequences[0], *sequences], TOLD: pa.array(told, pa.binary())})
+    told = [pack_table(found.jobs), *[None] * len(sequences)]
+    jobs = pa.table({"sequence": [sequences[0], *sequences], PACKED_ENTRIES: pa.array(told, pa.binary())})
     return found, lambda rows: jobs.from_batches(list(share.run(iter(rows.to_batches())))), jobs
 
 
@@ -126,7 +126,7 @@ def test_a_share_that_is_done_twice_at_once_is_done_once(where: dict[str, str], 
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
     assert jobs_of(where, queue) == Counter(range(1, COUNT + 1))
     assert Counter(each.sequence for each in letter_records(where, queue)) == Counter(range(1, COUNT + 1))
-    assert clear(where, found.scan, report.redriven) == 0
+    assert remove_finished_entries(where, found.scan, report.redriven) == 0
     assert messages_of(where, f"{name}-dead") == []
 
 

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, copy_subject, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.spark.bulk_redrive import clearing
-from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import clear
+from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from testbed.nats_server import NatsServer
 
@@ -76,7 +76,7 @@ def test_what_is_said_about_other_letters_stays(
     # Several purges of a few.
     monkeypatch.setattr(clearing, "_AT_A_TIME", 7)
     scan = scanned(where, queue)
-    assert clear(where, scan, redriven) == 0
+    assert remove_finished_entries(where, scan, redriven) == 0
     assert entries(where, queue) == of_others(scan, redriven)
 
 
@@ -84,7 +84,7 @@ def test_deaths_that_were_told_later_stay(where: dict[str, str], queue: WorkQueu
     scan = scanned(where, queue)
     run_on_own_connection(where, lambda connection: publish(connection, queue, 5))
     let_die(where, queue, 5)
-    assert clear(where, scan, range(1, COUNT + 1)) == 0
+    assert remove_finished_entries(where, scan, range(1, COUNT + 1)) == 0
     assert entries(where, queue) == [*range(COUNT + COUNT // 2 + 1, COUNT + COUNT // 2 + 6)]
 
 
@@ -100,7 +100,7 @@ def test_a_dead_letter_queue_that_was_made_anew_keeps_what_it_holds(where: dict[
 
     run_on_own_connection(where, make_anew)
     let_die(where, queue, 5)
-    assert clear(where, scan, range(1, COUNT + 1)) == 0
+    assert remove_finished_entries(where, scan, range(1, COUNT + 1)) == 0
     assert entries(where, queue) == [1, 2, 3, 4, 5]
 
 
@@ -119,7 +119,7 @@ def test_entries_that_cant_be_read_or_are_parked_stay(where: dict[str, str], que
     let_stay = entries(where, queue)[-1]
     scan = scanned(where, queue)
     redriven = [*range(1, COUNT + 1)]
-    assert clear(where, scan, redriven) == 0
+    assert remove_finished_entries(where, scan, redriven) == 0
     # A letter that was parked before it was redriven leaves its parking place too.
     assert entries(where, queue) == ([] if kind == "parked" else [let_stay])
 
@@ -136,7 +136,7 @@ def test_a_dead_letter_queue_that_denies_purges_is_cleared_one_by_one(
 
     run_on_own_connection(where, deny)
     scan = scanned(where, queue)
-    assert clear(where, scan, range(1, COUNT)) == 0
+    assert remove_finished_entries(where, scan, range(1, COUNT)) == 0
     assert entries(where, queue) == of_others(scan, range(1, COUNT))
 
 
@@ -160,7 +160,7 @@ def test_who_may_not_purge_removes_one_by_one_and_who_may_nothing_leaves_them(
         queue = told_queue(everything, name)
         scan = scanned(everything, queue)
         some = {"servers": server.url, "user": "some", "password": "some", "timeout": "1"}
-        assert clear(some, scan, range(1, COUNT + 1)) == left
+        assert remove_finished_entries(some, scan, range(1, COUNT + 1)) == left
         assert len(entries(everything, queue)) == left
     assert "one by one" in caplog.text
     assert ("stay until the next redrive" in caplog.text) == bool(left)

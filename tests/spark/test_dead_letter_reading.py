@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_of, shown
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, letter_from_row
 from airflow_provider_jetstream.spark.dead_letters.read import read_letters
 
 if TYPE_CHECKING:
@@ -37,14 +37,15 @@ def letters_of(frame: DataFrame) -> list[DeadLetter]:
         for name, value in row.items():
             # Spark gives the times of its session's zone, which is UTC here, without saying so.
             row[name] = value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
-    return [letter_of(row) for row in rows]
+    return [letter_from_row(row) for row in rows]
 
 
 def as_shown(letters: tuple[DeadLetter, ...]) -> list[DeadLetter]:
     from dataclasses import replace
 
     return [
-        replace(each, headers=tuple((shown(name), shown(value)) for name, value in each.headers)) for each in letters
+        replace(each, headers=tuple((as_valid_text(name), as_valid_text(value)) for name, value in each.headers))
+        for each in letters
     ]
 
 

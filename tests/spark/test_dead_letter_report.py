@@ -17,7 +17,7 @@ from pyspark.sql import functions as f
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.spark.dead_letters import read_snapshot, repair, snapshot, triage, write_report
-from airflow_provider_jetstream.spark.dead_letters.letter_rows import batch_of
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def some_letter(number: int) -> DeadLetter:
 def kept(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
     letters = [some_letter(number) for number in range(1, _COUNT + 1)]
     lost = [replace(some_letter(number).death) for number in (1001, 1002)]
-    table = pa.Table.from_batches([batch_of(letters, lost)])
+    table = pa.Table.from_batches([letter_batch(letters, lost)])
     return snapshot(spark.createDataFrame(table), str(tmp_path_factory.mktemp("letters") / "kept"))
 
 

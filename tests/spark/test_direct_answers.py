@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark.wire.arrow_buffers import gathered
-from airflow_provider_jetstream.spark.wire.direct_get_headers import DirectGetMetadata, parse_metadata, times
+from airflow_provider_jetstream.spark.wire.arrow_buffers import gather_slices
+from airflow_provider_jetstream.spark.wire.metadata import DirectGetMetadata, parse_metadata, parse_times
 
 _FIRST = b"NATS/1.0\r\n"
 _MORNING = datetime(2026, 11, 21, 15, 10, 11, tzinfo=UTC)
@@ -54,9 +54,9 @@ def _told(
 
 def _require(messages: list[_Message], buffer: bytes, found: DirectGetMetadata, before: int) -> None:
     assert found.sequences.tolist() == [each.sequence for each in messages]
-    subjects = gathered(buffer, found.subject, found.subject_end).to_pylist()
+    subjects = gather_slices(buffer, found.subject, found.subject_end).to_pylist()
     assert subjects == [each.subject for each in messages]
-    stored = [int((time - _EPOCH) / timedelta(microseconds=1)) for time in times(buffer, found).to_pylist()]
+    stored = [int((time - _EPOCH) / timedelta(microseconds=1)) for time in parse_times(buffer, found).to_pylist()]
     assert stored == [each.time // 1000 for each in messages]
     at = 0
     for each, end in zip(messages, found.own_end.tolist(), strict=True):
@@ -110,7 +110,7 @@ def test_every_header_that_is_added_has_to_be_there(name: bytes) -> None:
 
 
 def test_messages_that_differ_in_digits_only_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delattr("airflow_provider_jetstream.spark.wire.direct_get_headers._each")
+    monkeypatch.delattr("airflow_provider_jetstream.spark.wire.metadata._each")
     start = _nanoseconds(_MORNING)
     messages = [
         _Message(b"o.a" * (1 + at % 3), 101 + at, start + at * 987_654_321, 50, b"A: 1\r\n") for at in range(20)
@@ -122,4 +122,4 @@ def test_messages_that_differ_in_digits_only_are_read_at_once(monkeypatch: pytes
 
 def test_nothing_has_no_times() -> None:
     buffer, found = _told([_Message(b"o.a", 1, _nanoseconds(_MORNING), 4).header()])
-    assert times(buffer, DirectGetMetadata(*(part[:0] for part in found))).to_pylist() == []
+    assert parse_times(buffer, DirectGetMetadata(*(part[:0] for part in found))).to_pylist() == []

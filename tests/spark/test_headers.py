@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered
-from airflow_provider_jetstream.spark.wire.bulk_headers import own_pairs, pairs
-from airflow_provider_jetstream.spark.wire.reply_subjects import Deliveries, deliveries
+from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
+from airflow_provider_jetstream.spark.wire.bulk_headers import parse_header_block, header_column
+from airflow_provider_jetstream.spark.wire.metadata import DeliveryMetadata, parse_reply_subjects
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,7 +42,7 @@ def _laid_out(stretches: list[tuple[bytes, bytes]]) -> tuple[bytes, NDArray[np.i
 @settings(deadline=None, max_examples=300)
 @given(stretches=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
 def test_stretches_come_out_as_they_lie_there(stretches: list[tuple[bytes, bytes]]) -> None:
-    found = gathered(*_laid_out(stretches))
+    found = gather_slices(*_laid_out(stretches))
     found.validate(full=True)
     assert found.to_pylist() == [stretch for stretch, _ in stretches]
 
@@ -50,9 +50,9 @@ def test_stretches_come_out_as_they_lie_there(stretches: list[tuple[bytes, bytes
 @settings(deadline=None, max_examples=500)
 @given(blocks=st.lists(st.tuples(_BLOCK, st.binary(max_size=20)), min_size=1, max_size=12))
 def test_headers_in_bulk_are_those_of_each_message(blocks: list[tuple[bytes, bytes]]) -> None:
-    found = pairs(*_laid_out(blocks))
+    found = header_column(*_laid_out(blocks))
     found.validate(full=True)
-    assert found.to_pylist() == [own_pairs(block[len(b"NATS/1.0\r\n") :]) for block, _ in blocks]
+    assert found.to_pylist() == [parse_header_block(block[len(b"NATS/1.0\r\n") :]) for block, _ in blocks]
 
 
 @pytest.mark.parametrize(
@@ -70,12 +70,12 @@ def test_headers_in_bulk_are_those_of_each_message(blocks: list[tuple[bytes, byt
 )
 def test_a_header_is_read_as_clients_read_it(block: bytes, expected: list[tuple[str, str]]) -> None:
     whole = b"NATS/1.0\r\n" + block + b"\r\n"
-    (found,) = pairs(whole, np.array([0]), np.array([len(whole)])).to_pylist()
+    (found,) = header_column(whole, np.array([0]), np.array([len(whole)])).to_pylist()
     assert [(pair["key"], pair["value"]) for pair in found] == expected
 
 
 def _delivered(replies: list[bytes]) -> Deliveries:
-    return deliveries(*_laid_out([(reply, b" 1\n") for reply in replies]))
+    return parse_reply_subjects(*_laid_out([(reply, b" 1\n") for reply in replies]))
 
 
 @pytest.mark.parametrize(
@@ -124,5 +124,5 @@ def test_reply_subjects_of_anybody_else_are_told(replies: list[bytes]) -> None:
 
 
 def test_text_that_is_not_utf8_is_replaced() -> None:
-    array = gathered(b"ab\xff\xfecd", np.array([0, 2, 4]), np.array([2, 4, 6]))
+    array = gather_slices(b"ab\xff\xfecd", np.array([0, 2, 4]), np.array([2, 4, 6]))
     assert as_text(array).to_pylist() == ["ab", "\ufffd\ufffd", "cd"]

@@ -8,11 +8,11 @@ from spark_streams import METHODS, count_up, delete, make_stream, publish, purge
 from airflow_provider_jetstream.spark.errors import DataLossError
 from airflow_provider_jetstream.spark.source.columns import Columns
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.partition_planner import ranges
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[int]:
@@ -20,7 +20,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_gaps_are_leapt_over(given: dict[str, str], stream: Stream, method: str) -> None:
+def test_gaps_are_leapt_over(given: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
     count_up(stream, 400)
     gone = {1, 2, 50, *range(100, 290), 399, 400}
@@ -31,7 +31,7 @@ def test_gaps_are_leapt_over(given: dict[str, str], stream: Stream, method: str)
     assert read_all(given, first=120, last=200) == []
 
 
-def test_a_wide_gap_costs_few_requests(given: dict[str, str], stream: Stream) -> None:
+def test_a_wide_gap_costs_few_requests(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, allow_direct=False)
     publish(stream, [(f"{stream.name}.a", None, b"first")])
     stream.api(f"STREAM.PURGE.{stream.name}", {})
@@ -44,22 +44,22 @@ def test_a_wide_gap_costs_few_requests(given: dict[str, str], stream: Stream) ->
     assert stream.api("INFO")["api"]["total"] - before < 150
 
 
-def test_a_stream_that_was_made_anew_while_it_was_read_is_told(given: dict[str, str], stream: Stream) -> None:
+def test_a_stream_that_was_made_anew_while_it_was_read_is_told(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     count_up(stream, 10)
-    old = stream.facts()
+    old = stream.info()
     stream.api(f"STREAM.DELETE.{stream.name}")
     make_stream(stream)
     count_up(stream, 10)
-    assert stream.facts().created != old.created
+    assert stream.info().created != old.created
     options = read_options(given, "read")
-    (part,) = ranges(1, 10, options, old, "consumer", ())
+    (part,) = plan_ranges(1, 10, options, old, "consumer", ())
     with pytest.raises(DataLossError, match="deleted and made anew"):
         list(read_range(given, options, Columns(("seq",), (True,)), part))
 
 
 def test_what_was_purged_after_planning_is_told(
-    given: dict[str, str], stream: Stream, caplog: pytest.LogCaptureFixture
+    given: dict[str, str], stream: SourceStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_stream(stream)
     count_up(stream, 10)
@@ -73,7 +73,7 @@ def test_what_was_purged_after_planning_is_told(
 
 @pytest.mark.parametrize("method", METHODS)
 def test_what_expires_under_the_reader_is_told(
-    given: dict[str, str], stream: Stream, method: str, caplog: pytest.LogCaptureFixture
+    given: dict[str, str], stream: SourceStream, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
@@ -93,9 +93,9 @@ def test_what_expires_under_the_reader_is_told(
         assert first + later == sorted(set(first + later))
 
 
-def _read_while_purging(given: dict[str, str], stream: Stream, kept: int) -> tuple[list[int], Any]:
-    options, facts = read_options(given, "read"), stream.facts()
-    (part,) = ranges(facts.first, facts.last, options, facts, options.method, ())
+def _read_while_purging(given: dict[str, str], stream: SourceStream, kept: int) -> tuple[list[int], Any]:
+    options, facts = read_options(given, "read"), stream.info()
+    (part,) = plan_ranges(facts.first, facts.last, options, facts, options.method, ())
     batches = read_range(given, options, Columns(("seq", "value"), (True, True)), part)
     first = next(batches).column("seq").to_pylist()
     purge(stream, kept)

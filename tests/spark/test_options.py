@@ -18,8 +18,8 @@ from pyspark.sql.datasource import (
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.options import Bound, read_options, write_options
-from airflow_provider_jetstream.spark.source.partition_planner import ranges
-from airflow_provider_jetstream.spark.source.stream_api import StreamFacts
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
+from airflow_provider_jetstream.spark.source.stream_api import StreamInfo
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.options import Purpose
 
 _STREAM = {"stream": "orders"}
-_FACTS = StreamFacts("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
+_FACTS = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
 
 
 @pytest.mark.parametrize(
@@ -106,15 +106,15 @@ def test_a_domain_changes_the_api() -> None:
     ("given", "count"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "30"}, 4)]
 )
 def test_ranges_follow_each_other(given: dict[str, str], count: int) -> None:
-    parts = ranges(1, 100, read_options({**_STREAM, **given}, "read"), _FACTS, "api", ())
+    parts = plan_ranges(1, 100, read_options({**_STREAM, **given}, "read"), _FACTS, "api", ())
     assert len(parts) == count
     assert [at for part in parts for at in range(part.first, part.last + 1)] == list(range(1, 101))
 
 
 def test_there_are_no_more_ranges_than_sequences() -> None:
     options = read_options({**_STREAM, "minPartitions": "50"}, "read")
-    assert len(ranges(1, 3, options, _FACTS, "api", ())) == 3
-    assert ranges(4, 3, options, _FACTS, "api", ()) == []
+    assert len(plan_ranges(1, 3, options, _FACTS, "api", ())) == 3
+    assert plan_ranges(4, 3, options, _FACTS, "api", ()) == []
 
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)

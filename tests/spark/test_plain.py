@@ -31,8 +31,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.spark.dead_letters.classify import Classification
-from airflow_provider_jetstream.spark.dead_letters.entry_table import jobs_table
+from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
+from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
 from testbed.letters import publish_raw
@@ -140,7 +140,7 @@ def jobs_of(told: list[tuple[int, Entry]], others: set[int]) -> list[pa.RecordBa
     for sequence, mention in told:
         index.add(sequence, mention)
     untold = array("Q", sorted(others - {sequence for sequence, _ in told}))
-    batches: list[pa.RecordBatch] = jobs_table(index, untold).to_batches()
+    batches: list[pa.RecordBatch] = job_table(index, untold).to_batches()
     return batches
 
 
@@ -153,10 +153,10 @@ def rows_of(batches: Iterator[pa.RecordBatch]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: int(row["sequence"]))
 
 
-def by_the_judge_alone(proving: Classification, jobs: list[pa.RecordBatch]) -> list[dict[str, Any]]:
+def by_the_judge_alone(proving: ClassifyTask, jobs: list[pa.RecordBatch]) -> list[dict[str, Any]]:
     # The same letters, said in a way that takes a letter to tell.
     selection = proving.selection.model_copy(update={"reasons": frozenset(Reason) - {Reason.UNDELIVERABLE}})
-    return rows_of(replace(proving, selection=selection).prove(iter(jobs)))
+    return rows_of(replace(proving, selection=selection).classify(iter(jobs)))
 
 
 def advisory(sequence: int, told_at: datetime, consumer: str | None = None, **fields: Any) -> tuple[int, Entry]:
@@ -181,38 +181,38 @@ def test_only_what_is_plain_is_taken_from_the_judge(bed: Bed) -> None:
     now = datetime.now(UTC)
     jobs = jobs_of([advisory(each, now) for each in range(1, JOBS + 2)], set())
     premises = delivered(bed.premises)
-    plain = rows_of(FastPath(bed.where, premises, ()).find(jobs[0]))
+    plain = rows_of(FastPath(bed.where, premises, ()).find_letters(jobs[0]))
     touched = {*DELETED, *COMPLETED, *REDRIVEN, *REQUEUED, *MARKED}
     expected = [each for each in range(1, JOBS + 1) if each not in touched and taker_of(each) != "nobody"]
     assert [row["sequence"] for row in plain] == expected
     assert len(expected) > JOBS // 4
-    proving = Classification(bed.where, premises, frozenset(), Selection(), lost=False)
+    proving = ClassifyTask(bed.where, premises, frozenset(), Selection(), lost=False)
     judged = by_the_judge_alone(proving, jobs)
-    assert rows_of(proving.prove(iter(jobs))) == judged
+    assert rows_of(proving.classify(iter(jobs))) == judged
     assert len(judged) > len(expected)
     some = replace(proving, selection=Selection(consumer="press"))
-    assert rows_of(some.prove(iter(jobs))) == [row for row in judged if row["consumer"] == "press"]
+    assert rows_of(some.classify(iter(jobs))) == [row for row in judged if row["consumer"] == "press"]
 
 
 def test_few_among_many_others_are_left_to_the_judge(bed: Bed) -> None:
     now = datetime.now(UTC)
     few = jobs_of([advisory(6, now), advisory(58, now)], set())
-    assert not list(FastPath(bed.where, delivered(bed.premises), ()).find(few[0]))
-    proving = Classification(bed.where, delivered(bed.premises), frozenset(), Selection(), lost=False)
+    assert not list(FastPath(bed.where, delivered(bed.premises), ()).find_letters(few[0]))
+    proving = ClassifyTask(bed.where, delivered(bed.premises), frozenset(), Selection(), lost=False)
     judged = by_the_judge_alone(proving, few)
     assert [row["sequence"] for row in judged] == [6, 58]
-    assert rows_of(proving.prove(iter(few))) == judged
+    assert rows_of(proving.classify(iter(few))) == judged
 
 
 def test_the_judge_goes_on_where_the_server_went_away(nats: NatsServer) -> None:
     where, count = {"servers": nats.url, "timeout": "10"}, 12_000
     queue = make_letters(where, "cutoff", count, allow_direct=True)
     scan = run_on_own_connection(where, lambda connection: Scan.begin(connection, queue))
-    jobs = jobs_table(scan.index, array("Q")).to_batches()
+    jobs = job_table(scan.index, array("Q")).to_batches()
     # The first batch of plain letters is through, and the second one on its way.
     with Gateway(nats.port, after=3_000_000, until=2) as gateway:
-        proving = Classification(where | {"servers": gateway.url}, scan.context, frozenset(), Selection(), lost=False)
-        batches = proving.prove(iter(jobs))
+        proving = ClassifyTask(where | {"servers": gateway.url}, scan.context, frozenset(), Selection(), lost=False)
+        batches = proving.classify(iter(jobs))
         first = next(batches)
         assert 0 < first.num_rows < count
         rest = rows_of(batches)
@@ -241,9 +241,9 @@ def test_the_judge_finds_the_same_of_what_all_jobs_have_in_common(
     ]
     premises = delivered(bed.premises, created=now + created)
     premises = replace(premises, around=replace(premises.around, created=(now + begun).isoformat()))
-    proving = Classification(bed.where, premises, frozenset(), Selection(), lost=True)
+    proving = ClassifyTask(bed.where, premises, frozenset(), Selection(), lost=True)
     jobs = jobs_of(told, set())
-    assert rows_of(proving.prove(iter(jobs))) == by_the_judge_alone(proving, jobs)
+    assert rows_of(proving.classify(iter(jobs))) == by_the_judge_alone(proving, jobs)
 
 
 sequences = st.integers(1, JOBS + 3)
@@ -277,6 +277,6 @@ def test_the_judge_finds_the_same(bed: Bed, data: st.DataObject) -> None:
     premises = replace(premises, events=data.draw(st.sampled_from([premises.events, None])))
     doubted = frozenset(data.draw(st.sets(st.sampled_from(["till", "press"]))))
     selection = data.draw(st.sampled_from([Selection(), Selection(consumer="press"), Selection(vanished=True)]))
-    proving = Classification(bed.where, premises, doubted, selection, lost=data.draw(st.booleans()))
+    proving = ClassifyTask(bed.where, premises, doubted, selection, lost=data.draw(st.booleans()))
     judged = by_the_judge_alone(proving, jobs)
-    assert rows_of(proving.prove(iter(jobs))) == judged
+    assert rows_of(proving.classify(iter(jobs))) == judged

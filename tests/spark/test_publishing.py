@@ -12,13 +12,13 @@ from spark_streams import make_stream, opened, read_all
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.publisher import Publisher
-from airflow_provider_jetstream.spark.source.row_encoder import Encoder
+from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers", _HEADERS), ("msg_id", pa.string())])
@@ -26,18 +26,18 @@ _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers
 
 def _write(given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0") -> Publisher:
     options = write_options(given, "write")
-    encoder = Encoder(options.stream, options.subject, identity)
+    encoder = RowEncoder(options.stream, options.subject, identity)
     publisher = Publisher(given, options, "partition 0")
     try:
         for start in range(0, len(rows), 500):
-            publisher.send(encoder.messages(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)))
+            publisher.send(encoder.encode(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)))
         publisher.settle()
     finally:
         publisher.close()
     return publisher
 
 
-def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: Stream) -> None:
+def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     headers: list[dict[str, str | None]] = [
         {"key": "One", "value": "1"},
@@ -66,16 +66,16 @@ def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: Stre
     ]
 
 
-def test_writing_again_stores_nothing_twice(given: dict[str, str], stream: Stream) -> None:
+def test_writing_again_stores_nothing_twice(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": b"same", "subject": f"{stream.name}.a"} for _ in range(5000)]
     first, again = _write(given, rows), _write(given, rows)
     assert (first.stored, first.duplicates) == (5000, 0)
     assert (again.stored, again.duplicates) == (5000, 5000)
-    assert stream.facts().last == 5000
+    assert stream.info().last == 5000
 
 
-def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(given: dict[str, str], stream: Stream) -> None:
+def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(10)]
     _write(given, rows)
@@ -84,7 +84,7 @@ def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(given: dict[str
     assert _write(given, rows, identity="write:1").duplicates == 0
 
 
-def test_every_row_that_fails_is_named(given: dict[str, str], stream: Stream) -> None:
+def test_every_row_that_fails_is_named(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_msg_size=200)
     good, other = f"{stream.name}.a", "elsewhere.a"
     rows: list[dict[str, Any]] = [{"value": b"x", "subject": good, "msg_id": f"id-{at}"} for at in range(20)]
@@ -118,7 +118,7 @@ def test_every_row_that_fails_is_named(given: dict[str, str], stream: Stream) ->
     assert stored == {f"id-{at}" for at in (0, 1, 2, 13, 15, 16, 17, 18, 19)}
 
 
-def test_a_full_stream_names_the_rest(given: dict[str, str], stream: Stream) -> None:
+def test_a_full_stream_names_the_rest(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_msgs=50, discard="new")
     rows = [{"value": b"x", "subject": f"{stream.name}.a"} for _ in range(9000)]
     with pytest.raises(RowsNotStoredError) as caught:
@@ -127,17 +127,17 @@ def test_a_full_stream_names_the_rest(given: dict[str, str], stream: Stream) -> 
     assert re.search(r"rows from (\d+) on: not tried after so many failures", str(caught.value))
 
 
-def test_another_stream_with_the_subject_stores_nothing(given: dict[str, str], stream: Stream) -> None:
+def test_another_stream_with_the_subject_stores_nothing(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     with opened({**given, "stream": f"{stream.name}x"}) as other:
         make_stream(other)
         with pytest.raises(RowsNotStoredError, match=r"rows 0: expected stream does not match \(error 10060\)"):
             _write(given, [{"value": b"x", "subject": f"{other.name}.a"}])
-        assert other.facts().last == 0
+        assert other.info().last == 0
 
 
 @pytest.mark.parametrize("window", ["1", "7", "10000"])
-def test_every_window_stores_every_row(given: dict[str, str], stream: Stream, window: str) -> None:
+def test_every_window_stores_every_row(given: dict[str, str], stream: SourceStream, window: str) -> None:
     make_stream(stream)
     rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(500)]
     assert _write({**given, "maxInFlight": window}, rows).stored == 500
@@ -146,7 +146,7 @@ def test_every_window_stores_every_row(given: dict[str, str], stream: Stream, wi
 
 @pytest.mark.parametrize("window", ["2", "50", "1000"])
 def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
-    given: dict[str, str], stream: Stream, window: str
+    given: dict[str, str], stream: SourceStream, window: str
 ) -> None:
     make_stream(stream)
     rows: list[dict[str, Any]] = [
@@ -167,7 +167,7 @@ def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
     assert [each.get("At") for each in told] == [(row["headers"] or [{}])[0].get("value") for row in good]
 
 
-def test_rows_with_an_id_and_without_may_be_mixed(given: dict[str, str], stream: Stream) -> None:
+def test_rows_with_an_id_and_without_may_be_mixed(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": b"x", "subject": f"{stream.name}.a", "msg_id": "mine" if at == 1 else None} for at in range(3)]
     _write(given, rows)
@@ -192,7 +192,7 @@ def test_writing_goes_on_after_the_server_was_away(own_nats: NatsServer, name: s
 
 def _kill_at(server: NatsServer, given: Mapping[str, str]) -> None:
     with opened(given) as stream:
-        while stream.facts().last < 3000:
+        while stream.info().last < 3000:
             time.sleep(0.01)
     server.kill()
     server.start()
@@ -209,7 +209,7 @@ def test_rows_are_named_when_the_server_stays_away(
     publisher = Publisher(given, options, "partition 3")
     rows = [{"value": b"x", "subject": f"{name}.a"} for _ in range(10)]
     own_nats.kill()
-    publisher.send(Encoder(name, None, "w:3").messages(pa.RecordBatch.from_pylist(rows, _SCHEMA)))
+    publisher.send(RowEncoder(name, None, "w:3").encode(pa.RecordBatch.from_pylist(rows, _SCHEMA)))
     with pytest.raises(RowsNotStoredError, match=r"(?s)10 rows of partition 3.*rows 0-9: no acknowledgement") as caught:
         publisher.settle()
     assert "no NATS server reached" in str(caught.value)

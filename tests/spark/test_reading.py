@@ -19,7 +19,7 @@ from airflow_provider_jetstream.spark.source.stream_api import nanoseconds
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 _SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
 
@@ -29,7 +29,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], stream: Stream, method: str) -> None:
+def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
     sent: list[tuple[str, dict[str, str] | None, bytes]] = [
         (f"{stream.name}.plain", None, b"body"),
@@ -51,7 +51,7 @@ def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], strea
     assert [row["seq"] for row in rows] == list(range(1, len(rows) + 1))
     assert {row["stream"] for row in rows} == {stream.name}
     for row in rows:
-        stored = stream.next(row["seq"])
+        stored = stream.next_message(row["seq"])
         assert stored is not None
         assert int(row["timestamp"].timestamp() * 1_000_000) == stored.time // 1000
 
@@ -59,7 +59,7 @@ def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], strea
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 7), (10, 10), (1, 6)])
 def test_a_range_is_read_to_the_message(
-    given: dict[str, str], stream: Stream, method: str, first: int, last: int
+    given: dict[str, str], stream: SourceStream, method: str, first: int, last: int
 ) -> None:
     make_stream(stream)
     count_up(stream, 10)
@@ -68,7 +68,7 @@ def test_a_range_is_read_to_the_message(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_subjects_are_filtered_by_the_server(given: dict[str, str], stream: Stream, method: str) -> None:
+def test_subjects_are_filtered_by_the_server(given: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
     count_up(stream, 70)
     filters = f"{stream.name}.1,{stream.name}.5"
@@ -76,7 +76,7 @@ def test_subjects_are_filtered_by_the_server(given: dict[str, str], stream: Stre
     assert sorted(_numbers(rows)) == [at for at in range(70) if at % 7 in (1, 5)]
 
 
-def test_small_fetches_and_tight_bytes_lose_nothing(given: dict[str, str], stream: Stream) -> None:
+def test_small_fetches_and_tight_bytes_lose_nothing(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, bytes([at % 251]) * 9000) for at in range(300)))
     for method in METHODS:
@@ -87,7 +87,7 @@ def test_small_fetches_and_tight_bytes_lose_nothing(given: dict[str, str], strea
 
 @pytest.mark.parametrize("names", [("seq",), ("subject", "timestamp"), ("headers", "value"), ()])
 def test_columns_that_nobody_asks_for_are_left_out(
-    given: dict[str, str], stream: Stream, names: tuple[str, ...]
+    given: dict[str, str], stream: SourceStream, names: tuple[str, ...]
 ) -> None:
     make_stream(stream)
     count_up(stream, 20)
@@ -97,7 +97,7 @@ def test_columns_that_nobody_asks_for_are_left_out(
 
 
 def test_bodies_do_not_travel_where_nobody_asks_for_them(
-    given: dict[str, str], stream: Stream, nats: NatsServer
+    given: dict[str, str], stream: SourceStream, nats: NatsServer
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 100_000) for _ in range(100)))
@@ -107,7 +107,7 @@ def test_bodies_do_not_travel_where_nobody_asks_for_them(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_compressed_bodies_are_decompressed(given: dict[str, str], stream: Stream, method: str) -> None:
+def test_compressed_bodies_are_decompressed(given: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
     body, zeros = b"body " * 1000, zlib.compress(bytes(17 << 20))
     sent = [zlib.compress(body), gzip.compress(body), b"plain", b"", zlib.compress(body)[:-1], zeros]
@@ -124,10 +124,10 @@ def test_acknowledgements_of_the_second_version_are_understood(name: str) -> Non
             make_stream(stream)
             count_up(stream, 100)
             stream.api(f"CONSUMER.CREATE.{name}.w", {"stream_name": name, "config": {"name": "w", "durable_name": "w"}})
-            reply = stream.wire.reply()
-            stream.wire.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{name}.w {reply} 0\r\n\r\n".encode())
-            stream.wire.receive(lambda buffer, filled: b"$JS.ACK." in buffer[:filled])
-            first_line = bytes(stream.wire.buffer[: stream.wire.filled]).split(b"\r\n")[0]
+            reply = stream.socket.reply()
+            stream.socket.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{name}.w {reply} 0\r\n\r\n".encode())
+            stream.socket.receive(lambda buffer, filled: b"$JS.ACK." in buffer[:filled])
+            first_line = bytes(stream.socket.buffer[: stream.socket.filled]).split(b"\r\n")[0]
         assert first_line.count(b".") > 9, f"expected a reply subject of the second version in {first_line!r}"
         assert _numbers(read_all(given)) == list(range(100))
 
@@ -164,7 +164,7 @@ def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monke
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_that_goes_away_is_asked_five_times(
-    given: dict[str, str], stream: Stream, monkeypatch: pytest.MonkeyPatch, method: str
+    given: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
     make_stream(stream)
@@ -185,17 +185,19 @@ def _killing(server: NatsServer) -> Any:
     return read
 
 
-def test_a_work_queue_is_read_without_its_workers_noticing(given: dict[str, str], stream: Stream) -> None:
+def test_a_work_queue_is_read_without_its_workers_noticing(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, retention="workqueue")
     config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 30_000_000_000, "max_deliver": 3}
     stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
     count_up(stream, 1000)
-    reply = stream.wire.reply()
-    stream.wire.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream.name}.w {reply} 3\r\n100\r\n".encode())
-    stream.wire.receive(lambda buffer, filled: buffer[:filled].count(b"$JS.ACK.") == 100)
-    acks = [word for word in bytes(stream.wire.buffer[: stream.wire.filled]).split() if word.startswith(b"$JS.ACK.")]
-    stream.wire.send(b"".join(b"PUB %b 4\r\n+ACK\r\n" % ack for ack in acks[10:60]))
-    stream.wire.consume(stream.wire.filled)
+    reply = stream.socket.reply()
+    stream.socket.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream.name}.w {reply} 3\r\n100\r\n".encode())
+    stream.socket.receive(lambda buffer, filled: buffer[:filled].count(b"$JS.ACK.") == 100)
+    acks = [
+        word for word in bytes(stream.socket.buffer[: stream.socket.filled]).split() if word.startswith(b"$JS.ACK.")
+    ]
+    stream.socket.send(b"".join(b"PUB %b 4\r\n+ACK\r\n" % ack for ack in acks[10:60]))
+    stream.socket.consume(stream.socket.filled)
     before = _settled(stream)
     for method in ("direct", "api"):
         rows = read_all({**given, "fetchMethod": method})
@@ -209,7 +211,7 @@ def test_a_work_queue_is_read_without_its_workers_noticing(given: dict[str, str]
         read_all({**given, "fetchMethod": "consumer"})
 
 
-def _settled(stream: Stream) -> dict[str, Any]:
+def _settled(stream: SourceStream) -> dict[str, Any]:
     info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
     while info["num_ack_pending"] != 50:
         info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
@@ -217,14 +219,14 @@ def _settled(stream: Stream) -> dict[str, Any]:
     return info
 
 
-def test_no_consumer_is_left_behind(given: dict[str, str], stream: Stream) -> None:
+def test_no_consumer_is_left_behind(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     count_up(stream, 1000)
     assert len(read_all({**given, "minPartitions": "4"})) == 1000
     assert stream.api(f"CONSUMER.NAMES.{stream.name}")["total"] == 0
 
 
-def test_direct_gets_need_the_streams_permission(given: dict[str, str], stream: Stream) -> None:
+def test_direct_gets_need_the_streams_permission(given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, retention="workqueue", allow_direct=False)
     count_up(stream, 500)
     assert _numbers(read_all(given)) == list(range(500))
@@ -233,7 +235,7 @@ def test_direct_gets_need_the_streams_permission(given: dict[str, str], stream: 
 
 
 def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
-    given: dict[str, str], stream: Stream, monkeypatch: pytest.MonkeyPatch
+    given: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_stream(stream)
     publish(stream, [(f"{stream.name}.a", None, _SPOOF)] * 2000)

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_jetstream.spark.dead_letters.task_partitions import (
-    ROWS_OF_A_TASK,
-    jobs_of,
-    shared_out,
-    slots,
-    tasks_of,
+    ROWS_PER_TASK,
+    parallel_tasks,
+    partition_jobs,
+    task_count,
+    unpack_jobs,
 )
 
 if TYPE_CHECKING:
@@ -29,17 +29,17 @@ def test_each_task_is_given_its_part(spark: SparkSession, jobs: int, tasks: int,
     table = pa.table([sequences, [[each, each + 1] for each in sequences]], schema=SCHEMA)
 
     def seen(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        found = pa.Table.from_batches(jobs_of(batches), SCHEMA)
+        found = pa.Table.from_batches(unpack_jobs(batches), SCHEMA)
         if found.num_rows:
             yield pa.record_batch([[found.column("sequence").to_pylist()]], names=["sequences"])
 
-    parts = shared_out(spark, table, tasks).mapInArrow(seen, "sequences array<bigint>").collect()
+    parts = partition_jobs(spark, table, tasks).mapInArrow(seen, "sequences array<bigint>").collect()
     assert len(parts) == expected
     assert [each for part in sorted(parts) for each in part.sequences] == sequences
     assert max((len(part.sequences) for part in parts), default=0) <= -(-jobs // tasks)
 
 
 def test_as_many_tasks_as_run_at_a_time_or_a_multiple(spark: SparkSession) -> None:
-    at_a_time = slots(spark)
-    assert tasks_of(spark, 0) == tasks_of(spark, at_a_time * ROWS_OF_A_TASK) == at_a_time
-    assert tasks_of(spark, at_a_time * ROWS_OF_A_TASK + 1) == 2 * at_a_time
+    at_a_time = parallel_tasks(spark)
+    assert task_count(spark, 0) == task_count(spark, at_a_time * ROWS_PER_TASK) == at_a_time
+    assert task_count(spark, at_a_time * ROWS_PER_TASK + 1) == 2 * at_a_time

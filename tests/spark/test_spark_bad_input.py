@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 
 def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
@@ -47,7 +47,7 @@ def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, give
 
 
 def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, max_msgs=500, discard="new")
     rows = spark.range(0, 2000, 1, 2).select(f.col("id").cast("string").alias("value"))
@@ -55,11 +55,11 @@ def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
     told = _error(writer.save)
     assert re.search(r"\d+ rows of partition [01], counted from 0, aren't known to be stored", told)
     assert re.search(r"rows [-0-9, ]+: maximum messages exceeded \(error 10077\) \(such as ", told)
-    assert stream.facts().last == 500
+    assert stream.info().last == 500
 
 
 def test_columns_of_another_type_are_told_before_anything_is_read_or_written(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     count_up(stream, 10)
@@ -69,4 +69,4 @@ def test_columns_of_another_type_are_told_before_anything_is_read_or_written(
     numbers = spark.range(10).select(f.col("id").alias("value"))
     writer = numbers.write.format("jetstream").options(**given, subject=f"{stream.name}.a").mode("append")
     assert "found value bigint: select or cast before writing" in _error(writer.save)
-    assert stream.facts().last == 10
+    assert stream.info().last == 10

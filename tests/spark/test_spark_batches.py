@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
     from testbed.nats_server import NatsServer
 
 _COUNT = 30_000
@@ -37,7 +37,7 @@ def _error(action: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = spark.range(0, _COUNT, 1, 2).select(
         f.col("id").cast("string").alias("value"),
@@ -47,7 +47,7 @@ def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], str
     )
     _save(rows, given)
     _save(rows, given)
-    assert stream.facts().last == _COUNT
+    assert stream.info().last == _COUNT
     read = _load(spark, given, includeHeaders="true", minPartitions=3)
     assert read.schema.simpleString() == (
         "struct<value:binary,subject:string,stream:string,seq:bigint,timestamp:timestamp,"
@@ -74,7 +74,9 @@ def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], str
     assert tuple(summary) == (_COUNT, _COUNT, _COUNT, _COUNT, stream.name, True, True, 3)
 
 
-def test_a_load_is_about_the_messages_of_its_time(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+def test_a_load_is_about_the_messages_of_its_time(
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream)
     count_up(stream, 100)
     loaded = _load(spark, given)
@@ -93,7 +95,7 @@ def test_a_load_is_about_the_messages_of_its_time(spark: SparkSession, given: di
     ],
 )
 def test_bounds(
-    spark: SparkSession, given: dict[str, str], stream: Stream, options: dict[str, str], expected: Any
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, options: dict[str, str], expected: Any
 ) -> None:
     make_stream(stream)
     count_up(stream, 30)
@@ -104,7 +106,7 @@ def test_bounds(
     assert not schema or [row.subject for row in rows] == [f"{stream.name}.{at % 7}" for at in range(4)]
 
 
-def test_times_bound_a_read(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+def test_times_bound_a_read(spark: SparkSession, given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     bounds = []
     for start in range(0, 30, 10):
@@ -122,11 +124,11 @@ def test_times_bound_a_read(spark: SparkSession, given: dict[str, str], stream: 
 
 
 def test_filters_are_pushed_to_the_server(
-    spark: SparkSession, given: dict[str, str], stream: Stream, nats: NatsServer
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, nats: NatsServer
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.{at % 7}", None, b"x" * 500) for at in range(7000)))
-    moment = stream.next(4000)
+    moment = stream.next_message(4000)
     assert moment is not None
     since = datetime.fromtimestamp(moment.time / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
     for condition, most in (
@@ -143,7 +145,9 @@ def test_filters_are_pushed_to_the_server(
         assert unpushed
 
 
-def test_a_work_queue_with_workers_at_work_is_read(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+def test_a_work_queue_with_workers_at_work_is_read(
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream, retention="workqueue")
     config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 60_000_000_000}
     stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
@@ -179,13 +183,13 @@ def _new_consumers(given: Mapping[str, str], name: str) -> Callable[[], int]:
 
     def asked() -> int:
         with opened(announced) as kept:
-            return kept.facts().last
+            return kept.info().last
 
     return asked
 
 
 def test_a_stream_with_limits_is_read_by_consumers_of_its_own(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     count_up(stream, 100)
@@ -201,18 +205,18 @@ def _work(given: Mapping[str, str], done: threading.Event, worked: list[int]) ->
     with opened(given) as stream:
         topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.w"
         while not worked or not done.is_set():
-            reply = stream.wire.reply()
-            stream.wire.send(f"PUB {topic} {reply} 1\r\n1\r\n".encode())
-            stream.wire.receive(lambda buffer, filled: buffer[:filled].endswith(b"\r\n") and filled > 40)
-            received = bytes(stream.wire.buffer[: stream.wire.filled])
-            stream.wire.consume(stream.wire.filled)
+            reply = stream.socket.reply()
+            stream.socket.send(f"PUB {topic} {reply} 1\r\n1\r\n".encode())
+            stream.socket.receive(lambda buffer, filled: buffer[:filled].endswith(b"\r\n") and filled > 40)
+            received = bytes(stream.socket.buffer[: stream.socket.filled])
+            stream.socket.consume(stream.socket.filled)
             ack = next(word for word in received.split() if word.startswith(b"$JS.ACK."))
-            stream.wire.send(b"PUB %b 4\r\n+ACK\r\n" % ack)
+            stream.socket.send(b"PUB %b 4\r\n+ACK\r\n" % ack)
             worked.append(int(ack.split(b".")[5]))
 
 
 def test_messages_that_are_gone_fail_a_read_unless_told_otherwise(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     count_up(stream, 100)
@@ -252,16 +256,16 @@ def _restart(server: NatsServer, stop: threading.Event) -> None:
 
 
 def test_a_task_that_is_tried_again_stores_nothing_twice(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     spark.dataSource.register(FailingDataSource)
     rows = spark.range(0, 20_000, 1, 2).select(f.lit("same").alias("value"))
     rows.write.format("failing").options(**given, subject=f"{stream.name}.a").mode("append").save()
-    assert stream.facts().last == 20_000
+    assert stream.info().last == 20_000
 
 
-def test_rows_that_fail_are_named_to_the_user(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+def test_rows_that_fail_are_named_to_the_user(spark: SparkSession, given: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = spark.range(0, 10, 1, 1).select(
         f.lit("x").alias("value"),
@@ -273,7 +277,7 @@ def test_rows_that_fail_are_named_to_the_user(spark: SparkSession, given: dict[s
 
 
 def test_what_cannot_be_written_is_told_before_anything_is(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, duplicate_window=1_000_000_000)
     rows = spark.range(1).select(f.lit("x").alias("value"), f.lit(f"{stream.name}.a").alias("subject"))
@@ -283,12 +287,14 @@ def test_what_cannot_be_written_is_told_before_anything_is(
     assert "found seq bigint" in _error(lambda: _save(rows.withColumn("seq", f.lit(1).cast("bigint")), given))
     assert "expected a column subject or the option subject" in _error(lambda: _save(rows.select("value"), given))
     assert "did you mean maxInFlight?" in _error(lambda: _save(rows, given, maxInFlite=1))
-    assert stream.facts().last == 0
+    assert stream.info().last == 0
     _save(rows, given, minDuplicateWindow=1)
-    assert stream.facts().last == 1
+    assert stream.info().last == 1
 
 
-def test_what_cannot_be_read_is_told_at_loading(spark: SparkSession, given: dict[str, str], stream: Stream) -> None:
+def test_what_cannot_be_read_is_told_at_loading(
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
+) -> None:
     assert f"expected the stream {stream.name!r}, found none" in _error(lambda: _load(spark, given))
     make_stream(stream)
     assert "did you mean startingOffsets?" in _error(lambda: _load(spark, given, startingOffset=1))

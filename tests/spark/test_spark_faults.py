@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
     from testbed.nats_server import NatsServer
 
 _COUNT = 20_000
@@ -31,7 +31,7 @@ def _port(given: dict[str, str]) -> int:
     return int(urlsplit(given["servers"]).port or 0)
 
 
-def _fill(stream: Stream, **config: Any) -> None:
+def _fill(stream: SourceStream, **config: Any) -> None:
     make_stream(stream, **config)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 5000) for _ in range(_COUNT)))
 
@@ -45,14 +45,14 @@ def _sent(nats: NatsServer, beyond: int) -> Callable[[], bool]:
 def _filled(given: dict[str, str], beyond: int) -> Callable[[], bool]:
     def asked() -> bool:
         with opened(given) as stream:
-            return stream.facts().last > beyond
+            return stream.info().last > beyond
 
     return asked
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
 def test_a_worker_that_is_killed_while_it_reads_costs_and_repeats_nothing(
-    spark: SparkSession, given: dict[str, str], stream: Stream, nats: NatsServer, retention: str
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, nats: NatsServer, retention: str
 ) -> None:
     _fill(stream, retention=retention)
     loaded = spark.read.format("jetstream").options(**given, minPartitions="2", fetchBatch="100").load()
@@ -66,7 +66,7 @@ def test_a_worker_that_is_killed_while_it_reads_costs_and_repeats_nothing(
 
 
 def test_a_worker_that_is_killed_while_it_writes_costs_and_repeats_nothing(
-    spark: SparkSession, given: dict[str, str], stream: Stream
+    spark: SparkSession, given: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     rows = spark.range(0, _ROWS, 1, 2).select(f.col("id").cast("string").alias("value"))
@@ -86,7 +86,7 @@ def driver(given: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[s
 
 
 def test_executors_that_are_killed_cost_and_repeat_nothing(
-    given: dict[str, str], stream: Stream, nats: NatsServer, driver: subprocess.Popen[str]
+    given: dict[str, str], stream: SourceStream, nats: NatsServer, driver: subprocess.Popen[str]
 ) -> None:
     _fill(stream)
     assert told_by(driver) == {"ready": True}

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 _COUNT, _KEPT = 3000, 2900
 _ATTEMPTS, _CONNECTIONS = 4, 5
@@ -39,7 +39,7 @@ def _held(begun: Path, go: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
 
 def _read_while_purging(
-    spark: SparkSession, given: Mapping[str, str], stream: Stream, folder: Path, *, fail: bool
+    spark: SparkSession, given: Mapping[str, str], stream: SourceStream, folder: Path, *, fail: bool
 ) -> list[int]:
     begun, go = folder / "begun", folder / "go"
     # Less at a time, so that the reader has to wait for the step.
@@ -62,7 +62,7 @@ def _read_while_purging(
 
 
 @pytest.fixture
-def large_stream(stream: Stream) -> Stream:
+def large_stream(stream: SourceStream) -> SourceStream:
     """A stream with more in it than fits between the server and a step of a job that waits."""
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(_COUNT)))
@@ -70,14 +70,14 @@ def large_stream(stream: Stream) -> Stream:
 
 
 def test_a_job_whose_messages_are_purged_while_it_reads_fails(
-    spark: SparkSession, given: dict[str, str], large_stream: Stream, tmp_path: Path
+    spark: SparkSession, given: dict[str, str], large_stream: SourceStream, tmp_path: Path
 ) -> None:
     with pytest.raises(PySparkException, match=f"every message to be there still.* begins at {_KEPT} now"):
         _read_while_purging(spark, given, large_stream, tmp_path, fail=True)
 
 
 def test_a_job_that_may_lose_messages_gets_every_one_that_is_left(
-    spark: SparkSession, given: dict[str, str], large_stream: Stream, tmp_path: Path
+    spark: SparkSession, given: dict[str, str], large_stream: SourceStream, tmp_path: Path
 ) -> None:
     found = _read_while_purging(spark, given, large_stream, tmp_path, fail=False)
     before = len([sequence for sequence in found if sequence < _KEPT])
@@ -86,7 +86,7 @@ def test_a_job_that_may_lose_messages_gets_every_one_that_is_left(
 
 
 def test_a_job_whose_server_goes_away_fails_without_a_storm(
-    spark: SparkSession, given: dict[str, str], large_stream: Stream
+    spark: SparkSession, given: dict[str, str], large_stream: SourceStream
 ) -> None:
     context = spark.sparkContext
     with Gateway(urlsplit(given["servers"]).port or 0, after=20_000_000) as gateway:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 
 def _stream(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
@@ -40,7 +40,7 @@ def _values(spark: SparkSession, folder: Path) -> list[int]:
 
 
 def test_batches_are_bounded_and_a_restart_goes_on(
-    spark: SparkSession, given: dict[str, str], stream: Stream, tmp_path: Path
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
     count_up(stream, 2500)
@@ -55,7 +55,7 @@ def test_batches_are_bounded_and_a_restart_goes_on(
 
 
 def test_a_query_that_is_killed_again_and_again_reads_every_message_once(
-    spark: SparkSession, given: dict[str, str], stream: Stream, tmp_path: Path
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
     count_up(stream, 30_000)
@@ -82,7 +82,9 @@ def _wait(done: Any) -> None:
         time.sleep(0.02)
 
 
-def test_from_stream_to_stream_once(spark: SparkSession, given: dict[str, str], stream: Stream, tmp_path: Path) -> None:
+def test_from_stream_to_stream_once(
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
+) -> None:
     make_stream(stream)
     count_up(stream, 3000)
     copies = {**given, "stream": f"{stream.name}c"}
@@ -96,18 +98,18 @@ def test_from_stream_to_stream_once(spark: SparkSession, given: dict[str, str], 
             query.awaitTermination(120)
 
         run()
-        assert copied.facts().last == 3000
+        assert copied.info().last == 3000
         # As if the query had died after it stored everything, and before it could note that down.
         (tmp_path / "commits" / "0").unlink()
         (tmp_path / "commits" / ".0.crc").unlink()
         count_up(stream, 500, 3000)
         run()
-        assert copied.facts().last == 3500
+        assert copied.info().last == 3500
         assert [int(row["value"]) for row in read_all(copies)] == list(range(3500))
 
 
 def test_messages_that_are_gone_fail_a_query_unless_told_otherwise(
-    spark: SparkSession, given: dict[str, str], stream: Stream, tmp_path: Path
+    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
     count_up(stream, 100)

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 from testbed.certificates import TlsFiles, make_tls
 from testbed.nats_server import NatsServer, debian_nats_server
 from testbed.ports import LOOPBACK, free_port
@@ -38,7 +38,7 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
 def _open(**given: str) -> dict[str, Any]:
     wire = NatsSocket(socket_settings(given))
     try:
-        return Stream(wire, "none").api("INFO")
+        return SourceStream(wire, "none").api("INFO")
     finally:
         wire.close()
 

@@ -6,7 +6,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache
-from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation, cancelled_end
+from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation, cancelled_message
 from airflow_provider_jetstream.jetstream.contract import cancellation_subject
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 
@@ -28,19 +28,19 @@ def test_the_subject_of_a_cancellation_is_the_documented_one() -> None:
 @pytest.mark.parametrize(("stored_at", "meant"), [(_NOON - _HOUR, True), (_NOON, True), (_NOON + _HOUR, False)])
 def test_a_cancellation_is_about_jobs_that_were_stored_before_it(stored_at: datetime, *, meant: bool) -> None:
     book = CancellationCache()
-    book.note(Cancellation("a", _NOON))
-    assert (book.of("a", stored_at) is not None) == meant
-    assert book.of("b", stored_at) is None
+    book.add(Cancellation("a", _NOON))
+    assert (book.get("a", stored_at) is not None) == meant
+    assert book.get("b", stored_at) is None
 
 
 async def test_everybody_who_waits_for_a_job_learns_and_nobody_else() -> None:
     book = CancellationCache()
     both = [await _waiting(book, "a", _NOON) for _ in range(2)]
     other, newer = await _waiting(book, "b", _NOON), await _waiting(book, "a", _NOON + 2 * _HOUR)
-    book.note(Cancellation("a", _NOON + _HOUR, "wrong"))
+    book.add(Cancellation("a", _NOON + _HOUR, "wrong"))
     assert {(await task).why for task in both} == {"wrong"}
     assert (other.done(), newer.done()) == (False, False)
-    book.note(Cancellation("a", _NOON + 3 * _HOUR, "again"))
+    book.add(Cancellation("a", _NOON + 3 * _HOUR, "again"))
     assert (await newer).why == "again"
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -51,25 +51,25 @@ async def test_everybody_who_waits_for_a_job_learns_and_nobody_else() -> None:
 async def test_who_waits_when_nothing_more_will_be_learnt_is_told() -> None:
     book = CancellationCache()
     task = await _waiting(book, "a", _NOON)
-    book.note(Cancellation("b", _NOON))
+    book.add(Cancellation("b", _NOON))
     book.fail(UnreachableError("the connection is closed"))
     for waiting in (task, book.wait("c", _NOON)):
         with pytest.raises(UnreachableError):
             await waiting
-    assert book.of("b", _NOON)
+    assert book.get("b", _NOON)
 
 
 def test_what_the_server_has_forgotten_is_forgotten() -> None:
     book = CancellationCache(keep=_HOUR)
-    book.note(Cancellation("a", _NOON))
-    book.note(Cancellation("b", _NOON))
-    book.note(Cancellation("a", _NOON + _HOUR))
-    book.note(Cancellation("c", _NOON + 1.5 * _HOUR))
-    assert [bool(book.of(job_id, _NOON - _HOUR)) for job_id in "abc"] == [True, False, True]
+    book.add(Cancellation("a", _NOON))
+    book.add(Cancellation("b", _NOON))
+    book.add(Cancellation("a", _NOON + _HOUR))
+    book.add(Cancellation("c", _NOON + 1.5 * _HOUR))
+    assert [bool(book.get(job_id, _NOON - _HOUR)) for job_id in "abc"] == [True, False, True]
 
 
 def test_a_jobs_ends_share_an_id_so_that_one_is_stored() -> None:
-    end = cancelled_end(
+    end = cancelled_message(
         Cancellation("a", _NOON, "wrong"),
         queue="q",
         consumer="w",

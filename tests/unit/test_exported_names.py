@@ -1,129 +1,153 @@
+"""What users import: the three faces, Airflow's classes, and how little is loaded with them."""
+
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
 import pkgutil
 import subprocess
 import sys
 from importlib import metadata
+from pathlib import Path
 
 import pytest
 
 import airflow_provider_jetstream
 
 _PACKAGE = "airflow_provider_jetstream"
-_MODULES = [module.name for module in pkgutil.walk_packages(airflow_provider_jetstream.__path__, f"{_PACKAGE}.")]
+_FACES = ("jetstream", "worker", "spark")
 
-# What DAGs, workers and other providers import; renaming one breaks them.
-_PUBLIC = [
+# What DAGs and deployments import or name; renaming one breaks them.
+_AIRFLOW_NAMES = [
     "hooks.jetstream.JetStreamHook",
     "operators.provision.JetStreamProvisionOperator",
     "operators.publish.JetStreamPublishOperator",
     "operators.redrive.JetStreamRedriveOperator",
     "operators.spark.JetStreamDeadLetterReportOperator",
+    "plugins.monitor.JetStreamMonitorPlugin",
+    "provider_info.get_provider_info",
+    "reprocessing.reprocess_dag",
+    "sensors.dead_letter.JetStreamDeadLetterSensor",
+    "sensors.queue.JetStreamQueueDrainedSensor",
     "triggers.completion.JobCompletionTrigger",
     "triggers.dead_letter.DeadLetterTrigger",
     "triggers.queue.QueueDrainedTrigger",
-    "sensors.dead_letter.JetStreamDeadLetterSensor",
-    "sensors.queue.JetStreamQueueDrainedSensor",
-    "plugins.monitor.JetStreamMonitorPlugin",
-    "reprocessing.reprocess_dag",
-    "worker.Worker",
-    "worker.Delivery",
-    "worker.GiveUpError",
-    "worker.RetryLaterError",
-    "worker.command.main",
-    "worker.errors.HandlerDeadlineError",
-    "jetstream.connection.Connection",
-    "jetstream.connection.ConnectionSettings",
-    "jetstream.connection.connect",
-    "jetstream.connection.connection_settings",
-    "jetstream.sharing.shared_connection",
-    "jetstream.queue.WorkQueue",
-    "jetstream.queue.Consumer",
-    "jetstream.queue.DeadLetterQueue",
-    "jetstream.queue.Events",
-    "jetstream.queue.Archive",
-    "jetstream.queue.Audit",
-    "jetstream.provisioning.plan",
-    "jetstream.provisioning.apply",
-    "jetstream.provisioning.provision",
-    "jetstream.jobs.Job",
-    "jetstream.jobs.Origin",
-    "jetstream.jobs.prepare",
-    "jetstream.inspection.inspect_queue",
-    "jetstream.draining.check_drained",
-    "jetstream.dead_letters.Selection",
-    "jetstream.dead_letters.DeadLetter",
-    "jetstream.dead_letters.find_dead_letters",
-    "jetstream.dead_letters.summary.summarise",
-    "jetstream.redrive.redrive",
-    "jetstream.redrive.preview",
-    "jetstream.redrive.RedriveOrder",
-    "jetstream.redrive.Repair",
-    "jetstream.publishing.publish",
-    "jetstream.publishing.PublishReport",
-    "jetstream.publishing.ranges",
-    "jetstream.errors.JetStreamProviderError",
-    "provider_info.get_provider_info",
+    "worker.cli.main",
 ]
 
+# What workers, scripts and notebooks import. A face may export more; what it doesn't export is private.
+_FACE_NAMES = {
+    "jetstream": """
+        Archive Audit Connection ConnectionSettings Consumer Cursor DeadLetter DeadLetterQueue Events Job Origin
+        PublishReport RedriveReport RedriveRequest Repair Selection WaitPolicy WaitReport WorkQueue
+        JetStreamProviderError TerminalError TransientError
+        apply cancel check_drained connect connection_settings discover_queue find_dead_letters inspect_queue plan
+        preview provision publish redrive_dead_letters shared_connection take_cursor wait
+    """,
+    "worker": "Delivery GiveUpError HandlerDeadlineError RetryLaterError Worker",
+    "spark": """
+        preview_letters read_letters read_snapshot redrive_letters register repair snapshot triage write_report
+    """,
+}
 
-def _modules_after(module: str) -> set[str]:
-    code = f"import sys, {module}; print(*sys.modules)"
+
+def _modules_after(statement: str, *, beyond: str = "") -> set[str]:
+    """Return the modules that a statement loads in a new process, without those of another before it."""
+    code = f"import sys\n{beyond}\nbefore = set(sys.modules)\n{statement}\nprint(*set(sys.modules) - before)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     return set(done.stdout.split())
 
 
-def _loaded_after(module: str) -> set[str]:
-    return {name.partition(".")[0] for name in _modules_after(module)}
+def _distributions(modules: set[str]) -> set[str]:
+    return {name.partition(".")[0] for name in modules}
 
 
-@pytest.mark.parametrize("path", _PUBLIC)
-def test_a_public_name_is_where_it_was(path: str) -> None:
-    module, _, name = path.rpartition(".")
-    found = getattr(importlib.import_module(f"{_PACKAGE}.{module}"), name)
-    assert inspect.getdoc(found)
+def _imported_for_type_checkers(face: str) -> set[str]:
+    tree = ast.parse(Path(str(importlib.import_module(f"{_PACKAGE}.{face}").__file__)).read_text(encoding="utf-8"))
+    blocks = [node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"]
+    return {
+        alias.name for block in blocks for node in ast.walk(block) if isinstance(node, ast.alias) for alias in [node]
+    }
 
 
-@pytest.mark.parametrize("module", _MODULES)
-def test_a_module_has_a_docstring_and_every_name_that_it_exports(module: str) -> None:
-    imported = importlib.import_module(module)
-    assert imported.__doc__
-    assert [name for name in getattr(imported, "__all__", []) if not hasattr(imported, name)] == []
+@pytest.mark.parametrize("face", _FACES)
+def test_a_face_exports_what_it_lists(face: str) -> None:
+    module = importlib.import_module(f"{_PACKAGE}.{face}")
+    exported = [*module.__all__]
+    assert sorted(exported) == sorted(set(exported))
+    assert set(_FACE_NAMES[face].split()) <= set(exported)
+    # Type checkers and the interpreter get the same names.
+    assert _imported_for_type_checkers(face) == set(exported)
+    undocumented = [name for name in exported if not inspect.getdoc(getattr(module, name))]
+    assert undocumented == []
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = module.nothing
+
+
+def test_a_name_has_one_definition_on_its_face_and_in_its_module() -> None:
+    for face in _FACES:
+        module = importlib.import_module(f"{_PACKAGE}.{face}")
+        for name in module.__all__:
+            exported = getattr(module, name)
+            home = getattr(exported, "__module__", "")
+            if home.startswith(_PACKAGE):
+                assert getattr(importlib.import_module(home), name) is exported
+
+
+def test_airflow_names_are_where_they_were() -> None:
+    for path in _AIRFLOW_NAMES:
+        module, _, name = path.rpartition(".")
+        assert inspect.getdoc(getattr(importlib.import_module(f"{_PACKAGE}.{module}"), name)), path
+
+
+def test_every_module_imports_and_has_what_it_lists() -> None:
+    for info in pkgutil.walk_packages(airflow_provider_jetstream.__path__, f"{_PACKAGE}."):
+        if not info.name.endswith("__main__"):
+            module = importlib.import_module(info.name)
+            missing = [name for name in getattr(module, "__all__", []) if not hasattr(module, name)]
+            assert missing == [], info.name
 
 
 def test_the_version_is_the_distributions() -> None:
     assert airflow_provider_jetstream.__version__ == metadata.version("airflow-provider-jetstream")
 
 
-@pytest.mark.parametrize("module", [_PACKAGE, f"{_PACKAGE}.provider_info"])
-def test_what_airflow_loads_at_every_start_is_light(module: str) -> None:
-    assert _loaded_after(module) & {"airflow", "nats", "pydantic", "yaml", "pyspark"} == set()
+def test_what_airflow_loads_at_every_start_is_light() -> None:
+    loaded = _distributions(_modules_after(f"import {_PACKAGE}.provider_info"))
+    assert loaded & {"airflow", "nats", "pydantic", "yaml", "pyspark"} == set()
+
+
+def test_faces_are_light_until_a_name_is_used() -> None:
+    loaded = _modules_after(f"from {_PACKAGE} import jetstream, worker, spark")
+    assert _distributions(loaded) & {"airflow", "nats", "pydantic", "yaml", "pyspark", "numpy"} == set()
+    own = {name.removeprefix(_PACKAGE).strip(".") for name in loaded if name.startswith(_PACKAGE)}
+    assert own == {"", "lazy_exports", *_FACES}
 
 
 def test_the_plugin_brings_nothing_that_only_its_page_needs() -> None:
     # Every Airflow process loads it.
-    added = _modules_after(f"{_PACKAGE}.plugins.monitor") - _modules_after(
-        "airflow.providers.common.compat.sdk as compat; compat.AirflowPlugin"
+    loaded = _modules_after(
+        f"import {_PACKAGE}.plugins.monitor",
+        beyond="from airflow.providers.common.compat.sdk import AirflowPlugin",
     )
-    assert not any(name.startswith(("fastapi", "nats", "airflow.api_fastapi", "sqlalchemy")) for name in added)
-    own = {name for name in added if name.startswith(f"{_PACKAGE}.")}
-    assert own == {f"{_PACKAGE}.plugins", f"{_PACKAGE}.plugins.monitor"}
+    assert not any(name.startswith(("fastapi", "nats", "airflow.api_fastapi", "sqlalchemy")) for name in loaded)
+    own = {name.removeprefix(f"{_PACKAGE}.") for name in loaded if name.startswith(f"{_PACKAGE}.")}
+    assert own == {"airflow_version", "plugins", "plugins.monitor"}
 
 
-@pytest.mark.parametrize("module", [f"{_PACKAGE}.jetstream.queue", f"{_PACKAGE}.jetstream.errors"])
-def test_declarations_and_errors_load_no_client(module: str) -> None:
-    assert _loaded_after(module) & {"airflow", "nats", "pyspark"} == set()
+def test_declarations_and_errors_load_no_client() -> None:
+    loaded = _modules_after(f"from {_PACKAGE}.jetstream import Consumer, JetStreamProviderError, WorkQueue")
+    assert _distributions(loaded) & {"airflow", "nats", "pyspark"} == set()
 
 
-@pytest.mark.parametrize("module", ["spark", "redrive"])
-def test_a_dag_that_uses_spark_is_parsed_without_it(module: str) -> None:
-    assert _loaded_after(f"{_PACKAGE}.operators.{module}") & {"pyspark", "py4j", "pyarrow", "numpy", "pandas"} == set()
+def test_a_dag_that_uses_spark_is_parsed_without_it() -> None:
+    loaded = _modules_after(f"import {_PACKAGE}.operators.spark, {_PACKAGE}.operators.redrive")
+    assert _distributions(loaded) & {"pyspark", "py4j", "pyarrow", "numpy", "pandas"} == set()
 
 
-@pytest.mark.parametrize("module", [f"{_PACKAGE}.worker", f"{_PACKAGE}.worker.command"])
-def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without(module: str) -> None:
+def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> None:
+    loaded = _modules_after(f"import {_PACKAGE}.worker.cli; from {_PACKAGE}.worker import Worker")
     unwanted = {
         "airflow",
         "pyspark",
@@ -134,13 +158,14 @@ def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without(module: 
         "prometheus_client",
         "opentelemetry",
     }
-    assert _loaded_after(module) & unwanted == set()
-
-
-def test_the_worker_loads_nothing_of_looking_for_dead_letters_or_of_waiting() -> None:
-    parts = {
-        ".".join(name.split(".")[1:3]) for name in _modules_after(f"{_PACKAGE}.worker") if name.startswith(_PACKAGE)
+    assert _distributions(loaded) & unwanted == set()
+    own = {name.removeprefix(f"{_PACKAGE}.") for name in loaded if name.startswith(f"{_PACKAGE}.")}
+    assert "worker.worker" in own
+    # It stores dead letters and cancels jobs with their schedules; it neither scans, waits, publishes nor provisions.
+    unwanted_rooms = {"redrive", "waiting", "provisioning", "audit", "inspection"}
+    assert {name.split(".")[1] for name in own if name.startswith("jetstream.")} & unwanted_rooms == set()
+    assert {name for name in own if name.startswith("jetstream.dead_letters.")} <= {
+        "jetstream.dead_letters.death",
+        "jetstream.dead_letters.record",
     }
-    assert {"worker.runtime", "jetstream.letter_record"} <= parts
-    unwanted = {"dead_letters", "redrive", "completions", "publishing", "provisioning", "audit", "discovery"}
-    assert parts & {f"jetstream.{part}" for part in unwanted} == set()
+    assert own & {"jetstream.publishing.publisher", "jetstream.publishing.job", "jetstream.queue.discovery"} == set()

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
 
 _ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
 
@@ -20,7 +20,7 @@ _json = st.recursive(
 
 
 def _prepared(*items: object, subject: str | None = "q.a", origin: Origin | None = _ORIGIN) -> list[OutgoingJob]:
-    return list(prepare(items, subject=subject, origin=origin, batch="batch"))
+    return list(prepare_jobs(items, subject=subject, origin=origin, batch="batch"))
 
 
 @given(_json.filter(lambda value: not isinstance(value, str)))

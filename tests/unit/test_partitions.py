@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -109,7 +109,7 @@ def test_partitions_that_overlap_with_another_consumer_are_refused() -> None:
 
 
 def _subjects(*jobs: object, subject: str | None = "tasks.{partition}.email", queue: WorkQueue | None) -> list[str]:
-    return [job.subject for job in prepare(jobs, subject=subject, origin=None, batch="b", queue=queue)]
+    return [job.subject for job in prepare_jobs(jobs, subject=subject, origin=None, batch="b", queue=queue)]
 
 
 def test_the_partition_of_its_key_takes_its_place_in_a_jobs_subject() -> None:

@@ -15,23 +15,25 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import (
-    Failure,
+    PublishFailure,
     PublishIncompleteError,
     PublishRefusedError,
     PublishReport,
-    ranges,
+    sequence_ranges,
 )
 
 
 def _report(*errors: JetStreamProviderError | None) -> PublishReport:
-    failures = [Failure(index, f"id-{index}", error, certain=True) for index, error in enumerate(errors) if error]
+    failures = [
+        PublishFailure(index, f"id-{index}", error, certain=True) for index, error in enumerate(errors) if error
+    ]
     sequences = array("Q", (0 if error else index + 1 for index, error in enumerate(errors)))
     return PublishReport("q", sequences, failures=failures)
 
 
 @given(st.lists(st.integers(min_value=0, max_value=40)))
 def test_ranges_hold_exactly_the_sequences_in_the_fewest_spans(sequences: list[int]) -> None:
-    spans = ranges(sequences)
+    spans = sequence_ranges(sequences)
     assert [number for low, high in spans for number in range(low, high + 1)] == sorted(set(sequences) - {0})
     assert all(later[0] - earlier[1] > 1 for earlier, later in pairwise(spans))
 

@@ -46,13 +46,13 @@ def test_a_part_is_off_where_that_is_said(part: str, off: object) -> None:
     queue = _queue(**{part: off})
     assert getattr(queue, part) is None
     assert getattr(_again(queue), part) is None
-    assert (queue.archive_refused, _again(queue).archive_refused) == (part == "archive",) * 2
+    assert (queue.archive_disabled, _again(queue).archive_disabled) == (part == "archive",) * 2
 
 
 def test_a_queue_without_dead_letters_says_nothing_about_an_archive() -> None:
     queue = _queue(dead_letters=None)
     assert queue.companions() == ()
-    assert (queue.archive_refused, _again(queue).archive_refused) == (False, False)
+    assert (queue.archive_disabled, _again(queue).archive_disabled) == (False, False)
     assert "republish" not in queue.config()
 
 
@@ -94,7 +94,7 @@ def test_the_companions_are_in_the_order_in_which_they_are_provisioned_and_keep_
     streams = (queue, *queue.companions())
     assert len({stream.name for stream in streams}) == 5
     for one, other in combinations(streams, 2):
-        assert [(a, b) for a in one.captured() for b in other.captured() if overlaps(a, b)] == []
+        assert [(a, b) for a in one.captured_subjects() for b in other.captured_subjects() if overlaps(a, b)] == []
 
 
 def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_the_headers_ask_for() -> None:
@@ -232,7 +232,7 @@ def test_an_atomic_queue_captures_markers_that_none_of_its_consumers_takes() -> 
     config = queue.config()
     assert config["subjects"] == ["a.>", "b", "requeued.q.*"]
     assert (config["allow_atomic"], config["allow_msg_ttl"]) == (True, True)
-    assert queue.consumer("w").config(unfiltered=queue.subjects)["filter_subjects"] == ["a.>", "b"]
+    assert queue.consumer("w").config(default_filters=queue.subjects)["filter_subjects"] == ["a.>", "b"]
     assert _again(queue) == queue
     plain = _queue().config()
     assert {"allow_atomic", "allow_msg_ttl"} & plain.keys() == set()

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare
+from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.schedules import schedule_once, schedule_repeated
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -24,7 +24,7 @@ def _queue(**changes: Any) -> WorkQueue:
 
 
 def _prepared(job: Job, queue: WorkQueue | None, origin: Origin | None = None) -> OutgoingJob:
-    (outgoing,) = prepare([job], subject="q.a", origin=origin, batch="batch", queue=queue)
+    (outgoing,) = prepare_jobs([job], subject="q.a", origin=origin, batch="batch", queue=queue)
     return outgoing
 
 
@@ -231,7 +231,7 @@ def test_a_job_for_later_that_the_queue_cannot_have_is_refused(job: Job, queue: 
 
 def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_what_comes_of_them() -> None:
     queue = _queue(dead_letters="dead", consumers=[{"name": "w", "max_deliver": 2}])
-    assert queue.captured() == ("q.>", "scheduled.q.>")
+    assert queue.captured_subjects() == ("q.>", "scheduled.q.>")
     assert queue.config()["allow_msg_schedules"]
     assert queue.archive is not None
     assert queue.archive.config()["allow_msg_schedules"]

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.spark.application.error_transport import failure_of
+from airflow_provider_jetstream.spark.application.error_transport import error_message
 from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 from airflow_provider_jetstream.tasks.spark_connection import SparkSettings, spark_settings
@@ -200,7 +200,7 @@ def test_an_error_from_an_executor_is_told_as_what_it_is() -> None:
         "airflow_provider_jetstream.jetstream.errors.ConnectionSettingsError: expected servers, found none\n\n"
         "\tat org.apache.spark.api.python.BasePythonRunner\n"
     )
-    told = failure_of(RuntimeError(text))
+    told = error_message(RuntimeError(text))
     assert told == {"error": "expected servers, found none", "code": "JS101", "terminal": True}
-    assert failure_of(SelectionError("no"))["terminal"] is True
-    assert failure_of(KeyError("x")) == {"error": "KeyError: 'x'", "code": "", "terminal": False}
+    assert error_message(SelectionError("no"))["terminal"] is True
+    assert error_message(KeyError("x")) == {"error": "KeyError: 'x'", "code": "", "terminal": False}

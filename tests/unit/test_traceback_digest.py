@@ -13,8 +13,8 @@ from pydantic import BaseModel
 from airflow_provider_jetstream.worker import Delivery
 from airflow_provider_jetstream.worker.errors import HandlerDeadlineError, InvalidBodyError
 from airflow_provider_jetstream.worker.handler import Handler
-from airflow_provider_jetstream.worker.result import Outcome
-from airflow_provider_jetstream.worker.traceback_digest import Failure, carry, failure_of
+from airflow_provider_jetstream.worker.handler import HandlerResult
+from airflow_provider_jetstream.worker.traceback_digest import Failure, attach_failure, failure_of
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -87,7 +87,7 @@ SHOP = shop()
 
 
 def raised(call: Callable[..., object], *arguments: object) -> Exception:
-    with Outcome() as done:
+    with HandlerResult() as done:
         call(*arguments)
     assert done.error is not None
     trace = done.error.__traceback__
@@ -223,7 +223,7 @@ def test_what_a_process_found_is_kept_with_the_error_that_came_without_its_trace
     found = failure_of(error)
     came = ForkingPickler.loads(ForkingPickler.dumps(error))
     assert failure_of(came) is None
-    carry(came, ForkingPickler.loads(ForkingPickler.dumps(found)))
+    attach_failure(came, ForkingPickler.loads(ForkingPickler.dumps(found)))
     assert failure_of(came) == found
 
 

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 
 from airflow_provider_jetstream.worker import Delivery
 from airflow_provider_jetstream.worker.errors import InvalidBodyError, WorkerSetupError
-from airflow_provider_jetstream.worker.handler import read_handler
+from airflow_provider_jetstream.worker.handler import inspect_handler
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -76,19 +76,19 @@ JOB = Delivery("7", "orders.new", b'{"item": "pen"}', {}, 1, 1)
     ],
 )
 def test_a_handler_is_called_with_what_it_takes(handler: Callable[..., Any], expected: str) -> None:
-    call = read_handler(handler)
+    call = inspect_handler(handler)
     assert call(JOB) == expected
     assert not call.is_async
 
 
 @pytest.mark.parametrize("handler", [typed_async, AsyncShop(), partial(typed_async)])
 def test_an_async_handler_is_known_as_one(handler: Callable[..., Any]) -> None:
-    assert read_handler(handler).is_async
+    assert inspect_handler(handler).is_async
 
 
 @pytest.mark.parametrize("handler", [[].append, print, dict])
 def test_a_builtin_gets_the_delivery(handler: Callable[..., Any]) -> None:
-    assert read_handler(handler).model is None
+    assert inspect_handler(handler).model is None
 
 
 def none() -> None: ...
@@ -107,7 +107,7 @@ def keyword(*, job: Delivery) -> None: ...
 def test_a_handler_that_takes_something_else_is_refused(handler: Callable[..., Any]) -> None:
     told = f"expected a handler that takes a job, or a pydantic model and a job, found {handler.__name__}("
     with pytest.raises(WorkerSetupError, match=re.escape(told)):
-        read_handler(handler)
+        inspect_handler(handler)
 
 
 def hidden(amount: Decimal) -> None: ...
@@ -115,10 +115,10 @@ def hidden(amount: Decimal) -> None: ...
 
 def test_an_annotation_that_only_type_checkers_see_is_refused_since_it_may_be_a_model() -> None:
     with pytest.raises(WorkerSetupError, match=r"found 'Decimal' on amount of hidden: .*import it outside"):
-        read_handler(hidden)
+        inspect_handler(hidden)
 
 
 def test_many_problems_of_a_body_are_told_in_short() -> None:
     job = Delivery("7", "orders.new", b'{"item": 1, "lines": ["a", "b", "c", "d", "e", "f"]}', {}, 1, 1)
     with pytest.raises(InvalidBodyError, match=r"item: Input should be a valid string; .*; and 2 more$"):
-        read_handler(typed)(job)
+        inspect_handler(typed)(job)

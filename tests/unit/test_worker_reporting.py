@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from airflow_provider_jetstream.worker.logs import JsonLines
+from airflow_provider_jetstream.worker.logs import JsonFormatter
 from airflow_provider_jetstream.worker.metrics import PrometheusMetrics
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ def record(message: str, *arguments: object, **extra: object) -> logging.LogReco
 
 
 def test_a_record_is_one_line_of_json_whatever_is_in_it() -> None:
-    line = JsonLines().format(record("two\nlines of %s", "größe", job={"sequence": 7, "odd": object}))
+    line = JsonFormatter().format(record("two\nlines of %s", "größe", job={"sequence": 7, "odd": object}))
     assert "\n" not in line
     found = json.loads(line)
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}\+00:00", found.pop("time"))
@@ -55,5 +55,5 @@ def test_a_port_that_is_taken_is_named(taken: int) -> None:
 
 def test_numbers_without_their_client_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(WorkerSetupError, match="expected prometheus-client to serve numbers, found none"):
+    with pytest.raises(WorkerSetupError, match="expected prometheus-client to serve metrics, found none"):
         PrometheusMetrics(0, "3")

@@ -7,7 +7,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker import Delivery
-from airflow_provider_jetstream.worker.deadlines import attempt_seconds, check_expiry
+from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.errors import JobExpiredError, RetryLaterError
 from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 
@@ -24,13 +24,13 @@ def job(**headers: str) -> Delivery:
 
 @pytest.mark.parametrize(("attempt", "patience"), [(1, 1), (2, 5), (3, 30), (4, 30), (9, 30)])
 def test_the_server_waits_as_long_as_the_backoff_of_the_delivery(attempt: int, patience: float) -> None:
-    assert STEPS.ack_wait_limit(attempt) == patience
-    assert PLAIN.ack_wait_limit(attempt) == 20
+    assert STEPS.ack_wait_seconds(attempt) == patience
+    assert PLAIN.ack_wait_seconds(attempt) == 20
 
 
 @pytest.mark.parametrize(("attempt", "step"), [(1, 1), (2, 5), (3, 30), (5, 30)])
 def test_what_is_sent_makes_the_wait_the_backoff_and_up_to_a_fifth_more(attempt: int, step: int) -> None:
-    sent = [STEPS.after_backoff(attempt) or 0 for _ in range(200)]
+    sent = [STEPS.backoff_delay(attempt) or 0 for _ in range(200)]
     # The server adds this delivery's backoff less the first.
     waits = [(delay + step * SECOND - SECOND) / SECOND for delay in sent]
     assert step <= min(waits) < step * 1.05
@@ -39,21 +39,21 @@ def test_what_is_sent_makes_the_wait_the_backoff_and_up_to_a_fifth_more(attempt:
 
 @pytest.mark.parametrize(("attempt", "seconds"), [(1, 2), (2, 2), (3, 120), (3, 0.5)])
 def test_a_wait_of_its_own_is_exact_whatever_the_backoff(attempt: int, seconds: float) -> None:
-    sent = STEPS.after(seconds, attempt)
+    sent = STEPS.nak_delay(seconds, attempt)
     assert sent is not None
-    assert sent / SECOND + STEPS.ack_wait_limit(attempt) - 1 == pytest.approx(seconds)
-    assert PLAIN.after(seconds, attempt) == seconds * SECOND
+    assert sent / SECOND + STEPS.ack_wait_seconds(attempt) - 1 == pytest.approx(seconds)
+    assert PLAIN.nak_delay(seconds, attempt) == seconds * SECOND
 
 
 def test_a_delay_of_nothing_is_never_sent_for_a_wait() -> None:
-    assert STEPS.after(4, 2) == 1
+    assert STEPS.nak_delay(4, 2) == 1
 
 
 def test_without_backoff_and_on_the_last_delivery_nothing_is_waited_for() -> None:
-    assert PLAIN.after_backoff(1) is None
-    assert STEPS.after_backoff(6) is None
-    assert STEPS.after(60, 6) is None
-    assert STEPS.after(0, 1) is None
+    assert PLAIN.backoff_delay(1) is None
+    assert STEPS.backoff_delay(6) is None
+    assert STEPS.nak_delay(60, 6) is None
+    assert STEPS.nak_delay(0, 1) is None
     assert [STEPS.is_last(attempt) for attempt in (5, 6, 7)] == [False, True, True]
     assert not PLAIN.is_last(1_000)
 

@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.cancellation.cancel import events_of, read_cancellation
+from airflow_provider_jetstream.jetstream.cancellation.cancel import events_stream, read_cancellation
 from airflow_provider_jetstream.jetstream.client.range_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import follow, stream_info
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
@@ -35,7 +35,7 @@ class CancellationCache:
         self._waiting: dict[str, set[asyncio.Future[None]]] = {}
         self._failure: JetStreamProviderError | None = None
 
-    def of(self, job_id: str, stored_at: datetime) -> Cancellation | None:
+    def get(self, job_id: str, stored_at: datetime) -> Cancellation | None:
         """Tell whether a job is cancelled as far as is known; ask before it is started.
 
         :param job_id: its id
@@ -53,7 +53,7 @@ class CancellationCache:
         :return: its cancellation
         :raises JetStreamProviderError: nothing more will be learnt: the connection was closed, or the events are gone
         """
-        while (found := self.of(job_id, stored_at)) is None:
+        while (found := self.get(job_id, stored_at)) is None:
             if self._failure:
                 raise self._failure
             rung = asyncio.get_running_loop().create_future()
@@ -67,7 +67,7 @@ class CancellationCache:
                     self._waiting.pop(job_id, None)
         return found
 
-    def note(self, cancellation: Cancellation) -> None:
+    def add(self, cancellation: Cancellation) -> None:
         """Take in a cancellation, and forget those that the server has forgotten.
 
         :param cancellation: the newest
@@ -104,7 +104,7 @@ async def follow_cancellations(connection: Connection, queue: WorkQueue) -> Asyn
     :raises QueueDeclarationError: the queue declares no events that would take them
     :raises NotFoundError: the events don't exist
     """
-    events, subject = events_of(queue), cancellation_filter(queue.name)
+    events, subject = events_stream(queue), cancellation_filter(queue.name)
     info = await stream_info(connection, events)
     last = int(info["state"]["last_seq"])
     book = CancellationCache(timedelta(microseconds=info["config"].get("max_age", 0) / 1_000))
@@ -129,4 +129,4 @@ async def follow_cancellations(connection: Connection, queue: WorkQueue) -> Asyn
 
 def _enter(book: CancellationCache, message: StoredMessage) -> None:
     if found := read_cancellation(message):
-        book.note(found)
+        book.add(found)

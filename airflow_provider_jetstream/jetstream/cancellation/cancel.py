@@ -91,7 +91,7 @@ async def cancel(
     :raises QueueDeclarationError: the queue declares no events that would take it
     :raises NotFoundError: the queue or its events don't exist, or the events don't take cancellations yet
     """
-    events = events_of(queue)
+    events = events_stream(queue)
     await _require_capture(connection, queue.name, events)
     # In this order: what a schedule makes until it is removed is stored before the cancellation, and so is meant.
     schedules = await remove_schedules(connection, queue.name, job_id)
@@ -147,7 +147,7 @@ async def _store(
     return await store(connection, cancellation_subject(queue, job_id), body)
 
 
-async def cancellation_of(
+async def find_cancellation(
     connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
 ) -> Cancellation | None:
     """Look for the cancellation of a job.
@@ -160,7 +160,7 @@ async def cancellation_of(
     :raises QueueDeclarationError: the queue declares no events that would take it
     :raises NotFoundError: the events don't exist
     """
-    message = await last_message(connection, events_of(queue), cancellation_subject(queue.name, job_id))
+    message = await last_message(connection, events_stream(queue), cancellation_subject(queue.name, job_id))
     found = read_cancellation(message) if message else None
     return found if found and (stored_at is None or found.covers(stored_at)) else None
 
@@ -169,11 +169,11 @@ async def is_cancelled(
     connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
 ) -> bool:
     """Tell whether a job is cancelled; see :func:`cancellation_of`."""
-    return await cancellation_of(connection, queue, job_id, stored_at) is not None
+    return await find_cancellation(connection, queue, job_id, stored_at) is not None
 
 
 @dataclass(frozen=True, slots=True)
-class CancelledEnd:
+class CancelledMessage:
     """What a worker publishes, with the server's acknowledgement, before it acknowledges a cancelled job.
 
     :param subject: where the job's completion would go
@@ -186,7 +186,7 @@ class CancelledEnd:
     headers: Headers
 
 
-def cancelled_end(
+def cancelled_message(
     cancellation: Cancellation,
     *,
     queue: str,
@@ -195,7 +195,7 @@ def cancelled_end(
     stored_at: datetime,
     deliveries: int,
     worker: str | None = None,
-) -> CancelledEnd:
+) -> CancelledMessage:
     """Write that a job ended because it was cancelled.
 
     :param cancellation: the cancellation
@@ -220,14 +220,14 @@ def cancelled_end(
         why=cancellation.why,
         by=cancellation.by,
     )
-    return CancelledEnd(
+    return CancelledMessage(
         completion_subject(queue, consumer, sequence),
         event.model_dump_json(exclude_none=True).encode(),
         Headers([(MSG_ID, end_id(queue, sequence, stored_at))]),
     )
 
 
-def events_of(queue: WorkQueue) -> str:
+def events_stream(queue: WorkQueue) -> str:
     """Name the stream of a queue's cancellations.
 
     :param queue: the queue

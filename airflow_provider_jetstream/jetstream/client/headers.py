@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeAlias
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
@@ -53,7 +53,7 @@ def first(headers: Iterable[tuple[str, str]], name: str) -> str | None:
     return None
 
 
-def wire_size(headers: Headers) -> int:
+def wire_size(headers: Mapping[str, str]) -> int:
     """Compute what headers take on the wire, which counts towards the server's ``max_payload``.
 
     :param headers: the headers

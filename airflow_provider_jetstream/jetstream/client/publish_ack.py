@@ -81,10 +81,10 @@ def parse_publish_ack(subject: str, answer: bytes) -> PubAck:
     if told := _STORED.fullmatch(answer):
         return PubAck(told[1].decode(), int(told[2]))
     ack = _decoded(answer)
-    if refusal := ack.get("error"):
+    stream, sequence, refusal = ack.get("stream"), ack.get("seq"), ack.get("error")
+    if isinstance(refusal, dict):
         code, err_code = int(refusal.get("code", 0)), int(refusal.get("err_code", 0))
-        raise ApiError(code, err_code, str(refusal.get("description")), subject)
-    stream, sequence = ack.get("stream"), ack.get("seq")
+        raise ApiError(code, err_code, str(refusal.get("description")), subject, stream)
     if not isinstance(stream, str) or not isinstance(sequence, int):
         raise UnreachableError(
             f"expected a stream's acknowledgement on {subject}, found another answer: someone else listens there"

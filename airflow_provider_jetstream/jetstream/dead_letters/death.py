@@ -8,6 +8,8 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.queue.snapshot import settled_sequence
+
 if TYPE_CHECKING:
     from datetime import datetime
 
@@ -73,3 +75,20 @@ class Death:
         told = _VARYING.sub("#", self.error_message or self.explanation or "")[:_FINGERPRINT_TEXT]
         parts = (self.reason, self.consumer or "", self.error_class or "", told)
         return sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_FINGERPRINT_DIGITS]
+
+
+def is_dead(sequence: int, *, delivered: int, ack_floor: int, in_flight: int, has_evidence: bool = False) -> bool:
+    """Return whether a consumer will never again deliver a job that is still stored.
+
+    At or below the consumer's settled sequence the numbers alone prove the death, with or without an advisory. Above
+    it, while other jobs are in flight, only evidence does, and only for a job that was delivered.
+
+    :param sequence: the job's stream sequence
+    :param delivered: the highest stream sequence that the consumer delivered
+    :param ack_floor: the stream sequence up to which every delivery ended
+    :param in_flight: the number of open deliveries (``num_ack_pending``)
+    :param has_evidence: whether an entry proves a death of this very message: newer than the message, its consumer and
+        the last requeue in place, and of a consumer whose numbers agree with the entries
+    """
+    settled = settled_sequence(delivered, ack_floor, in_flight)
+    return sequence <= settled or (has_evidence and sequence <= delivered)

@@ -10,7 +10,12 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, QueueHealth, inspect_consumers, tell_apart
-from airflow_provider_jetstream.jetstream.queue.discovery import ANY_QUEUE, capturing_deaths, is_marked, queues_told_of
+from airflow_provider_jetstream.jetstream.queue.discovery import (
+    ANY_QUEUE,
+    captured_queues,
+    dead_letter_stream,
+    has_dead_letter_mark,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
@@ -77,7 +82,7 @@ async def look_over(connection: Connection, before: Mapping[str, QueueLook] | No
 
     async def look(info: Mapping[str, Any]) -> QueueLook | None:
         config, state = info["config"], info["state"]
-        capturing = capturing_deaths([*tellers[config["name"]], *tellers[ANY_QUEUE]], config["name"])
+        capturing = dead_letter_stream([*tellers[config["name"]], *tellers[ANY_QUEUE]], config["name"])
         letters = by_name[capturing["name"]] if capturing else None
         try:
             found = QueueLook(config, state, letters, await inspect_consumers(connection, info), None)
@@ -93,14 +98,14 @@ async def look_over(connection: Connection, before: Mapping[str, QueueLook] | No
 
 
 def _is_queue(config: Mapping[str, Any]) -> bool:
-    return config["retention"] == "workqueue" and not is_marked(config) and not queues_told_of(config)
+    return config["retention"] == "workqueue" and not has_dead_letter_mark(config) and not captured_queues(config)
 
 
 def _tellers(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:
     """Put the streams that capture deaths with the queues whose deaths those are: there may be many of both."""
     tellers: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for config in configs:
-        for queue in queues_told_of(config):
+        for queue in captured_queues(config):
             tellers[queue].append(config)
     return tellers
 

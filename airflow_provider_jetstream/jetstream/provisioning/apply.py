@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.provisioning.diff import Difference
-from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resizing_blocks
+from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
 from airflow_provider_jetstream.jetstream.provisioning.plan import (
     Plan,
     Step,
     consumer_step,
-    kept_subjects,
-    queue_declared,
+    declared_queue_config,
+    reserved_subjects_in_use,
     stream_step,
     undeclared_consumer_steps,
 )
@@ -60,8 +60,10 @@ async def plan(connection: Connection, queue: WorkQueue) -> Plan:
                 found = await _existing_consumer(connection, part.name, consumer.name)
                 steps.append(consumer_step(part.name, found, consumer.config()))
     existing = await _existing_stream(connection, queue.name)
-    steps.append(stream_step(existing, queue_declared(queue, existing)))
-    steps += await _plan_consumers(connection, queue, kept_subjects(queue, existing), exists=existing is not None)
+    steps.append(stream_step(existing, declared_queue_config(queue, existing)))
+    steps += await _plan_consumers(
+        connection, queue, reserved_subjects_in_use(queue, existing), exists=existing is not None
+    )
     return Plan(tuple(steps))
 
 
@@ -152,10 +154,10 @@ async def _plan_consumers(
     for name in (*names, *(other for other in others if other not in names)):
         if existing := await _existing_consumer(connection, queue.name, name):
             found[name] = existing
-    resizing = await resizing_blocks(connection, queue, found) if divided and found else {}
+    resizing = await resize_blockers(connection, queue, found) if divided and found else {}
     steps: list[Step] = []
     for consumer in queue.consumers:
-        declared = consumer.config(unfiltered=queue.subjects if reserved else ())
+        declared = consumer.config(default_filters=queue.subjects if reserved else ())
         name = consumer.name
         steps.append(consumer_step(queue.name, found.get(name), declared, reserved, resizing.get(name)))
     for name, config in found.items():

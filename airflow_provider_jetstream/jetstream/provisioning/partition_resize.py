@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS
-from airflow_provider_jetstream.jetstream.queue.partitions import family
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_base_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def resizing_blocks(
+async def resize_blockers(
     connection: Connection, queue: WorkQueue, found: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
     """Tell which consumers keep a queue from having the number of partitions that is declared.
@@ -34,7 +34,7 @@ async def resizing_blocks(
     families: dict[str, list[Consumer]] = {}
     for consumer in queue.consumers:
         if consumer.partition is not None:
-            families.setdefault(family(consumer), []).append(consumer)
+            families.setdefault(partition_base_name(consumer), []).append(consumer)
     for name, members in families.items():
         beyond = [each for each in found if _is_beyond(each, found[each], name, members)]
         there = [member.name for member in members if member.name in found]

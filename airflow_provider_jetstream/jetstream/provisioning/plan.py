@@ -132,7 +132,7 @@ def undeclared_consumer_steps(
     return (Step("consumer", f"{stream}/{existing['name']}", "keep", dict(existing), (), blocked),) if blocked else ()
 
 
-def queue_declared(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
+def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
     """Give what is declared of a work queue's own stream, in view of what it has from earlier declarations.
 
     :param queue: the declaration
@@ -140,14 +140,14 @@ def queue_declared(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict
     :return: the fields that are declared; ``None`` for one that is to be removed
     """
     declared = queue.config()
-    declared["subjects"] = [*queue.subjects, *(each.subjects for each in kept_subjects(queue, existing))]
+    declared["subjects"] = [*queue.subjects, *(each.subjects for each in reserved_subjects_in_use(queue, existing))]
     republish = (existing or {}).get("republish") or {}
-    if queue.archive_refused and republish.get("dest") == archive_filter(queue.name):
+    if queue.archive_disabled and republish.get("dest") == archive_filter(queue.name):
         declared["republish"] = None
     return declared
 
 
-def kept_subjects(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
+def reserved_subjects_in_use(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
     """Tell which subjects of a queue aren't for jobs.
 
     A queue that no longer declares them keeps them: a marker that is stored still keeps its letter from being redriven

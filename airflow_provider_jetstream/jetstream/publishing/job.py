@@ -1,4 +1,4 @@
-"""A job, and the headers that tell where it came from."""
+"""Jobs, and the subject, id and headers under which each is published."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ from airflow_provider_jetstream.jetstream.publishing.schedules import (
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
 from airflow_provider_jetstream.jetstream.queue.partitions import (
     PLACEHOLDER,
-    at_partition,
     partition_count,
     partition_of,
+    partition_subject,
     placeholder_problem,
 )
 
@@ -50,18 +50,19 @@ _LINE_BREAK = re.compile(r"[\r\n]")
 class Job:
     """One message of a work queue.
 
-    :param body: bytes or text as they are, anything else as JSON; an object may carry ``id`` and ``advisory``
+    :param body: bytes and text are published as they are, anything else as JSON; an object may hold ``id`` and
+        ``advisory``
     :param subject: where it is published; the publisher's default where absent
-    :param id: unique among the jobs of its publisher; makes publishing it twice store it once
+    :param id: unique among the jobs of its publisher; a job that is published twice is stored once
     :param advisory: a subject on which its worker reports the completion, besides the queue's own events
     :param headers: further headers; names starting with ``Nats-`` belong to the server
-    :param partition_key: what jobs of one partition have in common; its partition takes the place of ``{partition}`` in
-        the subject
-    :param at: when the server makes the job of it, with a time zone
-    :param delay: how long from publishing until then, such as ``"10m"``
-    :param every: how often the server makes a job of it: a duration such as ``"30s"``, a cron expression of six fields,
-        or ``@daily`` and the like. A later one of the same id takes its place
-    :param time_zone: in which a cron expression is meant, such as ``"Europe/Vienna"``; UTC where absent
+    :param partition_key: jobs of the same key go to the same partition, whose number replaces ``{partition}`` in the
+        subject
+    :param at: when the server publishes the job, with a time zone
+    :param delay: how long after publishing the server publishes the job, such as ``"10m"``
+    :param every: how often the server publishes the job: a duration such as ``"30s"``, a cron expression of six fields,
+        or ``@daily`` and the like. A later schedule of the same id replaces it
+    :param time_zone: the time zone of a cron expression, such as ``"Europe/Vienna"``; UTC where absent
     """
 
     body: Any
@@ -77,11 +78,7 @@ class Job:
 
     @classmethod
     def of(cls, item: object) -> Job:
-        """Take a job as people hand it over.
-
-        :param item: a :class:`Job`, or just its body
-        :return: the job, with ``id`` and ``advisory`` of a JSON object's body where it has them
-        """
+        """Return a job as it is, or make one of a body; a dict's ``id`` and ``advisory`` become the job's."""
         if isinstance(item, Job):
             return item
         if isinstance(item, dict):
@@ -91,8 +88,7 @@ class Job:
     def payload(self) -> bytes:
         """Encode the body.
 
-        :return: what is published
-        :raises JobNotSerializableError: if it is neither bytes nor text nor JSON
+        :raises JobNotSerializableError: it is neither bytes nor text nor JSON
         """
         if isinstance(self.body, bytes):
             return self.body
@@ -109,13 +105,10 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingJob:
-    """A job ready for the wire, except that its body may still turn out not to be serialisable.
+    """A job with its subject, id and headers; its body isn't encoded yet.
 
-    :param job: the job
-    :param subject: where it goes
     :param message_id: the value of ``Nats-Msg-Id``
-    :param headers: all its headers
-    :param api_level: what the server must have for it
+    :param api_level: the JetStream API level that the server must have
     """
 
     job: Job
@@ -126,11 +119,11 @@ class OutgoingJob:
 
     @property
     def scheduled(self) -> bool:
-        """Whether the server stores a schedule, from which it makes the job later."""
+        """Whether the server stores a schedule and publishes the job later."""
         return SCHEDULE in self.headers
 
 
-def prepare(
+def prepare_jobs(
     items: Iterable[object],
     *,
     subject: str | None,
@@ -144,18 +137,17 @@ def prepare(
     :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
         the jobs
     :param origin: the publishing task, if there is one
-    :param batch: unique for this call; makes the ids of jobs without any where there is no origin
-    :param queue: the queue; needed for partitions and for jobs that are to be made later
-    :return: the jobs in the same order
-    :raises JobError: if a job has no subject or one that can't be published to, a header of the server's, or a
-        partition or a time that the queue doesn't have
+    :param batch: unique for this call; part of the message ids of jobs without an origin
+    :param queue: needed for partitions and schedules
+    :raises JobError: a job has no subject, an invalid one, a header of the server's, or a partition or a schedule that
+        the queue doesn't have
     """
     for index, item in enumerate(items):
         job = Job.of(item)
-        target = _target(index, job, job.subject or subject, queue)
+        target = _checked_subject(index, job, job.subject or subject, queue)
         if job.advisory and (problem := subject_problem(job.advisory, wildcards=False)):
             raise JobError(
-                f"job {index} can't be reported on {job.advisory!r}: {problem}; hand over Job(body) where the body's"
+                f"job {index} can't be reported on {job.advisory!r}: {problem}; publish Job(body) where the body's"
                 " advisory means something else"
             )
         check_headers(index, job.headers)
@@ -168,11 +160,11 @@ def prepare(
         if job.advisory:
             headers[JOB_ADVISORY] = job.advisory
         outgoing = OutgoingJob(job, target, message_id, headers)
-        later = (job.at, job.delay, job.every, job.time_zone) != (None, None, None, None)
-        yield _scheduled(index, outgoing, queue) if later else outgoing
+        is_scheduled = (job.at, job.delay, job.every, job.time_zone) != (None, None, None, None)
+        yield _scheduled(index, outgoing, queue) if is_scheduled else outgoing
 
 
-def _target(index: int, job: Job, subject: str | None, queue: WorkQueue | None) -> str:
+def _checked_subject(index: int, job: Job, subject: str | None, queue: WorkQueue | None) -> str:
     if subject is None:
         raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
     if PLACEHOLDER in subject or job.partition_key is not None:
@@ -189,27 +181,26 @@ def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | N
         raise JobError(f"job {index} has no partition_key, which {subject!r} needs: set it on the job")
     if queue is None:
         raise JobError(
-            f"job {index} has a partition_key: hand over the queue too, which says how many partitions it has"
+            f"job {index} has a partition_key: pass the queue too, which declares the number of partitions"
         )
     if (count := partition_count(queue.consumers, subject)) is None:
         raise JobError(
-            f"job {index} can't be published to {subject!r}: no consumer of {queue.name} takes it in partitions;"
-            " declare one with partitions and such a filter"
+            f"job {index} can't be published to {subject!r}: no consumer of {queue.name} has partitions on that"
+            " subject; declare one with partitions and such a filter"
         )
-    return at_partition(subject, partition_of(key, count))
+    return partition_subject(subject, partition_of(key, count))
 
 
 def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> OutgoingJob:
-    """Make a schedule of a job."""
     at, delay, every = job.job.at, job.job.delay, job.job.every
     if sum(value is not None for value in (at, delay, every)) > 1:
         raise JobError(f"job {index} has several of at, delay and every: keep one")
     if queue is None:
-        raise JobError(f"job {index} is for later: hand over the queue too, which has a subject for schedules")
+        raise JobError(f"job {index} has a schedule: pass the queue too, which declares the subject of schedules")
     if not queue.schedules:
         raise JobError(
-            f"job {index} is for later, and {queue.name} has no schedules: declare schedules: true"
-            + (f'; with discard "new" it can\'t: {NO_SCHEDULES_WITH_DISCARD_NEW}' if queue.discard == "new" else "")
+            f"job {index} has a schedule, and {queue.name} takes none: declare schedules: true"
+            + (f'; impossible with discard "new": {NO_SCHEDULES_WITH_DISCARD_NEW}' if queue.discard == "new" else "")
         )
     job_id, headers = job.headers[JOB_ID], dict(job.headers)
     try:
@@ -221,20 +212,19 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
     else:
         if job.job.id is None:
             raise JobError(
-                f"job {index} is made again and again: give it an id, by which it can be replaced or cancelled"
+                f"job {index} has a repeating schedule: give it an id, by which it can be replaced or cancelled"
             )
         subject, level = schedule_repeated_subject(queue.name, job_id), REPEATED_LEVEL
-        # Its subject tells it apart: what comes again takes its place, and an id would keep a change of it out.
+        # Its subject identifies it. With a message id, the server would drop a changed schedule as a duplicate.
         del headers[MSG_ID]
     return OutgoingJob(job.job, subject, job.message_id, headers | schedule | {TARGET: job.subject}, level)
 
 
 def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
-    """Refuse headers that can't be sent, or that the server would act on.
+    """Refuse headers that can't be sent, or on which the server would act.
 
-    :param index: the job's place or id, for the message
-    :param headers: the headers
-    :raises JobError: if there is such a header
+    :param index: the job's index or id, for the message
+    :raises JobError: there is such a header
     """
     for name, value in headers.items():
         if name.lower().startswith("nats-"):

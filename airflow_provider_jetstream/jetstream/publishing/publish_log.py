@@ -1,23 +1,24 @@
-"""What a task has published, stored beside the ends of its jobs, so that a later try publishes nothing twice.
+"""The publish log: one record per task of what it has published, stored in the events stream.
 
-The server forgets the ids of jobs after the stream's ``duplicate_window``, which Airflow's default ``retry_delay``
-exceeds. A receipt is written before a task publishes and again when it has; it is closed once the task has nothing more
-to do, so that a task that is cleared afterwards publishes anew, and one that is tried again doesn't.
+The server forgets message ids after the stream's ``duplicate_window``, which Airflow's default ``retry_delay`` exceeds.
+A record is stored before a task publishes and again afterwards. It is closed once the task has nothing more to do:
+then a task that is cleared publishes new jobs, while a retry of an open one publishes only what isn't stored.
 """
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import last_message, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
-from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.publishing.recovery import PublishedBefore, find_published
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.publishing.recovery import StoredJobs, find_stored_jobs
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 
 if TYPE_CHECKING:
@@ -27,28 +28,31 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-# Many publishers at once scatter a task's jobs; what it published is then looked for instead.
-_MOST_RUNS = 5_000
-# Ids are forgotten a little early rather than late.
-_MARGIN = timedelta(seconds=2)
+# Many publishers at once scatter a task's jobs over more runs than a record should hold; a retry searches for them.
+_MAX_RUNS = 5_000
+# Counts an id as forgotten a little before the server forgets it.
+_WINDOW_MARGIN = timedelta(seconds=2)
+
+_WRONG_STREAM: Final = 10060
+# A server answers with the second one while another record on the subject is still on its way through the cluster.
+_RECORD_EXISTS: Final = frozenset({10071, 10164})
 
 
 class PublishRecord(BaseModel):
     """What one task has published.
 
     :param stream: the work queue
-    :param created: when it was created, in the server's own text
-    :param round: how often all of the task's jobs have ended before
+    :param created: when its stream was created, in the server's own text
+    :param round: how many times all of the task's jobs have ended before
     :param began_at: when the task began to publish in this round
-    :param queue_from: the queue's first sequence that its jobs may have
-    :param archive_from: the archive's first sequence that their copies may have
-    :param mark: where the ends of its jobs are found, as a dict
-    :param runs: its jobs as index, sequence and count of each run; ``None`` where that isn't known
-    :param published: how many they are, where that is known; kept when it is closed
+    :param queue_from: the first sequence of the queue that the task's jobs may have
+    :param cursor: where the ends of its jobs are found, as a dict; its JSON name is ``mark``
+    :param runs: its jobs as index, sequence and count of each run; ``None`` where unknown
+    :param published: how many jobs it stored, where known; stays when the record is closed
     :param closed: whether the task has nothing more to do
     """
 
-    model_config = ConfigDict(frozen=True, extra="ignore")
+    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
 
     type: Literal["io.airflow.jetstream.v1.published"] = "io.airflow.jetstream.v1.published"
     stream: str
@@ -56,129 +60,120 @@ class PublishRecord(BaseModel):
     round: int = 0
     began_at: datetime
     queue_from: int
-    archive_from: int = 1
-    mark: dict[str, Any] = Field(default_factory=dict)
+    cursor: dict[str, Any] = Field(default_factory=dict, alias="mark")
     runs: list[tuple[int, int, int]] | None = None
     published: int | None = None
     closed: bool = False
 
 
 class PublishLog:
-    """The receipt of one task; make it with :meth:`open`.
+    """The publish log of one task.
 
-    :param connection: the server
-    :param queue: the work queue
     :param key: the task's key, one token, the same for all its tries
-    :param info: the work queue's stream, as the server tells of it
     """
 
-    def __init__(self, connection: Connection, queue: WorkQueue, key: str, info: Mapping[str, Any]) -> None:
+    def __init__(self, connection: Connection, queue: WorkQueue, key: str) -> None:
         self._connection = connection
         self._queue = queue
+        self._events = queue.events.name if queue.events else None
         self._subject = publish_log_subject(queue.name, key)
-        self._info = info
-        self._receipt: PublishRecord | None = None
+        self._record: PublishRecord | None = None
 
-    @classmethod
-    async def open(cls, connection: Connection, queue: WorkQueue, key: str) -> PublishLog | None:
-        """Look whether a queue's events take receipts.
+    async def begin(
+        self, info: Mapping[str, Any], cursor: Mapping[str, Any] | None = None
+    ) -> tuple[PublishRecord, StoredJobs] | None:
+        """Store the record of a task that begins to publish, or read the one of an earlier try.
 
-        :param connection: the server
-        :param queue: the work queue
-        :param key: the task's key, one token, the same for all its tries
-        :return: the receipts; ``None`` where nobody would store them
-        :raises NotFoundError: the work queue doesn't exist
+        :param info: the work queue's STREAM.INFO, read before anything is published
+        :param cursor: where the ends of jobs that are published from now on will be found
+        :return: the record and the jobs that are stored already; ``None`` where the events stream captures no such
+            records
         """
-        if queue.events is None:
+        if self._events is None:
             return None
-        try:
-            subjects = (await stream_info(connection, queue.events.name))["config"].get("subjects") or []
-        except NotFoundError:
-            return None
-        if not covered_by_any(subjects, publish_log_filter(queue.name)):
-            return None
-        return cls(connection, queue, key, await stream_info(connection, queue.name))
-
-    async def begin(self, mark: Mapping[str, Any]) -> tuple[PublishRecord, PublishedBefore]:
-        """Begin to publish, or go on where a try before stopped.
-
-        :param mark: where the ends of jobs that are published from now on will be found
-        :return: the receipt, and which jobs are stored
-        """
-        found = await self._last()
-        if found and not found.closed:
-            self._receipt = found
-            return found, await self._known(found)
-        now = datetime.now(UTC)
-        receipt = PublishRecord(
+        record = PublishRecord(
             stream=self._queue.name,
-            created=self._info["created"],
-            round=found.round + 1 if found else 0,
-            began_at=now,
-            queue_from=self._info["state"]["last_seq"] + 1,
-            archive_from=await self._archive_end(),
-            mark=dict(mark),
+            created=info["created"],
+            began_at=datetime.now(UTC),
+            queue_from=info["state"]["last_seq"] + 1,
+            cursor=dict(cursor or {}),
         )
-        await self._write(receipt)
-        return receipt, PublishedBefore()
-
-    async def keep(self, report: PublishReport) -> None:
-        """Record what is stored now.
-
-        :param report: what became of the task's jobs
-        """
-        runs = index_runs(report.sequences)
-        receipt = await self._current()
-        if receipt:
-            known = {"runs": runs if len(runs) <= _MOST_RUNS else None, "published": sum(count for *_, count in runs)}
-            await self._write(receipt.model_copy(update=known))
-
-    async def close(self) -> None:
-        """Record that the task has nothing more to do."""
-        receipt = await self._current()
-        if receipt and not receipt.closed:
-            await self._write(receipt.model_copy(update={"closed": True, "runs": None}))
-
-    async def _current(self) -> PublishRecord | None:
-        return self._receipt or await self._last()
-
-    async def _last(self) -> PublishRecord | None:
-        message = await last_message(self._connection, self._events, self._subject)
-        if message is None:
-            return None
         try:
-            receipt = PublishRecord.model_validate_json(message.data)
-        except ValidationError:
+            # Most tasks are first tries: the condition saves them the request that looks for an earlier record.
+            await self._store(record, {"Nats-Expected-Last-Subject-Sequence": "0"})
+        except ApiError as error:
+            if error.err_code == _WRONG_STREAM:
+                return None
+            if error.err_code not in _RECORD_EXISTS:
+                raise
+        except TransientError:
+            if await self._is_captured():
+                raise
             return None
-        return receipt if receipt.created == self._info["created"] else None
+        else:
+            return record, StoredJobs()
+        earlier = await self._last_record()
+        if earlier and earlier.created == record.created:
+            if not earlier.closed:
+                self._record = earlier
+                return earlier, await self._stored_jobs(earlier, info)
+            record = record.model_copy(update={"round": earlier.round + 1})
+        await self._store(record)
+        return record, StoredJobs()
 
-    async def _write(self, receipt: PublishRecord) -> None:
-        await store(self._connection, self._subject, receipt.model_dump_json(exclude_none=True).encode())
-        self._receipt = receipt
+    async def record_stored(self, report: PublishReport) -> None:
+        """Record which jobs are stored; takes :meth:`begin` first."""
+        if self._record:
+            runs = index_runs(report.sequences)
+            known = {"runs": runs if len(runs) <= _MAX_RUNS else None, "published": _job_count(report)}
+            await self._store(self._record.model_copy(update=known))
 
-    async def _known(self, receipt: PublishRecord) -> PublishedBefore:
-        if receipt.runs is not None:
-            return PublishedBefore(runs=tuple(receipt.runs))
-        window = timedelta(microseconds=self._info["config"]["duplicate_window"] / 1_000)
-        if datetime.now(UTC) - receipt.began_at < window - _MARGIN:
+    async def close(self, report: PublishReport | None = None) -> None:
+        """Record that the task has nothing more to do.
+
+        :param report: the fate of its jobs, where :meth:`record_stored` hasn't recorded it
+        """
+        record = self._record or await self._last_record()
+        if record and not record.closed:
+            published = _job_count(report) if report else record.published
+            await self._store(record.model_copy(update={"closed": True, "runs": None, "published": published}))
+
+    async def _last_record(self) -> PublishRecord | None:
+        try:
+            message = await last_message(self._connection, self._events, self._subject) if self._events else None
+            return PublishRecord.model_validate_json(message.data) if message else None
+        except (NotFoundError, ValidationError):
+            return None
+
+    async def _store(self, record: PublishRecord, conditions: Mapping[str, str] | None = None) -> None:
+        # Some other stream may capture the subject of a queue whose events stream is older than publish logs.
+        headers = Headers([("Nats-Expected-Stream", str(self._events)), *(conditions or {}).items()])
+        body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
+        await store(self._connection, self._subject, body, headers)
+        self._record = record
+
+    async def _is_captured(self) -> bool:
+        try:
+            subjects = (await stream_info(self._connection, str(self._events)))["config"].get("subjects") or []
+        except NotFoundError:
+            return False
+        return covered_by_any(subjects, publish_log_filter(self._queue.name))
+
+    async def _stored_jobs(self, record: PublishRecord, info: Mapping[str, Any]) -> StoredJobs:
+        if record.runs is not None:
+            return StoredJobs(runs=tuple(record.runs))
+        window = timedelta(microseconds=info["config"]["duplicate_window"] / 1_000)
+        if datetime.now(UTC) - record.began_at < window - _WINDOW_MARGIN:
             # The server still knows the id of every job that this task may have stored.
-            return PublishedBefore()
-        return await find_published(
+            return StoredJobs()
+        return await find_stored_jobs(
             self._connection,
             self._queue,
-            queue_from=receipt.queue_from,
-            archive_from=receipt.archive_from,
-            events_from=int(receipt.mark.get("events_from", 1)),
+            created=datetime.fromisoformat(record.created),
+            queue_from=record.queue_from,
+            events_from=int(record.cursor.get("events_from", 1)),
         )
 
-    async def _archive_end(self) -> int:
-        if self._queue.archive is None:
-            return 1
-        try:
-            return int((await stream_info(self._connection, self._queue.archive.name))["state"]["last_seq"]) + 1
-        except NotFoundError:
-            return 1
 
-    @property
-    def _events(self) -> str:
-        return self._queue.events.name if self._queue.events else ""
+def _job_count(report: PublishReport) -> int:
+    return sum(1 for sequence in report.sequences if sequence)

@@ -1,4 +1,4 @@
-"""What became of the jobs of one call."""
+"""The fate of the jobs that one call published."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
+    from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
+
 _NAMED_FAILURES = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Failure:
+class PublishFailure:
     """A job that isn't known to be stored.
 
-    :param index: its place among the published
+    :param index: its position among the published jobs
     :param job_id: its ``Nats-Msg-Id``
-    :param error: why
-    :param certain: whether it is certain that it isn't stored; otherwise the answer got lost
+    :param certain: whether it is certain that it isn't stored; otherwise the server's answer was lost
     """
 
     index: int
@@ -34,29 +35,33 @@ class Failure:
 class PublishReport:
     """The fate of every job of one call.
 
-    :param stream: the stream that stored them
+    :param stream: the stream that stored the jobs
     :param sequences: by index, the stream sequence; 0 where a job isn't known to be stored
-    :param duplicates: how many of them the server knew already
-    :param failures: those not known to be stored
-    :param scheduled: the indexes of those of which a schedule is stored; its sequence isn't that of the job to come
+    :param duplicates: how many jobs were stored already
+    :param failures: the jobs not known to be stored
+    :param scheduled: the indexes of jobs whose schedule is stored; the job made of it gets a sequence of its own
     """
 
     stream: str | None = None
     sequences: array[int] = field(default_factory=lambda: array("Q"))
     duplicates: int = 0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[PublishFailure] = field(default_factory=list)
     scheduled: set[int] = field(default_factory=set)
 
-    def add_known(self, sequence: int, *, scheduled: bool) -> None:
-        """Add a job that was stored before.
-
-        :param sequence: its stream sequence
-        :param scheduled: whether it is a schedule
-        """
+    def add_stored(self, sequence: int, *, scheduled: bool) -> None:
+        """Append a job that was stored before this call."""
         if scheduled:
             self.scheduled.add(len(self.sequences))
         self.sequences.append(sequence)
         self.duplicates += 1
+
+    def add_acknowledged(self, index: int, ack: PubAck, *, scheduled: bool) -> None:
+        """Record the server's acknowledgement of the job at an index."""
+        self.stream = ack.stream
+        self.sequences[index] = ack.sequence
+        self.duplicates += ack.duplicate
+        if scheduled:
+            self.scheduled.add(index)
 
     @property
     def stored(self) -> int:
@@ -64,10 +69,10 @@ class PublishReport:
         return len(self.sequences) - len(self.failures)
 
     def raise_for_failures(self) -> None:
-        """Do nothing if all jobs are stored.
+        """Return if all jobs are stored.
 
-        :raises PublishRefusedError: some can never be stored as they are
-        :raises PublishIncompleteError: some weren't stored this time
+        :raises PublishRefusedError: some jobs can never be stored as they are
+        :raises PublishIncompleteError: some jobs weren't stored this time
         """
         if not self.failures:
             return
@@ -79,25 +84,24 @@ class PublishReport:
         )
         rest = len(failures) - _NAMED_FAILURES
         message = (
-            f"{self.stored} of {len(self.sequences)} jobs are stored{self._where()}; {len(failures)} are not known to"
+            f"{self.stored} of {len(self.sequences)} jobs are stored{self._stored_ranges()}; {len(failures)} are not known to"
             f" be: {named}{f'; and {rest} more' if rest > 0 else ''}"
         )
         terminal = any(isinstance(failure.error, TerminalError) for failure in failures)
         raise (PublishRefusedError if terminal else PublishIncompleteError)(message, self)
 
-    def _where(self) -> str:
-        spans = ranges(self.sequences)
+    def _stored_ranges(self) -> str:
+        spans = sequence_ranges(self.sequences)
         if not spans:
             return ""
         shown = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in spans[:_NAMED_FAILURES])
         return f" in {self.stream} (sequences {shown}{', …' if len(spans) > _NAMED_FAILURES else ''})"
 
 
-def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
-    """Write sequences as ranges, which stay small where jobs were stored in a row.
+def sequence_ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
+    """Return the first and last sequence of each run of consecutive ones.
 
     :param sequences: in any order; zeros are left out
-    :return: first and last of each run
     """
     spans: list[tuple[int, int]] = []
     for sequence in sorted(set(sequences) - {0}):
@@ -109,10 +113,9 @@ def ranges(sequences: Iterable[int]) -> list[tuple[int, int]]:
 
 
 def index_runs(sequences: Iterable[int]) -> list[tuple[int, int, int]]:
-    """Write sequences by index as runs, of which there are few where jobs were stored in a row.
+    """Return index, sequence and count of each run of jobs that were stored one after another.
 
-    :param sequences: by index; 0 where there is none
-    :return: index, sequence and count of each run
+    :param sequences: by index; 0 where a job isn't stored
     """
     runs: list[tuple[int, int, int]] = []
     for index, sequence in enumerate(sequences):
@@ -130,9 +133,8 @@ def index_runs(sequences: Iterable[int]) -> list[tuple[int, int, int]]:
 class PublishError(JetStreamProviderError):
     """Some jobs aren't known to be stored.
 
-    Publishing them again with the same ids is safe inside the stream's duplicate window.
+    Publishing them again with the same ids is safe within the stream's duplicate window.
 
-    :param message: which and why
     :param report: the fate of every job, by index
     """
 

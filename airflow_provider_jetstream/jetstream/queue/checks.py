@@ -94,7 +94,7 @@ def _filter_problems(queue: WorkQueue) -> Iterator[str]:
 
 
 def _reserved_problems(queue: WorkQueue) -> Iterator[str]:
-    for reserved, what, flag in queue.reserved():
+    for reserved, what, flag in queue.reserved_subjects():
         for subject in queue.subjects:
             if overlaps(subject, reserved):
                 yield (
@@ -155,8 +155,8 @@ def _stream_problems(stream: Stream) -> Iterator[str]:
 def _shared_stream_problems(one: Stream, other: Stream) -> Iterator[str]:
     if one.name == other.name:
         yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
-    for ours in one.captured():
-        for theirs in other.captured():
+    for ours in one.captured_subjects():
+        for theirs in other.captured_subjects():
             if overlaps(ours, theirs):
                 yield (
                     f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one"

@@ -13,9 +13,13 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, PARTITIONS
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import consumer_problems
-from airflow_provider_jetstream.jetstream.queue.partitions import at_partition
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
 from airflow_provider_jetstream.jetstream.queue.priority_groups import PriorityPolicy
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_size
+
+# Before the models, which pydantic builds in full only where these names are already known.
+Duration = Annotated[int, BeforeValidator(parse_duration)]
+Size = Annotated[int, BeforeValidator(parse_size)]
 
 _DAY = 86_400 * NANOSECONDS
 
@@ -95,7 +99,7 @@ class Consumer(Declaration):
     def _problems(self) -> list[str]:
         return consumer_problems(self)
 
-    def config(self, unfiltered: tuple[str, ...] = ()) -> dict[str, Any]:
+    def config(self, default_filters: tuple[str, ...] = ()) -> dict[str, Any]:
         """Give the consumer's configuration as JetStream's JSON.
 
         :param unfiltered: the filters of a consumer that declares none; none where empty
@@ -109,7 +113,7 @@ class Consumer(Declaration):
             "replay_policy": "instant",
             "max_deliver": self.max_deliver,
         }
-        filters = self.filter_subjects or unfiltered
+        filters = self.filter_subjects or default_filters
         if len(filters) == 1:
             config["filter_subject"] = filters[0]
         elif filters:
@@ -125,7 +129,7 @@ class Consumer(Declaration):
             config["metadata"] = {**(self.metadata or {}), PARTITIONS: str(self.partitions)}
         return config
 
-    def divided(self) -> tuple[Consumer, ...]:
+    def per_partition(self) -> tuple[Consumer, ...]:
         """Give the consumers that it stands for.
 
         :return: one for each of its partitions, or itself
@@ -138,7 +142,7 @@ class Consumer(Declaration):
                 **declared
                 | {
                     "name": f"{self.name}-{number}",
-                    "filter_subjects": tuple(at_partition(subject, number) for subject in self.filter_subjects),
+                    "filter_subjects": tuple(partition_subject(subject, number) for subject in self.filter_subjects),
                     "partition": number,
                 }
             )
@@ -147,7 +151,7 @@ class Consumer(Declaration):
 
 
 def _all_divided(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
-    return tuple(each for consumer in consumers for each in consumer.divided())
+    return tuple(each for consumer in consumers for each in consumer.per_partition())
 
 
 Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_all_divided)]
@@ -174,7 +178,7 @@ class Stream(Declaration):
     allow_rollup_hdrs: bool | None = None
     metadata: dict[str, str] | None = None
 
-    def captured(self) -> tuple[str, ...]:
+    def captured_subjects(self) -> tuple[str, ...]:
         """Give the subjects that the stream has on the server.
 
         :return: those that are declared, and what its features add
@@ -191,7 +195,7 @@ class Stream(Declaration):
         # The server counts a missing age as none but answers with 0, where people write -1.
         if config.get("max_age") == -1:
             config["max_age"] = 0
-        return config | {"subjects": list(self.captured()), "retention": self._retention()}
+        return config | {"subjects": list(self.captured_subjects()), "retention": self._retention()}
 
     def _retention(self) -> str:
         return "limits"
@@ -291,7 +295,3 @@ def _told(error: ValidationError) -> list[str]:
             texts = problem["msg"].removeprefix("Value error, ").split("\n")
         found += [f"{place}: {text}" if place else text for text in texts]
     return found
-
-
-Duration = Annotated[int, BeforeValidator(parse_duration)]
-Size = Annotated[int, BeforeValidator(parse_size)]

@@ -40,7 +40,7 @@ _CONSUMER_FIELDS = (
 
 
 @dataclass(frozen=True, slots=True)
-class FoundDeadLetterQueue:
+class DeadLetterQueueInfo:
     """A stream that holds dead letters, or is meant to.
 
     :param name: the stream
@@ -55,20 +55,20 @@ class FoundDeadLetterQueue:
     messages: int
 
 
-async def find_dead_letter_queues(connection: Connection) -> list[FoundDeadLetterQueue]:
+async def find_dead_letter_queues(connection: Connection) -> list[DeadLetterQueueInfo]:
     """List the streams that are marked as dead letter queues, or capture what the server tells of deaths.
 
     :param connection: the server
     :return: all of them, by name
     :raises ApiError: the server refused to tell
     """
-    found: list[FoundDeadLetterQueue] = []
+    found: list[DeadLetterQueueInfo] = []
     for info in await list_streams(connection):
-        marked = is_marked(info["config"])
-        queues = queues_told_of(info["config"])
+        marked = has_dead_letter_mark(info["config"])
+        queues = captured_queues(info["config"])
         if marked or queues:
             name, messages = info["config"]["name"], info["state"]["messages"]
-            found.append(FoundDeadLetterQueue(name, tuple(sorted(queues)), marked, messages))
+            found.append(DeadLetterQueueInfo(name, tuple(sorted(queues)), marked, messages))
     return sorted(found, key=lambda each: each.name)
 
 
@@ -109,7 +109,7 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     )
 
 
-def queues_told_of(config: Mapping[str, Any]) -> set[str]:
+def captured_queues(config: Mapping[str, Any]) -> set[str]:
     """Name the work queues of whose deaths a stream captures what the server tells.
 
     :param config: the stream's configuration
@@ -118,7 +118,7 @@ def queues_told_of(config: Mapping[str, Any]) -> set[str]:
     return {_queue_of(subject) for subject in config.get("subjects") or [] if _tells_deaths(subject)}
 
 
-def capturing_deaths(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
+def dead_letter_stream(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
     """Find the stream that captures what the server tells of a queue's deaths.
 
     :param configs: the configurations of all streams
@@ -130,12 +130,16 @@ def capturing_deaths(configs: Iterable[Mapping[str, Any]], queue: str) -> Mappin
         config for config in configs if any(overlaps(subject, deaths) for subject in config.get("subjects") or [])
     ]
     # The server lets only one stream capture a subject, but several may capture those of different consumers.
-    capturing.sort(key=lambda config: (not is_marked(config), not covered_by_any(config["subjects"], deaths)))
+    capturing.sort(
+        key=lambda config: (not has_dead_letter_mark(config), not covered_by_any(config["subjects"], deaths))
+    )
     return capturing[0] if capturing else None
 
 
 async def _dead_letters(connection: Connection, queue: str) -> dict[str, Any] | None:
-    return _part(DeadLetterQueue, capturing_deaths([info["config"] for info in await list_streams(connection)], queue))
+    return _part(
+        DeadLetterQueue, dead_letter_stream([info["config"] for info in await list_streams(connection)], queue)
+    )
 
 
 async def _archive(connection: Connection, queue: str, config: Mapping[str, Any]) -> dict[str, Any] | bool:
@@ -201,7 +205,7 @@ def _own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith("_nats.")}
 
 
-def is_marked(config: Mapping[str, Any]) -> bool:
+def has_dead_letter_mark(config: Mapping[str, Any]) -> bool:
     """Tell whether a stream's metadata says that it is a dead letter queue.
 
     :param config: its configuration

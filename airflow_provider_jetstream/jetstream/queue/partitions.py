@@ -38,7 +38,7 @@ def partition_of(key: str | bytes, count: int) -> int:
     return digest % count
 
 
-def at_partition(template: str, partition: int | str) -> str:
+def partition_subject(template: str, partition: int | str) -> str:
     """Fill in a subject or filter.
 
     :param template: a subject or filter with :data:`PLACEHOLDER` in place of one token
@@ -66,14 +66,14 @@ def partition_count(consumers: Iterable[Consumer], template: str) -> int | None:
     :param template: the jobs' subject, with :data:`PLACEHOLDER`
     :return: their number; ``None`` where no consumer in partitions takes such jobs
     """
-    subject = at_partition(template, 0)
+    subject = partition_subject(template, 0)
     for consumer in consumers:
         if consumer.partition == 0 and covered_by_any(consumer.filter_subjects, subject):
             return consumer.partitions
     return None
 
 
-def family(consumer: Consumer) -> str:
+def partition_base_name(consumer: Consumer) -> str:
     """Give the name under which a consumer in partitions was declared.
 
     :param consumer: one of the partitions' consumers

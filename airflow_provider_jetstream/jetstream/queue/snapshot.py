@@ -61,8 +61,8 @@ class ConsumerState:
 
     @property
     def settled(self) -> int:
-        """Up to which sequence a stored job is dead for certain."""
-        return self.delivered if self.in_flight == 0 else self.ack_floor
+        """The highest sequence up to which every stored job of the consumer is dead."""
+        return settled_sequence(self.delivered, self.ack_floor, self.in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +113,19 @@ class QueueSnapshot:
                 if covers(filter_, subject):
                     return each
         return None
+
+
+def settled_sequence(delivered: int, ack_floor: int, in_flight: int) -> int:
+    """Return the sequence up to which a consumer delivers nothing any more, as CONSUMER.INFO's numbers show it.
+
+    A job that is stored at or below this sequence is dead: the consumer has passed the job, and no delivery of it is
+    open. While jobs are in flight only the ack floor proves that.
+
+    :param delivered: the highest stream sequence delivered
+    :param ack_floor: the stream sequence up to which every delivery ended
+    :param in_flight: the number of open deliveries (``num_ack_pending``)
+    """
+    return ack_floor if in_flight else delivered
 
 
 async def take_snapshot(connection: Connection, queue: str) -> QueueSnapshot:

@@ -109,7 +109,7 @@ class WorkQueue(Stream):
         return "workqueue"
 
     @property
-    def archive_refused(self) -> bool:
+    def archive_disabled(self) -> bool:
         """Whether the declaration says that there is to be no archive, rather than nothing about it."""
         return self.archive is None and "archive" in self.model_fields_set
 
@@ -128,14 +128,14 @@ class WorkQueue(Stream):
         """
         return tuple(stream.name for stream in self.companions())
 
-    def captured(self) -> tuple[str, ...]:
+    def captured_subjects(self) -> tuple[str, ...]:
         """Give the subjects that the stream has on the server.
 
         :return: the jobs' subjects, and those that its features reserve
         """
-        return (*self.subjects, *(each.subjects for each in self.reserved()))
+        return (*self.subjects, *(each.subjects for each in self.reserved_subjects()))
 
-    def reserved(self) -> tuple[Reserved, ...]:
+    def reserved_subjects(self) -> tuple[Reserved, ...]:
         """Give the subjects of the stream that aren't for jobs.
 
         :return: those of the features that are declared

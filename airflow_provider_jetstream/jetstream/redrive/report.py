@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 _NAMED_FAILURES = 1_000
@@ -157,8 +157,8 @@ class RedriveReport:
             "uncertain": self.uncertain,
             "undeliverable": self.undeliverable,
             "resumed": self.resumed,
-            "from_sequences": ranges(self.redriven)[:_REPORTED_RANGES],
-            "to_sequences": ranges(self.redriven.new())[:_REPORTED_RANGES],
+            "from_sequences": sequence_ranges(self.redriven)[:_REPORTED_RANGES],
+            "to_sequences": sequence_ranges(self.redriven.new())[:_REPORTED_RANGES],
             "failures": dict(sorted(self.failed.items())[:_REPORTED_FAILURES]),
             "risks": list(self.risks),
         }

@@ -47,31 +47,31 @@ class Waiter:
     :param progress: called after each end
     """
 
-    __slots__ = ("_progress", "_tolerance", "mark", "over", "report")
+    __slots__ = ("_progress", "_tolerance", "cursor", "over", "report")
 
     def __init__(
         self, mark: Cursor, report: WaitReport, tolerance: WaitPolicy, progress: Callable[[WaitReport], None]
     ) -> None:
-        self.mark = mark
+        self.cursor = mark
         self.report = report
         self._tolerance = tolerance
         self._progress = progress
-        self.over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._look()
 
-    def take(self, end: JobEnd) -> None:
+    def record_end(self, end: JobEnd) -> None:
         """Take note of an end.
 
         :param end: how a job ended
         """
-        if self.over.done() or not self.report.record(end):
+        if self.finished.done() or not self.report.record(end):
             return
         self._progress(self.report)
         self._look()
 
     def _look(self) -> None:
-        if self._tolerance.is_over(self.report):
-            self.over.set_result(None)
+        if self._tolerance.is_finished(self.report):
+            self.finished.set_result(None)
 
 
 class EndDispatcher:
@@ -94,10 +94,10 @@ class EndDispatcher:
         self._doubtful: asyncio.Queue[JobEnd] = asyncio.Queue()
         self._reconciler = Reconciler(connection, mark, self._waiting.keys(), self._end, self._all_read)
         self._tasks: list[asyncio.Task[None]] = []
-        self.users = 0
+        self.waiter_count = 0
 
     @property
-    def failed(self) -> bool:
+    def has_failed(self) -> bool:
         """Whether it has given up, and another one is needed."""
         return any(task.done() for task in self._tasks)
 
@@ -105,7 +105,7 @@ class EndDispatcher:
         """Begin to read."""
         works: list[Coroutine[Any, Any, None]] = [self._confirm(), self._reconciler.run()]
         for source in filter(None, (self._events, self._deaths)):
-            works += [source.follow(), source.look_back()]
+            works += [source.follow(), source.read_backlog()]
         for work in works:
             task = asyncio.create_task(work)
             task.add_done_callback(self._stopped)
@@ -118,25 +118,25 @@ class EndDispatcher:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
-    def join(self, waiter: Waiter) -> None:
+    def add(self, waiter: Waiter) -> None:
         """Tell a waiter of the ends of its jobs, those from before too.
 
         :param waiter: who waits
         """
-        sequences = waiter.report.open()
+        sequences = waiter.report.unsettled()
         for sequence in sequences:
             self._waiting.setdefault(sequence, []).append(waiter)
-        for source, start in self._starts(waiter.mark):
-            for end in source.known(sequences, start):
+        for source, start in self._starts(waiter.cursor):
+            for end in source.recent_ends(sequences, start):
                 self._read(source, end)
-            source.read_from(start)
+            source.request_backlog(start)
 
-    def leave(self, waiter: Waiter) -> None:
+    def remove(self, waiter: Waiter) -> None:
         """Tell a waiter no more.
 
         :param waiter: who waited
         """
-        for sequence in waiter.report.open():
+        for sequence in waiter.report.unsettled():
             self._forget(sequence, waiter)
 
     def _starts(self, mark: Cursor) -> Iterator[tuple[EndSource, int]]:
@@ -155,17 +155,17 @@ class EndDispatcher:
 
     async def _all_read(self) -> None:
         for source in filter(None, (self._events, self._deaths)):
-            await source.all_read()
+            await source.wait_until_read()
 
     def _end(self, end: JobEnd) -> None:
         self._tell(end, None)
 
     def _tell(self, end: JobEnd, source: EndSource | None) -> None:
         for waiter in tuple(self._waiting.get(end.sequence, ())):
-            start = next((start for each, start in self._starts(waiter.mark) if each is source), 0)
-            if end.at and end.at < start:
+            start = next((start for each, start in self._starts(waiter.cursor) if each is source), 0)
+            if end.event_sequence and end.event_sequence < start:
                 continue
-            waiter.take(end)
+            waiter.record_end(end)
             if end.kind in (EndKind.COMPLETED, EndKind.CANCELLED):
                 self._forget(end.sequence, waiter)
 
@@ -179,7 +179,7 @@ class EndDispatcher:
     async def _confirm(self) -> None:
         while True:
             ends = [await self._doubtful.get()]
-            await self._events.all_read()
+            await self._events.wait_until_read()
             while len(ends) < MAX_CONCURRENT and not self._doubtful.empty():
                 ends.append(self._doubtful.get_nowait())
             try:
@@ -209,15 +209,15 @@ class EndDispatcher:
             error = RuntimeError(f"{task.get_coro()} ended by itself")
         waiters = {id(waiter): waiter for waiters in self._waiting.values() for waiter in waiters}
         for waiter in waiters.values():
-            if not waiter.over.done():
-                waiter.over.set_exception(error)
+            if not waiter.finished.done():
+                waiter.finished.set_exception(error)
 
 
 _followers: WeakKeyDictionary[Connection, dict[tuple[str | None, ...], EndDispatcher]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def following(connection: Connection, mark: Cursor) -> AsyncIterator[EndDispatcher]:
+async def shared_dispatcher(connection: Connection, mark: Cursor) -> AsyncIterator[EndDispatcher]:
     """Use the one follower of a queue over a connection; the last user stops it.
 
     :param connection: the server
@@ -227,15 +227,15 @@ async def following(connection: Connection, mark: Cursor) -> AsyncIterator[EndDi
     followers = _followers.setdefault(connection, {})
     key = (mark.queue, mark.created, mark.events, mark.dead_letters)
     follower = followers.get(key)
-    if follower is None or follower.failed:
+    if follower is None or follower.has_failed:
         follower = followers[key] = EndDispatcher(connection, mark)
         follower.start()
-    follower.users += 1
+    follower.waiter_count += 1
     try:
         yield follower
     finally:
-        follower.users -= 1
-        if not follower.users:
+        follower.waiter_count -= 1
+        if not follower.waiter_count:
             if followers.get(key) is follower:
                 del followers[key]
             await follower.stop()

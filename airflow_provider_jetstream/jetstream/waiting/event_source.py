@@ -6,7 +6,7 @@ import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.waiting.job_end import read_end
+from airflow_provider_jetstream.jetstream.waiting.job_end import parse_end
 from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ class EndSource:
         """Read what is stored from now on; see :meth:`Tail.run`."""
         await self._tail.run()
 
-    async def look_back(self) -> None:
+    async def read_backlog(self) -> None:
         """Read what :meth:`read_from` asks for, once for all who ask at the same time; see :meth:`Tail.run`."""
         while True:
             await self._bell.wait()
@@ -75,7 +75,7 @@ class EndSource:
             if not self._bell.is_set():
                 self._all_read.set()
 
-    def read_from(self, start: int) -> None:
+    def request_backlog(self, start: int) -> None:
         """Have ends read that are stored from a sequence on.
 
         :param start: the sequence
@@ -86,7 +86,7 @@ class EndSource:
         self._all_read.clear()
         self._bell.set()
 
-    def known(self, sequences: Iterable[int], start: int) -> list[JobEnd]:
+    def recent_ends(self, sequences: Iterable[int], start: int) -> list[JobEnd]:
         """Give the ends of jobs, as far as they were read.
 
         :param sequences: the jobs' stream sequences
@@ -94,9 +94,9 @@ class EndSource:
         :return: their ends
         """
         found = (self._recent.get(sequence) for sequence in sequences)
-        return [end for end in found if end is not None and end.at >= start]
+        return [end for end in found if end is not None and end.event_sequence >= start]
 
-    async def all_read(self) -> None:
+    async def wait_until_read(self) -> None:
         """Return once everything was read that has been stored by now."""
         await self._tail.caught_up.wait()
         await self._all_read.wait()
@@ -104,13 +104,13 @@ class EndSource:
     def _take(self, message: TailedMessage) -> None:
         if message.stored_at < self._created:
             return
-        end = read_end(message.data, message.sequence, self._queue)
+        end = parse_end(message.data, message.sequence, self._queue)
         if end is None:
             return
         known = self._recent.pop(end.sequence, end)
         # The acknowledgement of a completion adds nothing to it, and looking back finds older ends later.
-        self._recent[end.sequence] = max(known, end, key=lambda each: (each.has_result, each.at))
+        self._recent[end.sequence] = max(known, end, key=lambda each: (each.has_result, each.event_sequence))
         if len(self._recent) > _KEPT:
             oldest = self._recent.pop(next(iter(self._recent)))
-            self._low = max(self._low, oldest.at + 1)
+            self._low = max(self._low, oldest.event_sequence + 1)
         self._ended(self, end)

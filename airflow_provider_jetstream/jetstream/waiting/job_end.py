@@ -41,13 +41,13 @@ class JobEnd:
 
     kind: EndKind
     sequence: int
-    at: int = 0
+    event_sequence: int = 0
     consumer: str = ""
     note: str = ""
     has_result: bool = False
 
 
-def read_end(data: bytes, at: int, queue: str) -> JobEnd | None:
+def parse_end(data: bytes, at: int, queue: str) -> JobEnd | None:
     """Read what a stored event says about the end of a job.
 
     :param data: the body of a message of an events stream or a dead letter queue

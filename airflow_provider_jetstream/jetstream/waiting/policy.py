@@ -35,7 +35,7 @@ class WaitPolicy:
     max_vanished: int | None = 0
     min_completed: int | None = None
 
-    def is_over(self, report: WaitReport) -> bool:
+    def is_finished(self, report: WaitReport) -> bool:
         """Tell whether more waiting can't change the outcome.
 
         :param report: how far the jobs are

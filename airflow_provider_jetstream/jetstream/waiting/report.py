@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 
 if TYPE_CHECKING:
@@ -55,7 +55,7 @@ class WaitReport:
             case EndKind.COMPLETED:
                 self.completed.add(sequence)
                 if end.has_result:
-                    self.results_at[sequence] = end.at
+                    self.results_at[sequence] = end.event_sequence
             case EndKind.CANCELLED:
                 self.cancelled[sequence] = end.note
             case EndKind.DEAD:
@@ -64,7 +64,7 @@ class WaitReport:
                 self.vanished.add(sequence)
         return True
 
-    def open(self) -> list[int]:
+    def unsettled(self) -> list[int]:
         """Give the jobs about which there may be news.
 
         :return: stream sequences of those that are awaited, and of those that may have been finished after all
@@ -80,14 +80,14 @@ class WaitReport:
             "awaited": len(self.awaited),
             "completed": len(self.completed),
             "dead": len(self.dead),
-            "completed_sequences": ranges(self.completed),
-            "dead_sequences": ranges(self.dead),
+            "completed_sequences": sequence_ranges(self.completed),
+            "dead_sequences": sequence_ranges(self.dead),
             "dead_reasons": dict(sorted(self.dead.items())[:_NAMED]),
             "cancelled": len(self.cancelled),
-            "cancelled_sequences": ranges(self.cancelled),
+            "cancelled_sequences": sequence_ranges(self.cancelled),
             "cancelled_reasons": dict(sorted(self.cancelled.items())[:_NAMED]),
             "vanished": len(self.vanished),
-            "vanished_sequences": ranges(self.vanished),
+            "vanished_sequences": sequence_ranges(self.vanished),
             "results": self.results,
             "results_left_out": self.results_left_out,
         }

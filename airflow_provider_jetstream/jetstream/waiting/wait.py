@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import get_message
-from airflow_provider_jetstream.jetstream.waiting.dispatcher import Waiter, following
+from airflow_provider_jetstream.jetstream.waiting.dispatcher import Waiter, shared_dispatcher
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
@@ -25,10 +25,10 @@ _AT_A_TIME = 64
 
 async def wait(
     connection: Connection,
-    mark: Cursor,
+    cursor: Cursor,
     sequences: Iterable[int] | WaitReport,
     *,
-    tolerance: WaitPolicy | None = None,
+    policy: WaitPolicy | None = None,
     progress: Callable[[WaitReport], None] = lambda _: None,
 ) -> WaitReport:
     """Wait until every job ended, enough completed, or too many did otherwise.
@@ -44,15 +44,15 @@ async def wait(
     :raises UnreachableError: the connection was closed
     """
     report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
-    waiter = Waiter(mark, report, tolerance or WaitPolicy(), progress)
-    async with following(connection, mark) as follower:
-        follower.join(waiter)
+    waiter = Waiter(cursor, report, policy or WaitPolicy(), progress)
+    async with shared_dispatcher(connection, cursor) as follower:
+        follower.add(waiter)
         try:
-            await waiter.over
+            await waiter.finished
         finally:
-            follower.leave(waiter)
+            follower.remove(waiter)
         if report.results_at:
-            await _read_results(connection, mark.events, report)
+            await _read_results(connection, cursor.events, report)
     return report
 
 

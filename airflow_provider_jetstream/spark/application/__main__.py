@@ -8,7 +8,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.spark.application.error_transport import failure_of
+from airflow_provider_jetstream.spark.application.error_transport import error_message
 from airflow_provider_jetstream.spark.application.messages import RESULT, MessageHandler, Messages
 from airflow_provider_jetstream.spark.application.parent_watch import end_with_input, read_line
 
@@ -32,17 +32,17 @@ def main() -> int:
     assignment = json.loads(read_line())
     end_with_input()
     try:
-        from airflow_provider_jetstream.spark.application.progress import stages_told
+        from airflow_provider_jetstream.spark.application.progress import logged_stages
         from airflow_provider_jetstream.spark.application.session import running_session
 
         with (
             running_session(assignment["name"], assignment["master"], assignment["conf"]) as session,
-            stages_told(session.sparkContext),
+            logged_stages(session.sparkContext),
         ):
             outcome = _outcome(session, assignment)
     except Exception as error:
         log.debug("Spark didn't start, or didn't stop", exc_info=True)
-        outcome = failure_of(error)
+        outcome = error_message(error)
     messages.send(outcome)
     return 0 if RESULT in outcome else 1
 
@@ -58,7 +58,7 @@ def _outcome(session: SparkSession, assignment: Mapping[str, Any]) -> dict[str, 
     except Exception as error:
         log.debug("The work failed", exc_info=True)
         # Here, since PySpark's errors ask the JVM for their text.
-        return failure_of(error)
+        return error_message(error)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError, SelectionError
-from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
@@ -89,7 +89,7 @@ def redrive(
     except RedriveError as error:
         problem = str(error)
     told = done.as_json() | {"guarantee": done.guarantee}
-    return {"report": told, "awaited": ranges(sorted(done.awaited())), "problem": problem}
+    return {"report": told, "awaited": sequence_ranges(sorted(done.awaited())), "problem": problem}
 
 
 def _letters(

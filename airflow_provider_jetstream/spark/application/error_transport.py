@@ -20,7 +20,7 @@ _OWN = re.compile(r"^(?:.*: )?(airflow_provider_jetstream(?:\.\w+)*\.errors)\.(\
 _LONGEST = 2_000
 
 
-def failure_of(error: BaseException) -> dict[str, Any]:
+def error_message(error: BaseException) -> dict[str, Any]:
     """Describe an error.
 
     :param error: what ended the work

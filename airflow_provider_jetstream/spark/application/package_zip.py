@@ -8,7 +8,7 @@ from pathlib import Path
 
 import airflow_provider_jetstream
 
-NAME = "airflow_provider_jetstream.zip"
+ZIP_NAME = "airflow_provider_jetstream.zip"
 
 # What executors need; Airflow's part stays out, since it can't be imported there.
 _PARTS = ("__init__.py", "jetstream", "spark")
@@ -32,7 +32,7 @@ def package_zip(file: Path) -> Path:
 
 def main() -> None:
     """Write it to the file that the command line names, and say where it is."""
-    print(package_zip(Path(sys.argv[1] if len(sys.argv) > 1 else NAME)).resolve())
+    print(package_zip(Path(sys.argv[1] if len(sys.argv) > 1 else ZIP_NAME)).resolve())
 
 
 if __name__ == "__main__":

@@ -18,7 +18,7 @@ _SECONDS = 5.0
 
 
 @contextmanager
-def stages_told(context: SparkContext) -> Iterator[None]:
+def logged_stages(context: SparkContext) -> Iterator[None]:
     """Write every few seconds what runs, where anything changed.
 
     :param context: the running application

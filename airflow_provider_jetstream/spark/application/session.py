@@ -18,7 +18,7 @@ from pyspark.java_gateway import launch_gateway
 from pyspark.sql import SparkSession
 
 from airflow_provider_jetstream.spark import register
-from airflow_provider_jetstream.spark.application.package_zip import NAME, package_zip
+from airflow_provider_jetstream.spark.application.package_zip import ZIP_NAME, package_zip
 from airflow_provider_jetstream.spark.errors import SparkApplicationError, SparkSettingsError
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _prepared(session: SparkSession, folder: Path) -> SparkSession:
     )
     if not str(context.master).startswith("local"):
         # The same version here and there, whatever is installed on executors.
-        context.addPyFile(str(package_zip(folder / NAME)))
+        context.addPyFile(str(package_zip(folder / ZIP_NAME)))
     register(session)
     return session
 

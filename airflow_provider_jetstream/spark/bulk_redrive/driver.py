@@ -17,12 +17,17 @@ from airflow_provider_jetstream.jetstream.redrive.preview import Preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan, audit_over, begin_run, scan_queue
-from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import clear
+from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan, audit_log, begin_run, scan_queue
+from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.in_place_check import any_dead, missing, repaired
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, add_outcomes, add_previews
 from airflow_provider_jetstream.spark.bulk_redrive.rows import used_columns
-from airflow_provider_jetstream.spark.bulk_redrive.spark_job import MOST_TASKS, divided, run_watched, tasks_for
+from airflow_provider_jetstream.spark.bulk_redrive.spark_job import (
+    MOST_TASKS,
+    partition_letters,
+    run_watched,
+    tasks_for,
+)
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
@@ -65,11 +70,11 @@ def redrive_letters(
     session: SparkSession,
     letters: DataFrame,
     queue: WorkQueue | Mapping[str, Any] | Path | str,
-    order: RedriveRequest | None = None,
+    request: RedriveRequest | None = None,
     connection: Mapping[str, str] | str | None = None,
     *,
     progress: Callable[[Progress], None] = lambda _: None,
-    stopped: Callable[[], bool] = lambda: False,
+    is_stopped: Callable[[], bool] = lambda: False,
     tasks: int | None = None,
 ) -> RedriveReport:
     """Bring the dead letters of a frame back, as they are in it.
@@ -91,14 +96,14 @@ def redrive_letters(
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     :raises RedriveError: Spark gave up; whatever was done is done, and it can be run again
     """
-    return _Run(session, letters, queue, order, connection, progress, stopped, tasks).redrive()
+    return _Run(session, letters, queue, request, connection, progress, is_stopped, tasks).redrive()
 
 
 def preview_letters(
     session: SparkSession,
     letters: DataFrame,
     queue: WorkQueue | Mapping[str, Any] | Path | str,
-    order: RedriveRequest | None = None,
+    request: RedriveRequest | None = None,
     connection: Mapping[str, str] | str | None = None,
     *,
     tasks: int | None = None,
@@ -114,7 +119,7 @@ def preview_letters(
     :return: the preview
     :raises SparkOptionError: and the others of :func:`redrive_letters`
     """
-    return _Run(session, letters, queue, order, connection, lambda _: None, lambda: False, tasks).preview()
+    return _Run(session, letters, queue, request, connection, lambda _: None, lambda: False, tasks).preview()
 
 
 class _Run:
@@ -177,7 +182,7 @@ class _Run:
                 risks=scan.risks,
             )
             share, tasks = self._share(found, dry=True)
-            rows = divided(self._letters, self._columns, found.jobs, tasks)
+            rows = partition_letters(self._letters, self._columns, found.jobs, tasks)
             if add_previews(preview, run_watched(rows, share, lambda _: None)):
                 return preview
         raise RedriveError(f"the queue, a consumer or the server changed at every one of {_LOOKS} looks")
@@ -220,16 +225,16 @@ class _Run:
         rate, scan = self._order.rate, found.scan
         tasks = tasks_for(self._session, found.jobs.num_rows, rate=rate, asked=self._tasks)
         share = RedriveTask(
-            given=self._given,
+            options=self._given,
             server=found.server,
-            premises=scan.context,
-            doubted=frozenset(scan.reconciliation.inconsistent_consumers),
+            context=scan.context,
+            inconsistent_consumers=frozenset(scan.reconciliation.inconsistent_consumers),
             acknowledged=found.acknowledged,
-            order=self._order,
+            request=self._order,
             protocol=found.choice.protocol,
             rate=None if rate is None or dry else rate / tasks,
             audited=scan.audit is not None,
-            dry=dry,
+            dry_run=dry,
         )
         return share, tasks
 
@@ -244,7 +249,7 @@ class _Run:
             scan.risks,
         )
         share, tasks = self._share(found)
-        rows = divided(letters, self._columns, found.jobs, tasks)
+        rows = partition_letters(letters, self._columns, found.jobs, tasks)
         try:
             told = run_watched(rows, share, lambda stop: self._tick(found, record, stop))
         except RedriveError:
@@ -276,7 +281,7 @@ class _Run:
         return max(0, run_on_own_connection(self._given, last) - self._at_first)
 
     def _write(self, found: DriverScan, record: RunRecord) -> None:
-        run_on_own_connection(self._given, lambda over: audit_over(over, found).progress(record))
+        run_on_own_connection(self._given, lambda over: audit_log(over, found).progress(record))
 
     def _finish(self, found: DriverScan, record: RunRecord | None, report: RedriveReport) -> None:
         log.info(
@@ -285,7 +290,7 @@ class _Run:
         )
         if record is None:
             return
-        report.entries_left += clear(self._given, found.scan, report.redriven)
+        report.entries_left += remove_finished_entries(self._given, found.scan, report.redriven)
         over = not report.cancelled and not report.failures and not self._order.keep_open
         told = report.as_json() | ({CANCELLED: True} if report.cancelled else {})
         try:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
-from airflow_provider_jetstream.spark.dead_letters.entry_table import declared_queue, told_jobs
+from airflow_provider_jetstream.spark.dead_letters.entry_table import load_queue, scanned_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -50,7 +50,7 @@ async def scan_queue(connection: BlockingConnection, queue: Any, order: RedriveR
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
-    declared = await declared_queue(connection, queue)
+    declared = await load_queue(connection, queue)
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.discover_capabilities(stream.name for stream in streams if stream)
     scan = await Scan.begin(connection, declared, vanished=order.selection.vanished)
@@ -63,7 +63,9 @@ async def scan_queue(connection: BlockingConnection, queue: Any, order: RedriveR
         doubted=scan.reconciliation.inconsistent_consumers,
     )
     acknowledged = frozenset(await judge.metrics.acknowledged())
-    return DriverScan(scan, choice, acknowledged, dict(connection.wire.banner), await told_jobs(scan, order.selection))
+    return DriverScan(
+        scan, choice, acknowledged, dict(connection.wire.banner), await scanned_jobs(scan, order.selection)
+    )
 
 
 async def begin_run(
@@ -78,7 +80,7 @@ async def begin_run(
     :return: its record
     :raises RedriveError: it can't be recorded
     """
-    audit = audit_over(connection, found)
+    audit = audit_log(connection, found)
     try:
         record = await audit.begin(order.run or "", order.who, order.why)
         if record.report:
@@ -99,7 +101,7 @@ async def begin_run(
     return record
 
 
-def audit_over(connection: BlockingConnection, found: DriverScan) -> AuditLog:
+def audit_log(connection: BlockingConnection, found: DriverScan) -> AuditLog:
     """Give the audit of a queue that has one, over another connection.
 
     :param connection: the server

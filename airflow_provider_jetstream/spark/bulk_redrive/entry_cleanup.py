@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 _AT_A_TIME = 20_000
 
 
-def clear(given: Mapping[str, str], scan: Scan, redriven: Collection[int]) -> int:
+def remove_finished_entries(given: Mapping[str, str], scan: Scan, redriven: Collection[int]) -> int:
     """Remove what a dead letter queue says about letters that are redriven; nothing is raised for what stays.
 
     :param given: where and as whom, as the data source's options say it

@@ -9,7 +9,7 @@ from pyspark.sql import functions as f
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import audit_over
+from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import audit_log
 from airflow_provider_jetstream.spark.dead_letters.schema import CHANGEABLE, REPAIRED, SEQUENCE
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ async def any_dead(connection: BlockingConnection, found: DriverScan, sequences:
         return True
     scan = found.scan
     archive = await ArchiveReader.open(connection, scan.queue, scan.snapshot.created_at)
-    audit = audit_over(connection, found) if scan.audit else None
+    audit = audit_log(connection, found) if scan.audit else None
     doubted = scan.reconciliation.inconsistent_consumers
     judge = await scan.context.classifier(connection, scan.index, archive=archive, audit=audit, doubted=doubted)
     judged = await judge.classify_all([(sequence, scan.index.mentions(sequence)) for sequence in sequences])

@@ -10,9 +10,9 @@ import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.client.headers import is_servers
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair
-from airflow_provider_jetstream.spark.dead_letters.entry_table import JOB_SCHEMA, mentions_of
+from airflow_provider_jetstream.spark.dead_letters.entry_table import JOB_SCHEMA, entries_from_columns
 from airflow_provider_jetstream.spark.dead_letters.schema import BODY, HEADERS, REPAIRED, SEQUENCE, SUBJECT
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import unpacked
+from airflow_provider_jetstream.spark.dead_letters.task_partitions import unpack_table
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 # The column in which each task is told what the dead letter queue says about its letters, in a row before theirs.
-TOLD: Final = "told"
+PACKED_ENTRIES: Final = "told"
 
 
-class Work(NamedTuple):
+class TaskJob(NamedTuple):
     """A letter to be brought back.
 
     :param row: what the frame says
     :param mentions: what the dead letter queue says
     """
 
-    row: Row
+    row: RequestedLetter
     mentions: tuple[Entry, ...]
 
 
-def windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[Work]]:
+def read_windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[TaskJob]]:
     """Take rows in the order in which they come.
 
     :param batches: of rows
@@ -47,17 +47,17 @@ def windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[Work]
     """
     told = pa.RecordBatch.from_pylist([], JOB_SCHEMA)
     for batch in batches:
-        packed = batch.column(TOLD)
+        packed = batch.column(PACKED_ENTRIES)
         if packed.null_count < len(packed):
-            tables = [unpacked(value).read_all() for value in packed.drop_null()]
+            tables = [unpack_table(value).read_all() for value in packed.drop_null()]
             (told,) = pa.concat_tables(tables).combine_chunks().to_batches()
-        rows = batch.filter(packed.is_null()).drop_columns([TOLD])
+        rows = batch.filter(packed.is_null()).drop_columns([PACKED_ENTRIES])
         for start in range(0, rows.num_rows, size):
             part = rows.slice(start, size)
             values = zip(*(column.to_pylist() for column in part.columns), strict=True)
             mentions = _mentions(told, part.column(SEQUENCE))
             yield [
-                Work(Row.of(dict(zip(part.schema.names, row, strict=True))), mentioned)
+                TaskJob(RequestedLetter.of(dict(zip(part.schema.names, row, strict=True))), mentioned)
                 for row, mentioned in zip(values, mentions, strict=True)
             ]
 
@@ -65,7 +65,7 @@ def windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[Work]
 def _mentions(told: pa.RecordBatch, sequences: pa.Array) -> list[tuple[Entry, ...]]:
     """Look up what is said about letters; nothing about those that aren't there."""
     places = pc.index_in(sequences.cast(pa.int64()), told.column(SEQUENCE))
-    return mentions_of([told.column(name).take(places) for name in JOB_SCHEMA.names[1:]])
+    return entries_from_columns([told.column(name).take(places) for name in JOB_SCHEMA.names[1:]])
 
 
 _TYPES: Final = {
@@ -107,7 +107,7 @@ def used_columns(schema: StructType, known: frozenset[str]) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class RequestedLetter:
     """What a frame says about one letter; what is ``None`` stays as it is.
 
     :param sequence: the letter's stream sequence
@@ -122,7 +122,7 @@ class Row:
     headers: tuple[tuple[str, str], ...] | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> Row:
+    def of(cls, values: Mapping[str, Any]) -> RequestedLetter:
         """Take a row.
 
         :param values: of the columns that are used

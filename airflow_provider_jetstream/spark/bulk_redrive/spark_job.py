@@ -17,9 +17,9 @@ from pyspark.sql.utils import is_remote
 
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import OUTCOME_DDL
-from airflow_provider_jetstream.spark.bulk_redrive.rows import TOLD
+from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
 from airflow_provider_jetstream.spark.dead_letters.schema import SEQUENCE
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import packed, slots, tasks_of
+from airflow_provider_jetstream.spark.dead_letters.task_partitions import pack_table, parallel_tasks, task_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -44,13 +44,13 @@ def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked:
     :param asked: how many at most, where somebody says so
     :return: how many
     """
-    at_a_time = min(slots(session), MOST_TASKS)
+    at_a_time = min(parallel_tasks(session), MOST_TASKS)
     if rate is not None:
         return min(asked or at_a_time, at_a_time, max(1, int(rate // _RATE_OF_A_TASK)))
-    return asked or min(MOST_TASKS // at_a_time * at_a_time, tasks_of(session, letters))
+    return asked or min(MOST_TASKS // at_a_time * at_a_time, task_count(session, letters))
 
 
-def divided(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: int) -> DataFrame:
+def partition_letters(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: int) -> DataFrame:
     """Put what is said about letters beside the frame's rows, and divide them by ranges of sequences.
 
     :param letters: the frame
@@ -67,11 +67,11 @@ def divided(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: i
     parts = [jobs.slice(low, high - low) for low, high in pairwise(edges) if high > low]
     # Not beside each row: Spark would have to serialise, to shuffle and to join as many rows again.
     firsts = pa.array([part.column(SEQUENCE)[0].as_py() for part in parts], pa.int64())
-    told = pa.table({SEQUENCE: firsts, TOLD: pa.array(map(packed, parts), pa.binary())})
+    told = pa.table({SEQUENCE: firsts, PACKED_ENTRIES: pa.array(map(pack_table, parts), pa.binary())})
     rows = letters.select(*columns).unionByName(letters.sparkSession.createDataFrame(told), allowMissingColumns=True)
     place = f.expr(f"size(filter(array({', '.join(f'{each}L' for each in bounds)}), bound -> bound <= {SEQUENCE}))")
     by_range = rows.repartitionById(len(bounds) + 1, place.cast("int")) if bounds else rows.coalesce(1)
-    return by_range.sortWithinPartitions(f.col(TOLD).isNull(), SEQUENCE)
+    return by_range.sortWithinPartitions(f.col(PACKED_ENTRIES).isNull(), SEQUENCE)
 
 
 def run_watched(rows: DataFrame, share: RedriveTask, tick: Callable[[Callable[[], None]], None]) -> pa.Table:
@@ -93,7 +93,7 @@ def run_watched(rows: DataFrame, share: RedriveTask, tick: Callable[[Callable[[]
             session.addTag(tag)
         else:
             # For this thread only; the one in which Spark serves the result takes it over, unlike a tag.
-            session.sparkContext.setJobGroup(tag, f"redrive {share.order.run}", interruptOnCancel=True)
+            session.sparkContext.setJobGroup(tag, f"redrive {share.request.run}", interruptOnCancel=True)
         return rows.mapInArrow(work, OUTCOME_DDL).toArrow()
 
     def stop() -> None:
@@ -117,6 +117,6 @@ def run_watched(rows: DataFrame, share: RedriveTask, tick: Callable[[Callable[[]
             # How a result is collected decides which of the two it is.
             why = str(error).partition("\n\tat ")[0]
             raise RedriveError(
-                f"Spark gave up the redrive {share.order.run}: {why}; whatever was done is done, and running it again"
+                f"Spark gave up the redrive {share.request.run}: {why}; whatever was done is done, and running it again"
                 " under the same key goes on with it"
             ) from error

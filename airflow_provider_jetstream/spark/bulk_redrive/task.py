@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import Outcomes
-from airflow_provider_jetstream.spark.bulk_redrive.rows import Work, windows
+from airflow_provider_jetstream.spark.bulk_redrive.rows import TaskJob, read_windows
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.gc_tuning import relaxed_gc
 
@@ -89,16 +89,16 @@ class RedriveTask:
     :param dry: whether to say only what would be done
     """
 
-    given: Mapping[str, str]
+    options: Mapping[str, str]
     server: Mapping[str, Any]
-    premises: ScanContext
-    doubted: frozenset[str]
+    context: ScanContext
+    inconsistent_consumers: frozenset[str]
     acknowledged: frozenset[int]
-    order: RedriveRequest
+    request: RedriveRequest
     protocol: Protocol
     rate: float | None
     audited: bool
-    dry: bool = False
+    dry_run: bool = False
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Bring letters back.
@@ -107,15 +107,15 @@ class RedriveTask:
         :return: what became of each
         :raises TransientError: the connection broke; whatever was done is done
         """
-        with relaxed_gc(), blocking_connection(self.given) as connection:
+        with relaxed_gc(), blocking_connection(self.options) as connection:
             task = _TaskRun(self, connection)
-            for window in windows(batches, self._window()):
+            for window in read_windows(batches, self._window()):
                 yield task.do(window)
             yield task.rest()
 
     def _window(self) -> int:
         """Tell how many letters are held at once: fewer where they are large."""
-        state = self.premises.around.state
+        state = self.context.around.state
         each = state["bytes"] / max(1, state["messages"])
         return max(1, min(_WINDOW, int(_BYTES_AT_A_TIME / max(1.0, each))))
 
@@ -124,8 +124,8 @@ class _TaskRun:
     def __init__(self, share: RedriveTask, connection: BlockingConnection) -> None:
         self._share = share
         self._connection = connection
-        self._queue = share.premises.queue
-        self._around = share.premises.around
+        self._queue = share.context.queue
+        self._around = share.context.around
         self._looked_at = time.monotonic()
         self._pace = RateLimiter(share.rate)
         self._previewed = Preview(share.protocol, "")
@@ -140,17 +140,21 @@ class _TaskRun:
         self._judge: Classifier = connection.run(self._open())
 
     async def _open(self) -> Classifier:
-        premises = self._share.premises
+        premises = self._share.context
         streams = [self._queue, self._queue.archive, self._queue.audit, self._queue.events, self._queue.dead_letters]
         await self._connection.discover_capabilities(stream.name for stream in streams if stream)
         archive = await ArchiveReader.open(self._connection, self._queue, self._around.created_at)
         judge = await premises.classifier(
-            self._connection, EntryIndex(), archive=archive, audit=self._audit, doubted=self._share.doubted
+            self._connection,
+            EntryIndex(),
+            archive=archive,
+            audit=self._audit,
+            doubted=self._share.inconsistent_consumers,
         )
         judge.metrics = KnownMetrics(self._connection, self._share.acknowledged)
         return judge
 
-    def do(self, window: list[Work]) -> pa.RecordBatch:
+    def do(self, window: list[TaskJob]) -> pa.RecordBatch:
         """Do a window of letters, by as many at a time as the rate allows."""
         outcomes = Outcomes()
         waiting = {work.row.sequence: work for work in window}
@@ -172,18 +176,18 @@ class _TaskRun:
     def rest(self) -> pa.RecordBatch:
         """Say what is left to say at the end."""
         outcomes = Outcomes()
-        if self._share.dry:
+        if self._share.dry_run:
             outcomes.preview(self._previewed)
         return outcomes.batch()
 
-    def _name_repeats(self, window: list[Work], kept: dict[int, Work], outcomes: Outcomes) -> None:
+    def _name_repeats(self, window: list[TaskJob], kept: dict[int, TaskJob], outcomes: Outcomes) -> None:
         for work in window:
             if kept[work.row.sequence] is not work:
                 outcomes.fail(work.row.sequence, _TWICE)
 
     async def _look(self) -> None:
-        if self._audit and not self._share.dry and self._share.order.run:
-            subject = run_audit_subject(self._queue.name, self._share.order.run)
+        if self._audit and not self._share.dry_run and self._share.request.run:
+            subject = run_audit_subject(self._queue.name, self._share.request.run)
             if message := await last_message(self._connection, self._audit.stream, subject):
                 self._cancelled = bool(RunRecord.model_validate_json(message.data).report.get(CANCELLED))
         if time.monotonic() - self._looked_at > _LOOK_AGAIN:
@@ -197,11 +201,11 @@ class _TaskRun:
         else:
             self._around = self._judge.around = around
 
-    def _bring_back(self, batch: list[Work], outcomes: Outcomes) -> None:
+    def _bring_back(self, batch: list[TaskJob], outcomes: Outcomes) -> None:
         found = self._connection.run(self._prove(batch))
         letters = [each for each in found if isinstance(each, DeadLetter)]
         ready = max((letter.ready_at for letter in letters), default=datetime.now(UTC))
-        if not self._share.dry and (seconds := (ready - datetime.now(UTC)).total_seconds()) > 0:
+        if not self._share.dry_run and (seconds := (ready - datetime.now(UTC)).total_seconds()) > 0:
             # A slow worker may be still at one, and finish it meanwhile.
             time.sleep(seconds)
             self._connection.run(self._look_again())
@@ -213,8 +217,8 @@ class _TaskRun:
         meant = [letter for letter in letters if self._is_meant(letter, outcomes)]
         dismissed = [each for each in found if isinstance(each, NotDead)]
         rows = {work.row.sequence: work.row for work in batch}
-        order = replace(self._share.order, transform=lambda letter: rows[letter.sequence].repair(letter))
-        if self._share.dry:
+        order = replace(self._share.request, transform=lambda letter: rows[letter.sequence].repair(letter))
+        if self._share.dry_run:
             limit = largest(self._connection, marked=self._share.protocol == Protocol.ATOMIC)
             for letter in meant:
                 count_letter(self._previewed, order, letter, self._around, BY_CAUSE, limit)
@@ -231,11 +235,11 @@ class _TaskRun:
             # Spark tries again, and finds how far each letter came.
             raise self._connection.broken
 
-    async def _prove(self, batch: list[Work]) -> list[DeadLetter | NotDead]:
+    async def _prove(self, batch: list[TaskJob]) -> list[DeadLetter | NotDead]:
         return await self._judge.classify_all([(work.row.sequence, work.mentions) for work in batch])
 
     def _is_meant(self, letter: DeadLetter, outcomes: Outcomes) -> bool:
-        selection = self._share.order.selection
+        selection = self._share.request.selection
         if selection.matches(letter):
             return True
         parked = letter.parked is not None and not selection.parked
@@ -248,7 +252,7 @@ class _TaskRun:
         if audit := self._audit:
             redriven = [each.sequence for each in dismissed if each.verdict == Status.REDRIVEN]
             for record in await map_concurrently(audit.last, redriven):
-                if record and record.run == self._share.order.run:
+                if record and record.run == self._share.request.run:
                     # By an earlier try of this task, or by another one at this moment.
                     if record.action == "parked":
                         report.park(record.sequence)

@@ -16,9 +16,9 @@ from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Rec
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connections import blocking_connection
-from airflow_provider_jetstream.spark.dead_letters.entry_table import index_of
+from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
-from airflow_provider_jetstream.spark.dead_letters.letter_rows import batch_of
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
 from airflow_provider_jetstream.spark.dead_letters.schema import SEQUENCE
 from airflow_provider_jetstream.spark.gc_tuning import relaxed_gc
 
@@ -39,7 +39,7 @@ _PAUSE = 0.5
 
 
 @dataclass(frozen=True)
-class Classification:
+class ClassifyTask:
     """What every task of a scan does.
 
     :param given: where and as whom, as the data source's options say it
@@ -49,13 +49,13 @@ class Classification:
     :param lost: whether jobs whose bodies nobody kept are given as well
     """
 
-    given: Mapping[str, str]
-    premises: ScanContext
-    doubted: frozenset[str]
+    options: Mapping[str, str]
+    context: ScanContext
+    inconsistent_consumers: frozenset[str]
     selection: Selection
     lost: bool
 
-    def prove(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def classify(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Judge jobs.
 
         :param batches: what is said about them, in order
@@ -65,8 +65,8 @@ class Classification:
         left = yield from self._plain(batches)
         if not any(jobs.num_rows for jobs in left):
             return
-        index, untold = index_of(left)
-        reckoning = Reconciliation(untold, inconsistent_consumers=set(self.doubted))
+        index, untold = index_from_batches(left)
+        reckoning = Reconciliation(untold, inconsistent_consumers=set(self.inconsistent_consumers))
         letters: list[DeadLetter] = []
         lost: list[Death] = []
         after = failures = 0
@@ -79,7 +79,7 @@ class Classification:
                     given = [*(each.sequence for each in page.letters), *(each.sequence for each in gone)]
                     after = max(given, default=after)
                     if len(letters) + len(lost) >= _ROWS or sum(len(each.body) for each in letters) >= _BYTES_AT_A_TIME:
-                        yield batch_of(letters, lost)
+                        yield letter_batch(letters, lost)
                         letters, lost = [], []
             except TransientError:
                 failures += 1
@@ -89,28 +89,28 @@ class Classification:
             else:
                 break
         if letters or lost:
-            yield batch_of(letters, lost)
+            yield letter_batch(letters, lost)
 
     def _plain(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, list[pa.RecordBatch]]:
         """Give the plain letters, and leave the other jobs."""
         rest: list[pa.RecordBatch] = []
         # Which jobs are meant was said before; whatever else is selected takes a letter to tell.
         selected = self.selection.model_copy(update={"sequences": None, "vanished": False}).everything
-        plain = FastPath(self.given, self.premises, self.doubted)
+        plain = FastPath(self.options, self.context, self.inconsistent_consumers)
         for jobs in batches:
             found = [pa.array([], pa.int64())]
-            for letters in plain.find(jobs) if selected else ():
+            for letters in plain.find_letters(jobs) if selected else ():
                 found.append(letters.column(SEQUENCE))
                 yield letters
             rest.append(jobs.filter(pc.invert(pc.is_in(jobs.column(SEQUENCE), pa.concat_arrays(found)))))
         return rest
 
     def _pages(self, index: EntryIndex, reckoning: Reconciliation, after: int) -> Iterator[tuple[Page, list[Death]]]:
-        with relaxed_gc(), blocking_connection(self.given) as connection:
-            queue = self.premises.queue
+        with relaxed_gc(), blocking_connection(self.options) as connection:
+            queue = self.context.queue
             connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
-            scan = connection.run(Scan.part(connection, self.premises, index, reckoning))
-            scan.page_size = _page_size(self.premises)
+            scan = connection.run(Scan.part(connection, self.context, index, reckoning))
+            scan.page_size = _page_size(self.context)
             pages = scan.pages(self.selection, after)
             while page := connection.run(_following(pages)):
                 yield page, connection.run(self._lost(scan, page))

@@ -40,7 +40,7 @@ _KINDS = {int(each): each for each in EntryKind}
 _LAST_SEQUENCE = 2**63 - 1
 
 
-async def declared_queue(connection: BlockingConnection, queue: Any) -> WorkQueue:
+async def load_queue(connection: BlockingConnection, queue: Any) -> WorkQueue:
     """Give a queue's declaration.
 
     :param connection: the server
@@ -53,17 +53,17 @@ async def declared_queue(connection: BlockingConnection, queue: Any) -> WorkQueu
     return WorkQueue.load(queue)
 
 
-async def told_jobs(scan: Scan, selection: Selection) -> pa.Table:
+async def scanned_jobs(scan: Scan, selection: Selection) -> pa.Table:
     """Give what is known about the jobs that may be meant.
 
     :param scan: the look at the queue
     :param selection: which letters
     :return: a row for each job, in their order
     """
-    return jobs_table(scan.index, await scan.without_entry(selection), selection.sequences)
+    return job_table(scan.index, await scan.without_entry(selection), selection.sequences)
 
 
-def jobs_table(index: EntryIndex, others: array[int], wanted: Collection[int] | None = None) -> pa.Table:
+def job_table(index: EntryIndex, others: array[int], wanted: Collection[int] | None = None) -> pa.Table:
     """Write an index as rows.
 
     :param index: what is said about jobs
@@ -100,7 +100,7 @@ def jobs_table(index: EntryIndex, others: array[int], wanted: Collection[int] | 
     return pa.Table.from_arrays([pa.array(jobs.astype(np.int64)), *lists], schema=JOB_SCHEMA)
 
 
-def index_of(batches: Iterable[pa.RecordBatch]) -> tuple[EntryIndex, array[int]]:
+def index_from_batches(batches: Iterable[pa.RecordBatch]) -> tuple[EntryIndex, array[int]]:
     """Take such rows.
 
     :param batches: of rows
@@ -127,7 +127,7 @@ def index_of(batches: Iterable[pa.RecordBatch]) -> tuple[EntryIndex, array[int]]
     return index, array("Q", sorted(untold))
 
 
-def mentions_of(columns: Sequence[pa.ListArray]) -> list[tuple[Entry, ...]]:
+def entries_from_columns(columns: Sequence[pa.ListArray]) -> list[tuple[Entry, ...]]:
     """Take the columns of such rows but the first; lists may be null.
 
     :param columns: in the order of the schema

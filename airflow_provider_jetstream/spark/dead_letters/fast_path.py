@@ -28,11 +28,11 @@ from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters import schema as named
-from airflow_provider_jetstream.spark.dead_letters.letter_rows import of_headers, shown
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, header_values
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, Columns, integers, microseconds
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -69,7 +69,7 @@ class FastPath:
         self._doubted = doubted
         self._around = premises.around
 
-    def find(self, jobs: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def find_letters(self, jobs: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Find them.
 
         :param jobs: what is said about jobs, in order
@@ -90,13 +90,13 @@ class FastPath:
                 audited = audit.stream if audit else None
                 wire = stack.enter_context(closing(NatsSocket(socket_settings(self._given))))
                 options = read_options({"stream": queue.name}, "read")
-                fetch = DirectFetch(Stream(wire, queue.name), ">", _COLUMNS, options)
+                fetch = DirectFetch(SourceStream(wire, queue.name), ">", _COLUMNS, options)
                 for fetched in fetch.fetch(int(sequences[0]), int(sequences[-1])):
                     rows = self._dead(_beside(told, fetched.batch))
                     if len(rows):
                         rows = rows.where(~self._spoken_of(connection, rows, audited))
                     if len(rows):
-                        yield plain_batch(rows, self._around)
+                        yield fast_path_batch(rows, self._around)
             except TransientError:
                 # The judge tries again.
                 return
@@ -116,7 +116,7 @@ class FastPath:
         """Keep those that are dead by the numbers."""
         if not len(rows):
             return rows
-        subjects, consumers = rows.jobs.column("subject").dictionary_encode(), rows.told.column("consumers")
+        subjects, consumers = rows.jobs.column("subject").dictionary_encode(), rows.entries.column("consumers")
         takers = [
             None if _REPLACED in subject else self._around.consumer_for(subject)
             for subject in subjects.dictionary.to_pylist()
@@ -130,7 +130,7 @@ class FastPath:
         since = np.maximum(since, rows.stored)
         same = pc.fill_null(pc.equal(names, consumers), fill_value=False).to_numpy(zero_copy_only=False)
         dead = trusted & same & (rows.sequences <= delivered) & (rows.told_at >= since)
-        return FastPathRows(rows.jobs, rows.told, patience).where(dead)
+        return FastPathRows(rows.jobs, rows.entries, patience).where(dead)
 
     def _spoken_of(self, connection: BlockingConnection, rows: FastPathRows, audit: str | None) -> NDArray[np.bool_]:
         """Tell of which of them anything else is stored: an end, what a redrive did, or the marker that it left."""
@@ -144,7 +144,7 @@ class FastPath:
         if self._around.marks:
             ask(queue, [marker_subject(queue, each) for each in sequences])
         if (events := self._premises.events) is not None and self._holds_any(connection, events):
-            pairs = zip(rows.told.column("consumers").to_pylist(), sequences, strict=True)
+            pairs = zip(rows.entries.column("consumers").to_pylist(), sequences, strict=True)
             ask(events, [completion_subject(queue, *pair) for pair in pairs])
         if audit is not None and self._holds_any(connection, audit):
             ask(audit, [letter_audit_subject(queue, each) for each in sequences])
@@ -192,11 +192,11 @@ class FastPathRows:
     """
 
     jobs: pa.RecordBatch
-    told: pa.RecordBatch
-    patience: Integers
+    entries: pa.RecordBatch
+    ack_wait: Integers
 
     def __len__(self) -> int:
-        return len(self.patience)
+        return len(self.ack_wait)
 
     @property
     def sequences(self) -> Integers:
@@ -213,7 +213,7 @@ class FastPathRows:
     @property
     def told_at(self) -> Integers:
         """When they died, in microseconds since 1970."""
-        found: Integers = self.told.column("told_at").to_numpy()
+        found: Integers = self.entries.column("told_at").to_numpy()
         return found
 
     def where(self, chosen: NDArray[np.bool_]) -> FastPathRows:
@@ -225,17 +225,17 @@ class FastPathRows:
         if chosen.all():
             return self
         at = pa.array(np.flatnonzero(chosen))
-        return FastPathRows(self.jobs.take(at), self.told.take(at), self.patience[chosen])
+        return FastPathRows(self.jobs.take(at), self.entries.take(at), self.ack_wait[chosen])
 
 
-def plain_batch(rows: FastPathRows, around: QueueSnapshot) -> pa.RecordBatch:
+def fast_path_batch(rows: FastPathRows, around: QueueSnapshot) -> pa.RecordBatch:
     """Write plain letters as :func:`~.records.batch_of` writes letters.
 
     :param rows: at least one
     :param around: how their queue is
     :return: a row each
     """
-    count, jobs, told = len(rows), rows.jobs, rows.told
+    count, jobs, told = len(rows), rows.jobs, rows.entries
     consumers = told.column("consumers").dictionary_encode()
     names = consumers.dictionary.to_pylist()
     deliveries = told.column("deliveries").to_numpy()
@@ -245,7 +245,7 @@ def plain_batch(rows: FastPathRows, around: QueueSnapshot) -> pa.RecordBatch:
         named.SUBJECT: jobs.column("subject"),
         named.BODY: jobs.column("value"),
         named.REASON: _same(Reason.MAX_DELIVERIES.value, count),
-        named.CONSUMER: pa.array([shown(name) for name in names]).take(consumers.indices),
+        named.CONSUMER: pa.array([as_valid_text(name) for name in names]).take(consumers.indices),
         named.DELIVERIES: pa.array(deliveries, mask=deliveries == 0),
         named.FINGERPRINT: pa.array([_fingerprint(name, around) for name in names]).take(consumers.indices),
         named.FIRST_STORED: jobs.column("timestamp"),
@@ -257,7 +257,7 @@ def plain_batch(rows: FastPathRows, around: QueueSnapshot) -> pa.RecordBatch:
         named.TIME: jobs.column(TIME_TEXT),
         named.ENTRIES: pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), told.column("entries")),
         named.KEPT: pa.array(np.zeros(count, np.bool_)),
-        named.READY_AT: microseconds(rows.told_at + rows.patience),
+        named.READY_AT: microseconds(rows.told_at + rows.ack_wait),
         **told_by_headers,
     }
     arrays = [
@@ -277,7 +277,7 @@ def _headers(rows: FastPathRows) -> dict[str, pa.Array]:
         job_ids, redrives = rows.jobs.column("seq").cast(pa.string()), integers(np.zeros(count, np.int64))
         return {named.HEADERS: empty, named.JOB_ID: job_ids, named.REDRIVE_COUNT: redrives}
     parsed = [
-        of_headers(parse_headers(block) if len(block) > _FIRST_LINE else (), sequence)
+        header_values(parse_headers(block) if len(block) > _FIRST_LINE else (), sequence)
         for block, sequence in zip(own.to_pylist(), rows.sequences.tolist(), strict=True)
     ]
     return {

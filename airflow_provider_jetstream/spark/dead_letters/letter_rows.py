@@ -64,7 +64,7 @@ _TOLD = (DELIVERIES, EXPLANATION, ERROR_CLASS, ERROR_MESSAGE, TRACEBACK_DIGEST, 
 _LARGEST = {pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
 
 
-def batch_of(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> pa.RecordBatch:
+def letter_batch(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> pa.RecordBatch:
     """Write letters as rows.
 
     :param letters: dead letters
@@ -77,7 +77,7 @@ def batch_of(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> pa.Re
     return pa.RecordBatch.from_arrays(arrays, schema=LETTER_SCHEMA)
 
 
-def letter_of(row: Mapping[str, Any]) -> DeadLetter:
+def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
     """Read a row that :func:`batch_of` wrote, but for what its text columns couldn't hold.
 
     :param row: by column; times are aware
@@ -113,7 +113,7 @@ def letter_of(row: Mapping[str, Any]) -> DeadLetter:
     )
 
 
-def shown(text: str) -> str:
+def as_valid_text(text: str) -> str:
     """Give a text as the columns hold it: with U+FFFD in place of bytes that aren't UTF-8.
 
     :param text: with such bytes escaped, as headers are read
@@ -131,16 +131,16 @@ def shown(text: str) -> str:
     return text
 
 
-def shown_pairs(headers: Pairs) -> list[dict[str, str]]:
+def header_pairs(headers: Pairs) -> list[dict[str, str]]:
     """Give headers as their column holds them.
 
     :param headers: name and value in order
     :return: keys and values in order
     """
-    return [{"key": shown(name), "value": shown(value)} for name, value in headers]
+    return [{"key": as_valid_text(name), "value": as_valid_text(value)} for name, value in headers]
 
 
-def of_headers(headers: Pairs, sequence: int) -> tuple[Any, ...]:
+def header_values(headers: Pairs, sequence: int) -> tuple[Any, ...]:
     """Give what a job's headers tell, for the columns ``HEADERS``, ``JOB_ID``, those of its origin, and the redrives.
 
     :param headers: the job's
@@ -150,18 +150,18 @@ def of_headers(headers: Pairs, sequence: int) -> tuple[Any, ...]:
     origin: tuple[Any, ...] = (None, None, None, None)
     if found := origin_of(headers):
         index = max(-1, min(found.map_index, _LARGEST[pa.int32()]))
-        origin = (shown(found.dag_id), shown(found.run_id), shown(found.task_id), index)
+        origin = (as_valid_text(found.dag_id), as_valid_text(found.run_id), as_valid_text(found.task_id), index)
     redrives = min(redrives_of(headers), _LARGEST[pa.int64()])
-    return shown_pairs(headers), shown(job_id_of(headers, sequence)), *origin, redrives
+    return header_pairs(headers), as_valid_text(job_id_of(headers, sequence)), *origin, redrives
 
 
 def _row(letter: DeadLetter) -> tuple[Any, ...]:
     """Give the columns' values in the order of the schema: rows as mappings would cost more than all else here."""
     sequence, consumer, *told = _death(letter.death)
-    pairs, *source = of_headers(letter.headers, sequence)
+    pairs, *source = header_values(letter.headers, sequence)
     return (
         sequence,
-        shown(letter.subject),
+        as_valid_text(letter.subject),
         letter.body,
         pairs,
         letter.death.reason.value,
@@ -219,4 +219,4 @@ def _death(death: Death) -> tuple[Any, ...]:
 
 
 def _told(text: str | None) -> str | None:
-    return None if text is None else shown(text)
+    return None if text is None else as_valid_text(text)

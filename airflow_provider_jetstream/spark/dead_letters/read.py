@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.spark.dead_letters.classify import Classification
-from airflow_provider_jetstream.spark.dead_letters.entry_table import declared_queue, told_jobs
+from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
+from airflow_provider_jetstream.spark.dead_letters.entry_table import load_queue, scanned_jobs
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import LETTER_DDL
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import jobs_of, shared_out, tasks_of
+from airflow_provider_jetstream.spark.dead_letters.task_partitions import partition_jobs, task_count, unpack_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -57,22 +57,20 @@ def read_letters(
     selection = Selection.of(select)
     jobs, scan = run_on_own_connection(given, lambda connection: _look(connection, queue, selection))
     _tell(jobs, scan)
-    proving = Classification(
-        given, scan.context, frozenset(scan.reconciliation.inconsistent_consumers), selection, lost
-    )
+    proving = ClassifyTask(given, scan.context, frozenset(scan.reconciliation.inconsistent_consumers), selection, lost)
 
     def prove(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return proving.prove(jobs_of(batches))
+        return proving.classify(unpack_jobs(batches))
 
-    told = shared_out(session, jobs, tasks or tasks_of(session, jobs.num_rows))
+    told = partition_jobs(session, jobs, tasks or task_count(session, jobs.num_rows))
     return told.mapInArrow(prove, LETTER_DDL)
 
 
 async def _look(connection: BlockingConnection, queue: Any, selection: Selection) -> tuple[pa.Table, Scan]:
-    declared = await declared_queue(connection, queue)
+    declared = await load_queue(connection, queue)
     await connection.discover_capabilities(stream.name for stream in (declared, *declared.companions()))
     scan = await Scan.begin(connection, declared, vanished=selection.vanished)
-    return await told_jobs(scan, selection), scan
+    return await scanned_jobs(scan, selection), scan
 
 
 def _tell(jobs: pa.Table, scan: Scan) -> None:

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 # Some seconds of work: what is lost where a task is tried again.
-ROWS_OF_A_TASK = 20_000
+ROWS_PER_TASK = 20_000
 
 
-def slots(session: SparkSession) -> int:
+def parallel_tasks(session: SparkSession) -> int:
     """Tell how many tasks run at a time.
 
     :param session: Spark
@@ -31,18 +31,18 @@ def slots(session: SparkSession) -> int:
     return 2 if is_remote() else max(1, session.sparkContext.defaultParallelism)
 
 
-def tasks_of(session: SparkSession, jobs: int) -> int:
+def task_count(session: SparkSession, jobs: int) -> int:
     """Tell among how many tasks jobs are divided: a last one alone would leave the other slots idle.
 
     :param session: Spark
     :param jobs: how many there are
     :return: as many as run at a time, or twice, or three times as many
     """
-    at_a_time = slots(session)
-    return at_a_time * max(1, ceil(jobs / ROWS_OF_A_TASK / at_a_time))
+    at_a_time = parallel_tasks(session)
+    return at_a_time * max(1, ceil(jobs / ROWS_PER_TASK / at_a_time))
 
 
-def shared_out(session: SparkSession, jobs: pa.Table, tasks: int) -> DataFrame:
+def partition_jobs(session: SparkSession, jobs: pa.Table, tasks: int) -> DataFrame:
     """Divide jobs.
 
     :param session: Spark
@@ -51,12 +51,12 @@ def shared_out(session: SparkSession, jobs: pa.Table, tasks: int) -> DataFrame:
     :return: a partition for each task, with what :func:`jobs_of` takes
     """
     each = max(1, ceil(jobs.num_rows / tasks))
-    parts = [packed(jobs.slice(start, each)) for start in range(0, jobs.num_rows, each)]
+    parts = [pack_table(jobs.slice(start, each)) for start in range(0, jobs.num_rows, each)]
     table = pa.table({"task": pa.array(range(len(parts)), pa.int32()), "jobs": pa.array(parts, pa.binary())})
     return session.createDataFrame(table).repartitionById(max(1, len(parts)), "task")
 
 
-def jobs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def unpack_jobs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Take a task's jobs.
 
     :param batches: of the frame that :func:`shared_out` made
@@ -64,10 +64,10 @@ def jobs_of(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """
     for batch in batches:
         for value in batch.column("jobs"):
-            yield from unpacked(value)
+            yield from unpack_table(value)
 
 
-def unpacked(value: pa.BinaryScalar) -> pa.RecordBatchReader:
+def unpack_table(value: pa.BinaryScalar) -> pa.RecordBatchReader:
     """Take jobs out of one value.
 
     :param value: as :func:`packed` made it
@@ -76,7 +76,7 @@ def unpacked(value: pa.BinaryScalar) -> pa.RecordBatchReader:
     return pa.ipc.open_stream(value.as_buffer())
 
 
-def packed(jobs: pa.Table) -> bytes:
+def pack_table(jobs: pa.Table) -> bytes:
     """Put what is said about jobs into one value.
 
     :param jobs: in order

@@ -18,11 +18,11 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     fetch_method,
     first_sequence,
     last_sequence,
-    ranges,
+    plan_ranges,
     within,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.stream_api import Stream, StreamFacts
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream, StreamInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class StreamSnapshot:
     """A stream at the time of loading.
 
     :param facts: what it said of itself
     :param version: the server's
     """
 
-    facts: StreamFacts
+    facts: StreamInfo
     version: tuple[int, ...]
 
     @classmethod
-    def now(cls, given: Mapping[str, str], options: ReadOptions) -> Snapshot:
+    def now(cls, given: Mapping[str, str], options: ReadOptions) -> StreamSnapshot:
         """Ask the stream.
 
         :param given: the data source's options
@@ -55,7 +55,7 @@ class Snapshot:
         :return: what it is just now
         """
         with closing(NatsSocket(socket_settings(given))) as wire:
-            return cls(Stream(wire, options.stream, options.api_prefix).facts(), wire.version)
+            return cls(SourceStream(wire, options.stream, options.api_prefix).info(), wire.version)
 
 
 class RangePartition(InputPartition):
@@ -74,7 +74,7 @@ class JetStreamReader(DataSourceReader):
     :param snapshot: from the time of loading; none where the user gave the schema, and Spark didn't ask for it
     """
 
-    def __init__(self, given: Mapping[str, str], schema: StructType, snapshot: Snapshot | None) -> None:
+    def __init__(self, given: Mapping[str, str], schema: StructType, snapshot: StreamSnapshot | None) -> None:
         self._given = dict(given)
         self._options = read_options(given, "read")
         self._columns = Columns.of(
@@ -92,13 +92,15 @@ class JetStreamReader(DataSourceReader):
         if wanted.subjects == ():
             return []
         with closing(NatsSocket(socket_settings(self._given))) as wire:
-            stream = Stream(wire, options.stream, options.api_prefix)
-            snapshot = self._snapshot or Snapshot(stream.facts(), wire.version)
+            stream = SourceStream(wire, options.stream, options.api_prefix)
+            snapshot = self._snapshot or StreamSnapshot(stream.info(), wire.version)
             facts = snapshot.facts
             method = fetch_method(options, facts, snapshot.version)
             first = first_sequence(stream, options.start, facts, fail_on_data_loss=options.fail_on_data_loss)
             first, last = within(stream, first, last_sequence(stream, options.end, facts), facts, wanted)
-        return [RangePartition(part) for part in ranges(first, last, options, facts, method, wanted.subjects or ())]
+        return [
+            RangePartition(part) for part in plan_ranges(first, last, options, facts, method, wanted.subjects or ())
+        ]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         """Read one range.

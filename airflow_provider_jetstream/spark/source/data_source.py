@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     )
     from pyspark.sql.types import StructType
 
-    from airflow_provider_jetstream.spark.source.batch_reader import Snapshot
+    from airflow_provider_jetstream.spark.source.batch_reader import StreamSnapshot
 
 
 FORMAT = "jetstream"
@@ -37,7 +37,7 @@ class JetStreamDataSource(DataSource):
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         super().__init__(options)
-        self._snapshot: Snapshot | None = None
+        self._snapshot: StreamSnapshot | None = None
 
     @classmethod
     def name(cls) -> str:
@@ -54,11 +54,11 @@ class JetStreamDataSource(DataSource):
 
         :return: the columns
         """
-        from airflow_provider_jetstream.spark.source.batch_reader import Snapshot
+        from airflow_provider_jetstream.spark.source.batch_reader import StreamSnapshot
         from airflow_provider_jetstream.spark.source.columns import read_schema
 
         options = read_options(self.options, "load")
-        self._snapshot = Snapshot.now(self.options, options)
+        self._snapshot = StreamSnapshot.now(self.options, options)
         return read_schema(with_headers=options.include_headers)
 
     @override

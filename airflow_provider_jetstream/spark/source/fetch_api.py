@@ -15,14 +15,14 @@ from airflow_provider_jetstream.jetstream.client.blocking.parser import next_fra
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.spark.source.columns import constant
 from airflow_provider_jetstream.spark.source.gap_detection import Fetched, first_missing
-from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS, own_pairs
+from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS, parse_header_block
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     from airflow_provider_jetstream.spark.source.columns import Columns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
-    from airflow_provider_jetstream.spark.source.stream_api import FetchedMessage, Stream
+    from airflow_provider_jetstream.spark.source.stream_api import FetchedMessage, SourceStream
 
 _NO_MESSAGE = 10037
 _FIRST_WIDTH = 32
@@ -41,7 +41,7 @@ class ApiFetch:
     :param options: of the read
     """
 
-    def __init__(self, stream: Stream, subject: str, columns: Columns, options: ReadOptions) -> None:
+    def __init__(self, stream: SourceStream, subject: str, columns: Columns, options: ReadOptions) -> None:
         self._stream = stream
         self._subject = subject
         self._columns = columns
@@ -72,14 +72,15 @@ class ApiFetch:
             width = max(1, min(width, int(self._max_bytes / (heaviest * _BASE64))))
 
     def _round(self, first: int, width: int) -> list[FetchedMessage | None]:
-        wire, stream = self._stream.wire, self._stream
+        wire, stream = self._stream.socket, self._stream
         requests: list[bytes] = []
         places: dict[bytes, int] = {}
         for index in range(width):
             reply, body = wire.reply().encode(), stream.get_request(first + index, self._subject)
             places[reply] = index
             requests.append(
-                b"PUB %b.%b %b %d\r\n%b\r\n" % (stream.prefix.encode(), self._topic.encode(), reply, len(body), body)
+                b"PUB %b.%b %b %d\r\n%b\r\n"
+                % (stream.api_prefix.encode(), self._topic.encode(), reply, len(body), body)
             )
         wire.send(b"".join(requests))
         answers: list[FetchedMessage | None] = [None] * width
@@ -118,7 +119,7 @@ class ApiFetch:
                 "seq": lambda: pa.array([stored.sequence for stored in messages], pa.int64()),
                 "timestamp": lambda: times.cast(pa.timestamp("us", "UTC")),
                 "headers": lambda: pa.array(
-                    [own_pairs(stored.header.partition(b"\r\n")[2]) for stored in messages], HEADERS
+                    [parse_header_block(stored.header.partition(b"\r\n")[2]) for stored in messages], HEADERS
                 ),
             },
         )

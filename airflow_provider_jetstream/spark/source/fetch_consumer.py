@@ -16,10 +16,10 @@ import numpy as np
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import constant, integers, microseconds
 from airflow_provider_jetstream.spark.source.gap_detection import Fetched, first_missing
-from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered
-from airflow_provider_jetstream.spark.wire.bulk_headers import own_pairs, pairs
+from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
-from airflow_provider_jetstream.spark.wire.reply_subjects import deliveries
+from airflow_provider_jetstream.spark.wire.metadata import parse_reply_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.columns import Columns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
     from airflow_provider_jetstream.spark.wire.bulk_parser import Rows
-    from airflow_provider_jetstream.spark.wire.reply_subjects import Deliveries
+    from airflow_provider_jetstream.spark.wire.metadata import DeliveryMetadata
 
 DEFAULT_BATCH = 10_000
 DEFAULT_MAX_BYTES = 8 << 20
@@ -54,11 +54,11 @@ class ConsumerFetch:
     :param options: of the read
     """
 
-    def __init__(self, stream: Stream, subjects: tuple[str, ...], columns: Columns, options: ReadOptions) -> None:
+    def __init__(self, stream: SourceStream, subjects: tuple[str, ...], columns: Columns, options: ReadOptions) -> None:
         self._stream = stream
         self._subjects = subjects
         self._columns = columns
-        self._wire = stream.wire
+        self._wire = stream.socket
         self._batch = options.batch or DEFAULT_BATCH
         self._max_bytes = max(options.max_bytes or DEFAULT_MAX_BYTES, self._wire.max_payload + _OVERHEAD)
         self._name = f"spark-{uuid4().hex}"
@@ -86,7 +86,7 @@ class ConsumerFetch:
             with suppress(JetStreamProviderError):
                 self._stream.api(f"CONSUMER.DELETE.{self._stream.name}.{self._name}")
         # The consumer says that nothing is left; the stream must say so too.
-        found = self._stream.next_of(next_one, self._subjects or (">",)) if next_one <= last else None
+        found = self._stream.next_sequence(next_one, self._subjects or (">",)) if next_one <= last else None
         if found is not None and found <= last:
             raise WireError(f"the consumer ended before message {found} of {self._stream.name}, which is stored")
 
@@ -110,7 +110,7 @@ class ConsumerFetch:
         return int(answer["num_pending"])
 
     def _ask(self, left: int) -> None:
-        topic = f"{self._stream.prefix}.CONSUMER.MSG.NEXT.{self._stream.name}.{self._name}"
+        topic = f"{self._stream.api_prefix}.CONSUMER.MSG.NEXT.{self._stream.name}.{self._name}"
         requests = b""
         while self._outstanding <= (_PULLS - 1) * self._batch and left > self._outstanding:
             count = min(self._batch, left - self._outstanding)
@@ -134,7 +134,7 @@ class ConsumerFetch:
             rows = rows.where(delivered)
         result = None
         if len(rows.end):
-            told = deliveries(wire.buffer, rows.reply, rows.reply_end)
+            told = parse_reply_subjects(wire.buffer, rows.reply, rows.reply_end)
             self._check(told)
             wanted = slice(int(np.searchsorted(told.sequences, last, "right")))
             batch = self._batch_of(rows.where(wanted), told, wanted)
@@ -143,7 +143,7 @@ class ConsumerFetch:
         wire.consume(parsed.end)
         return result
 
-    def _check(self, told: Deliveries) -> None:
+    def _check(self, told: DeliveryMetadata) -> None:
         expected = np.arange(self._position + 1, self._position + 1 + len(told.positions))
         if (told.positions != expected).any():
             raise WireError(f"expected message {expected[0]} of the consumer, found that the connection skipped some")
@@ -156,22 +156,22 @@ class ConsumerFetch:
             line = block.split(b"\r\n", 1)[0]
             code = line[len(b"NATS/1.0 ") :][:3]
             if code == b"408" or line.endswith(_ENDED):
-                unused = [pair["value"] for pair in own_pairs(block) if pair["key"] == "Nats-Pending-Messages"]
+                unused = [pair["value"] for pair in parse_header_block(block) if pair["key"] == "Nats-Pending-Messages"]
                 self._outstanding -= int(unused[0]) if unused else 0
             elif block:
                 # What has no header is an answer of the API.
                 raise UnreachableError(f"the consumer on {self._stream.name} ended: {line.decode(errors='replace')}")
 
-    def _batch_of(self, rows: Rows, told: Deliveries, wanted: slice) -> pa.RecordBatch:
+    def _batch_of(self, rows: Rows, told: DeliveryMetadata, wanted: slice) -> pa.RecordBatch:
         buffer, count = self._wire.buffer, len(rows.end)
         return self._columns.batch(
             count,
             {
-                "value": lambda: gathered(buffer, rows.body, rows.end),
-                "subject": lambda: as_text(gathered(buffer, rows.subject, rows.subject_end)),
+                "value": lambda: gather_slices(buffer, rows.body, rows.end),
+                "subject": lambda: as_text(gather_slices(buffer, rows.subject, rows.subject_end)),
                 "stream": lambda: constant(self._stream.name, count),
                 "seq": lambda: integers(told.sequences[wanted]),
                 "timestamp": lambda: microseconds(told.times[wanted] // 1000),
-                "headers": lambda: pairs(buffer, rows.header, rows.body),
+                "headers": lambda: header_column(buffer, rows.header, rows.body),
             },
         )

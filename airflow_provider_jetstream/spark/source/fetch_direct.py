@@ -16,10 +16,10 @@ import numpy as np
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, constant, integers
 from airflow_provider_jetstream.spark.source.gap_detection import Fetched, first_missing
-from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gathered
-from airflow_provider_jetstream.spark.wire.bulk_headers import pairs
+from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
-from airflow_provider_jetstream.spark.wire.direct_get_headers import DirectGetMetadata, parse_metadata, times
+from airflow_provider_jetstream.spark.wire.metadata import DirectGetMetadata, parse_metadata, parse_times
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.columns import Columns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
     from airflow_provider_jetstream.spark.wire.bulk_parser import Rows
 
 DEFAULT_BATCH = 256
@@ -59,13 +59,13 @@ class DirectFetch:
     """
 
     def __init__(
-        self, stream: Stream, subject: str, columns: Columns, options: ReadOptions, *, bold: bool = True
+        self, stream: SourceStream, subject: str, columns: Columns, options: ReadOptions, *, bold: bool = True
     ) -> None:
         self._stream = stream
         self._subject = subject
         self._filter = json.dumps(subject).encode()
         self._columns = columns
-        self._wire = stream.wire
+        self._wire = stream.socket
         self._batch = options.batch or DEFAULT_BATCH
         self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
         self._bold = bold
@@ -110,7 +110,7 @@ class DirectFetch:
     def _goes_on(self, end: bytes, next_one: int, last: int, patience: float) -> bool:
         """Tell whether there is more after an answer's last words."""
         if end.startswith(b"NATS/1.0 404"):
-            found = self._stream.next(next_one, self._subject)
+            found = self._stream.next_message(next_one, self._subject)
             if found is None or found.sequence > last:
                 return False
             if time.monotonic() > patience:
@@ -129,7 +129,7 @@ class DirectFetch:
     def _ask(self, first: int, last: int) -> None:
         batch = min(self._batch, last - first + 1)
         body = b'{"seq":%d,"next_by_subj":%b,"batch":%d,"max_bytes":%d}' % (first, self._filter, batch, self._max_bytes)
-        subject = f"{self._stream.prefix}.DIRECT.GET.{self._stream.name}"
+        subject = f"{self._stream.api_prefix}.DIRECT.GET.{self._stream.name}"
         self._wire.send(b"PUB %b %b %d\r\n%b\r\n" % (subject.encode(), self._wire.reply().encode(), len(body), body))
 
     def _parsed(self, next_one: int, last: int) -> tuple[Fetched | None, list[bytes]]:
@@ -156,14 +156,14 @@ class DirectFetch:
         return self._columns.batch(
             count,
             {
-                "value": lambda: gathered(buffer, rows.body, rows.end),
-                "subject": lambda: as_text(gathered(buffer, found.subject, found.subject_end)),
+                "value": lambda: gather_slices(buffer, rows.body, rows.end),
+                "subject": lambda: as_text(gather_slices(buffer, found.subject, found.subject_end)),
                 "stream": lambda: constant(self._stream.name, count),
                 "seq": lambda: integers(found.sequences),
-                "timestamp": lambda: times(buffer, found),
-                "headers": lambda: pairs(buffer, rows.header, found.own_end),
-                TIME_TEXT: lambda: as_text(gathered(buffer, found.time, found.time_end + 1)),
-                OWN_HEADERS: lambda: gathered(buffer, rows.header, found.own_end),
+                "timestamp": lambda: parse_times(buffer, found),
+                "headers": lambda: header_column(buffer, rows.header, found.own_end),
+                TIME_TEXT: lambda: as_text(gather_slices(buffer, found.time, found.time_end + 1)),
+                OWN_HEADERS: lambda: gather_slices(buffer, rows.header, found.own_end),
             },
         )
 

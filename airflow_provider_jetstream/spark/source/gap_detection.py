@@ -8,8 +8,8 @@ import numpy as np
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.partition_planner import lost
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.partition_planner import report_loss
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -60,8 +60,8 @@ class GapDetector:
     def __init__(self, given: Mapping[str, str], options: ReadOptions, part: Range) -> None:
         self._given = given
         self._options = options
-        self._watched = part.watched
-        self._must_exist = part.must_exist
+        self._watched = part.detect_loss
+        self._must_exist = part.fail_on_loss
         self._wire: NatsSocket | None = None
 
     def __enter__(self) -> Self:
@@ -82,9 +82,9 @@ class GapDetector:
         if not self._watched:
             return
         self._wire = self._wire or NatsSocket(socket_settings(self._given))
-        facts = Stream(self._wire, self._options.stream, self._options.api_prefix).facts()
+        facts = SourceStream(self._wire, self._options.stream, self._options.api_prefix).info()
         if facts.first > missing:
             name = self._options.stream
-            lost(f"{name} begins at {facts.first} now, and {missing} was being read", fail=self._must_exist)
+            report_loss(f"{name} begins at {facts.first} now, and {missing} was being read", fail=self._must_exist)
             # Once is enough.
             self._watched = False

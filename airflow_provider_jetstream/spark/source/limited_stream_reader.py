@@ -12,7 +12,7 @@ from airflow_provider_jetstream.spark.source.stream_reader import JetStreamStrea
 if TYPE_CHECKING:
     from pyspark.sql.streaming.datasource import ReadLimit
 
-    from airflow_provider_jetstream.spark.source.stream_api import Stream
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 
 class JetStreamLimitedStreamReader(JetStreamStreamReader, SupportsTriggerAvailableNow):
@@ -54,8 +54,8 @@ class JetStreamLimitedStreamReader(JetStreamStreamReader, SupportsTriggerAvailab
         """Fix the end of the query."""
         self._target = self._ask(self._end)
 
-    def _limited(self, stream: Stream, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
-        facts = stream.facts()
+    def _limited(self, stream: SourceStream, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+        facts = stream.info()
         end = self._end(stream)
         if self._target and self._target["created"] == end["created"]:
             end = min(end, self._target, key=lambda offset: int(offset["seq"]))
@@ -65,7 +65,7 @@ class JetStreamLimitedStreamReader(JetStreamStreamReader, SupportsTriggerAvailab
             return start if start["created"] == facts.created else {**end, "seq": begun}
         if isinstance(limit, ReadMaxRows):
             # A limit counts sequences; a gap is leapt over so that it doesn't make for empty batches.
-            found = stream.next_of(begun + 1, self._options.filters or (">",))
+            found = stream.next_sequence(begun + 1, self._options.filters or (">",))
             if found is not None:
                 end["seq"] = min(int(end["seq"]), found - 1 + limit.max_rows)
         return end

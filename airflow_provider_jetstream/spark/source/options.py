@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers, first_overlap, subject_problem
 from airflow_provider_jetstream.jetstream.units import parse_seconds, parse_size
-from airflow_provider_jetstream.spark.connection_options import CHOICES, VARIABLES
+from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ _Default = TypeVar("_Default")
 
 Purpose: TypeAlias = Literal["load", "read", "readStream", "write", "writeStream"]
 
-_ALWAYS = (*VARIABLES, *CHOICES, "stream", "jsDomain", "apiPrefix")
+_ALWAYS = (*VARIABLES, *NAMED_CONNECTION, "stream", "jsDomain", "apiPrefix")
 _READING = (
     "filterSubjects",
     "startingOffsets",

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.spark.errors import DataLossError, SparkOptionEr
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds
     from airflow_provider_jetstream.spark.source.options import Bound, ReadOptions
-    from airflow_provider_jetstream.spark.source.stream_api import Stream, StreamFacts
+    from airflow_provider_jetstream.spark.source.stream_api import SourceStream, StreamInfo
 
 log = logging.getLogger(__name__)
 
@@ -39,11 +39,11 @@ class Range:
     method: str
     subjects: tuple[str, ...]
     created: str
-    watched: bool
-    must_exist: bool
+    detect_loss: bool
+    fail_on_loss: bool
 
 
-def fetch_method(options: ReadOptions, facts: StreamFacts, version: tuple[int, ...]) -> str:
+def fetch_method(options: ReadOptions, facts: StreamInfo, version: tuple[int, ...]) -> str:
     """Choose how messages are fetched.
 
     :param options: which may have chosen already
@@ -70,7 +70,7 @@ def fetch_method(options: ReadOptions, facts: StreamFacts, version: tuple[int, .
     return "direct" if direct else "api"
 
 
-def first_sequence(stream: Stream, bound: Bound, facts: StreamFacts, *, fail_on_data_loss: bool) -> int:
+def first_sequence(stream: SourceStream, bound: Bound, facts: StreamInfo, *, fail_on_data_loss: bool) -> int:
     """Find where reading begins.
 
     :param stream: the stream
@@ -85,11 +85,13 @@ def first_sequence(stream: Stream, bound: Bound, facts: StreamFacts, *, fail_on_
     if bound.sequence is None:
         return facts.first if bound.extreme == "earliest" else facts.last + 1
     if bound.sequence < facts.first and facts.retention == LIMITS:
-        lost(f"{stream.name} begins at {facts.first}, startingOffsets is {bound.sequence}", fail=fail_on_data_loss)
+        report_loss(
+            f"{stream.name} begins at {facts.first}, startingOffsets is {bound.sequence}", fail=fail_on_data_loss
+        )
     return max(bound.sequence, facts.first)
 
 
-def last_sequence(stream: Stream, bound: Bound, facts: StreamFacts) -> int:
+def last_sequence(stream: SourceStream, bound: Bound, facts: StreamInfo) -> int:
     """Find where reading ends.
 
     :param stream: the stream
@@ -104,7 +106,7 @@ def last_sequence(stream: Stream, bound: Bound, facts: StreamFacts) -> int:
     return facts.last if bound.extreme == "latest" else facts.first - 1
 
 
-def within(stream: Stream, first: int, last: int, facts: StreamFacts, narrowed: PushedBounds) -> tuple[int, int]:
+def within(stream: SourceStream, first: int, last: int, facts: StreamInfo, narrowed: PushedBounds) -> tuple[int, int]:
     """Cut a span to what a query can want.
 
     :param stream: the stream
@@ -124,8 +126,8 @@ def within(stream: Stream, first: int, last: int, facts: StreamFacts, narrowed: 
     return first, last
 
 
-def ranges(
-    first: int, last: int, options: ReadOptions, facts: StreamFacts, method: str, subjects: tuple[str, ...]
+def plan_ranges(
+    first: int, last: int, options: ReadOptions, facts: StreamInfo, method: str, subjects: tuple[str, ...]
 ) -> list[Range]:
     """Divide a span between tasks.
 
@@ -153,7 +155,7 @@ def ranges(
     ]
 
 
-def lost(what: str, *, fail: bool) -> None:
+def report_loss(what: str, *, fail: bool) -> None:
     """Deal with messages that are gone.
 
     :param what: what was found

@@ -16,8 +16,8 @@ from airflow_provider_jetstream.spark.source.fetch_api import ApiFetch
 from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
 from airflow_provider_jetstream.spark.source.gap_detection import GapDetector
-from airflow_provider_jetstream.spark.source.partition_planner import lost
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.partition_planner import report_loss
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -75,7 +75,7 @@ def _scan(
     while next_one <= part.last:
         try:
             with closing(NatsSocket(settings)) as wire, GapDetector(given, options, part) as losses:
-                stream = Stream(wire, options.stream, options.api_prefix)
+                stream = SourceStream(wire, options.stream, options.api_prefix)
                 _require(stream, part, next_one)
                 fetched = _fetched(stream, options, columns, part, subjects, next_one, bold=not failures)
                 for batch, following, missing in fetched:
@@ -96,7 +96,7 @@ def _scan(
 
 
 def _fetched(
-    stream: Stream,
+    stream: SourceStream,
     options: ReadOptions,
     columns: Columns,
     part: Range,
@@ -112,12 +112,12 @@ def _fetched(
     return ApiFetch(stream, subjects[0], columns, options).fetch(first, part.last)
 
 
-def _require(stream: Stream, part: Range, first: int) -> None:
-    facts = stream.facts()
+def _require(stream: SourceStream, part: Range, first: int) -> None:
+    facts = stream.info()
     if facts.created != part.created:
         raise DataLossError(
             f"expected the stream {stream.name} that was created at {part.created}, found one created at"
             f" {facts.created}: it was deleted and made anew while it was read; read it again"
         )
-    if facts.first > first and part.watched:
-        lost(f"{stream.name} begins at {facts.first} now, and {first} was to be read", fail=part.must_exist)
+    if facts.first > first and part.detect_loss:
+        report_loss(f"{stream.name} begins at {facts.first} now, and {first} was to be read", fail=part.fail_on_loss)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from airflow_provider_jetstream.spark.source.row_encoder import digits, joined
-from airflow_provider_jetstream.spark.wire.arrow_buffers import contents
+from airflow_provider_jetstream.spark.wire.arrow_buffers import content_and_offsets
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -39,7 +39,7 @@ class PublishBatch:
     bounds: NDArray[np.int32]
 
     @classmethod
-    def of(cls, messages: EncodedRows, start: int, reply: bytes) -> PublishBatch:
+    def from_rows(cls, messages: EncodedRows, start: int, reply: bytes) -> PublishBatch:
         """Write frames.
 
         :param messages: the rows
@@ -50,7 +50,7 @@ class PublishBatch:
         end = start + len(messages.sizes)
         numbers = digits(np.arange(start, end))
         frames = joined(b"HPUB ", messages.subjects, b" " + reply, numbers, messages.rests)
-        content, bounds = contents(frames)
+        content, bounds = content_and_offsets(frames)
         return cls(start, end, messages.subjects, messages.ids, memoryview(content), bounds)
 
     def frames(self, first: int, last: int) -> memoryview:
@@ -71,7 +71,7 @@ class PublishBatch:
         found: bytes = self.subjects[index - self.start].as_py()
         return found
 
-    def name(self, index: int) -> str:
+    def row_name(self, index: int) -> str:
         """Name a row to its user.
 
         :param index: its number
@@ -79,7 +79,7 @@ class PublishBatch:
         """
         return f"{self.subject(index).decode()} {self.ids[index - self.start].as_py().decode()}"
 
-    def stretches(self, without: Sequence[int], rows: int, size: int) -> Iterator[tuple[int, int]]:
+    def chunks(self, without: Sequence[int], rows: int, size: int) -> Iterator[tuple[int, int]]:
         """Divide the rows into stretches that are sent together.
 
         :param without: rows that aren't sent, ascending

@@ -15,7 +15,7 @@ import numpy as np
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.report import ranges
+from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from airflow_provider_jetstream.spark.source.publish_batch import PublishBatch
@@ -86,7 +86,7 @@ class Publisher:
         :raises RowsNotStoredError: so many failed that the rest isn't tried, or the server is away
         """
         oldest = next(iter(self._rows), self.count)
-        part = PublishBatch.of(messages, self.count, self._reply)
+        part = PublishBatch.from_rows(messages, self.count, self._reply)
         self._parts = [*(part for part in self._parts if part.end > oldest), part]
         sizes: dict[int, int] = dict(zip(range(self.count, part.end), messages.sizes.tolist(), strict=True))
         self.count = part.end
@@ -98,7 +98,7 @@ class Publisher:
             self._fail(index, problems[index])
         if self._failed > _MOST_FAILURES:
             self.settle()
-        for first, last in part.stretches(sorted(problems), self._together, _CHUNK):
+        for first, last in part.chunks(sorted(problems), self._together, _CHUNK):
             self._settle(self._options.max_in_flight - (last - first), _BYTES_IN_FLIGHT)
             if self._failed > _MOST_FAILURES:
                 self.settle()
@@ -271,7 +271,7 @@ class Publisher:
         failed.indexes.append(index)
         self._failed += 1
         if len(failed.examples) < _EXAMPLES:
-            failed.examples.append(self._part(index).name(index))
+            failed.examples.append(self._part(index).row_name(index))
 
     def _report(self) -> str:
         lines = [
@@ -289,5 +289,5 @@ class Publisher:
 
 def _spans(indexes: list[int]) -> str:
     # Ranges are of sequences, which begin at one.
-    spans = ranges(index + 1 for index in sorted(indexes))
+    spans = sequence_ranges(index + 1 for index in sorted(indexes))
     return ", ".join(str(low - 1) if low == high else f"{low - 1}-{high - 1}" for low, high in spans)

@@ -70,7 +70,7 @@ def check_schema(schema: StructType, subject: str | None) -> None:
         raise SparkOptionError("expected a column subject or the option subject, found neither")
 
 
-class Encoder:
+class RowEncoder:
     """Makes messages of one partition's rows.
 
     A row without an id of its own gets one made of its place and its content: the same row at the same place gets the
@@ -88,7 +88,7 @@ class Encoder:
         self._index = 0
         self._known: dict[bytes | None, str | None] = {}
 
-    def messages(self, batch: pa.RecordBatch) -> EncodedRows:
+    def encode(self, batch: pa.RecordBatch) -> EncodedRows:
         """Make messages of rows.
 
         :param batch: the rows, following those of the last call

@@ -29,7 +29,7 @@ _FRACTION_DIGITS = 9
 
 
 @dataclass(frozen=True)
-class StreamFacts:
+class StreamInfo:
     """What a stream was when it was asked.
 
     :param created: when, in the server's words; tells a stream from a later one of the same name
@@ -66,7 +66,7 @@ class FetchedMessage:
     body: bytes
 
 
-class Stream:
+class SourceStream:
     """A stream behind a connection.
 
     :param wire: the connection
@@ -75,9 +75,9 @@ class Stream:
     """
 
     def __init__(self, wire: NatsSocket, name: str, prefix: str = "$JS.API") -> None:
-        self.wire = wire
+        self.socket = wire
         self.name = name
-        self.prefix = prefix
+        self.api_prefix = prefix
 
     def api(self, subject: str, request: dict[str, Any] | None = None) -> dict[str, Any]:
         """Ask JetStream's API.
@@ -91,7 +91,7 @@ class Stream:
         :raises UnreachableError: nobody answers just now
         """
         body = json.dumps(request).encode() if request is not None else b""
-        return self.decoded(subject, *self.wire.request(f"{self.prefix}.{subject}", body))
+        return self.decoded(subject, *self.socket.request(f"{self.api_prefix}.{subject}", body))
 
     def decoded(self, subject: str, header: bytes, body: bytes) -> dict[str, Any]:
         """Read an answer of the API.
@@ -104,7 +104,7 @@ class Stream:
         """
         if header.startswith(b"NATS/1.0 503"):
             raise UnreachableError(
-                f"nobody answers on {self.prefix}.{subject}: JetStream is off, its leader is away, or jsDomain is wrong"
+                f"nobody answers on {self.api_prefix}.{subject}: JetStream is off, its leader is away, or jsDomain is wrong"
             )
         answer: dict[str, Any] = json.loads(body)
         if not (found := answer.get("error")):
@@ -118,7 +118,7 @@ class Stream:
             raise UnreachableError(f"JetStream can't answer just now: {error.description}")
         raise error
 
-    def facts(self) -> StreamFacts:
+    def info(self) -> StreamInfo:
         """Ask what the stream is and holds.
 
         :return: what it said
@@ -126,7 +126,7 @@ class Stream:
         info = self.api(f"STREAM.INFO.{self.name}")
         config, state = info["config"], info["state"]
         last = int(state["last_seq"])
-        return StreamFacts(
+        return StreamInfo(
             created=str(info["created"]),
             retention=str(config["retention"]),
             allow_direct=bool(config.get("allow_direct")),
@@ -160,7 +160,7 @@ class Stream:
             base64.b64decode(message.get("data", "")),
         )
 
-    def next(self, sequence: int, subject: str = ">") -> FetchedMessage | None:
+    def next_message(self, sequence: int, subject: str = ">") -> FetchedMessage | None:
         """Get the first message at a sequence or after it.
 
         :param sequence: where to begin
@@ -171,7 +171,8 @@ class Stream:
         try:
             return self.stored(
                 self.decoded(
-                    topic, *self.wire.request(f"{self.prefix}.{topic}", self.get_request(max(sequence, 1), subject))
+                    topic,
+                    *self.socket.request(f"{self.api_prefix}.{topic}", self.get_request(max(sequence, 1), subject)),
                 )
             )
         except ApiError as error:
@@ -179,17 +180,17 @@ class Stream:
                 return None
             raise
 
-    def next_of(self, sequence: int, subjects: Sequence[str]) -> int | None:
+    def next_sequence(self, sequence: int, subjects: Sequence[str]) -> int | None:
         """Find the first message at a sequence or after it that any filter takes.
 
         :param sequence: where to begin
         :param subjects: filters
         :return: its sequence
         """
-        found = [stored.sequence for subject in subjects if (stored := self.next(sequence, subject))]
+        found = [stored.sequence for subject in subjects if (stored := self.next_message(sequence, subject))]
         return min(found, default=None)
 
-    def sequence_at(self, time: int, facts: StreamFacts) -> int:
+    def sequence_at(self, time: int, facts: StreamInfo) -> int:
         """Find the first message that was stored at a time or after it.
 
         :param time: nanoseconds since 1970
@@ -199,7 +200,7 @@ class Stream:
         low, high = facts.first, facts.last + 1
         while low < high:
             middle = (low + high) // 2
-            found = self.next(middle)
+            found = self.next_message(middle)
             if found is None or found.time >= time:
                 high = middle
             else:

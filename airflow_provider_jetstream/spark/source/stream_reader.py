@@ -17,9 +17,14 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import Columns
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, first_sequence, lost, ranges
+from airflow_provider_jetstream.spark.source.partition_planner import (
+    fetch_method,
+    first_sequence,
+    plan_ranges,
+    report_loss,
+)
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.stream_api import Stream, StreamFacts
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream, StreamInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -100,49 +105,49 @@ class JetStreamStreamReader(DataSourceStreamReader):
         if self._wire:
             self._wire.close()
 
-    def _end(self, stream: Stream) -> dict[str, Any]:
-        facts = stream.facts()
+    def _end(self, stream: SourceStream) -> dict[str, Any]:
+        facts = stream.info()
         return _offset(facts, facts.last)
 
-    def _initial(self, stream: Stream) -> dict[str, Any]:
-        facts = stream.facts()
+    def _initial(self, stream: SourceStream) -> dict[str, Any]:
+        facts = stream.info()
         fail = self._options.fail_on_data_loss
         return _offset(facts, first_sequence(stream, self._options.start, facts, fail_on_data_loss=fail) - 1)
 
-    def _partitions(self, stream: Stream, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        facts = stream.facts()
+    def _partitions(self, stream: SourceStream, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        facts = stream.info()
         options = self._options
         first, last = self._begun(stream, start, facts) + 1, int(end["seq"])
         if end["created"] != facts.created:
-            lost(
+            report_loss(
                 f"{stream.name} was deleted and made anew after this batch was planned", fail=options.fail_on_data_loss
             )
             return []
-        method = fetch_method(options, facts, stream.wire.version)
-        parts = ranges(first, last, options, facts, method, options.filters)
+        method = fetch_method(options, facts, stream.socket.version)
+        parts = plan_ranges(first, last, options, facts, method, options.filters)
         return [RangePartition(part) for part in parts]
 
-    def _begun(self, stream: Stream, start: dict[str, Any], facts: StreamFacts) -> int:
+    def _begun(self, stream: SourceStream, start: dict[str, Any], facts: StreamInfo) -> int:
         """Give the last sequence that needn't be read again, having looked whether what follows is still there."""
         fail, seen = self._options.fail_on_data_loss, int(start["seq"])
         if start["created"] != facts.created:
-            lost(f"{stream.name} was deleted and made anew after sequence {seen} was read", fail=fail)
+            report_loss(f"{stream.name} was deleted and made anew after sequence {seen} was read", fail=fail)
             return facts.first - 1
         if seen > facts.last:
-            lost(f"{stream.name} ends at {facts.last}, and {seen} was read", fail=fail)
+            report_loss(f"{stream.name} ends at {facts.last}, and {seen} was read", fail=fail)
         if facts.retention == "limits" and facts.first > seen + 1:
-            lost(f"{stream.name} begins at {facts.first}, and {seen + 1} wasn't read", fail=fail)
+            report_loss(f"{stream.name} begins at {facts.first}, and {seen + 1} wasn't read", fail=fail)
         return max(seen, facts.first - 1)
 
-    def _ask(self, question: Callable[[Stream], _Result]) -> _Result:
+    def _ask(self, question: Callable[[SourceStream], _Result]) -> _Result:
         """Ask over the connection that is held, which may have gone away since the last time."""
         if self._wire:
             with suppress(TransientError):
-                return question(Stream(self._wire, self._options.stream, self._options.api_prefix))
+                return question(SourceStream(self._wire, self._options.stream, self._options.api_prefix))
             self._wire.close()
         self._wire = NatsSocket(socket_settings(self._given))
-        return question(Stream(self._wire, self._options.stream, self._options.api_prefix))
+        return question(SourceStream(self._wire, self._options.stream, self._options.api_prefix))
 
 
-def _offset(facts: StreamFacts, sequence: int) -> dict[str, Any]:
+def _offset(facts: StreamInfo, sequence: int) -> dict[str, Any]:
     return {"seq": sequence, "created": facts.created}

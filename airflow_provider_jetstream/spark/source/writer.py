@@ -17,8 +17,8 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.publisher import Publisher
-from airflow_provider_jetstream.spark.source.row_encoder import Encoder, check_schema
-from airflow_provider_jetstream.spark.source.stream_api import Stream
+from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder, check_schema
+from airflow_provider_jetstream.spark.source.stream_api import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -71,7 +71,7 @@ class _Rows:
         :return: seconds for which it knows them
         :raises SparkOptionError: it forgets them too soon
         """
-        window = Stream(wire, self.options.stream, self.options.api_prefix).facts().duplicate_window
+        window = SourceStream(wire, self.options.stream, self.options.api_prefix).info().duplicate_window
         if window < self.options.min_duplicate_window:
             raise SparkOptionError(
                 f"expected a duplicate_window of at least {self.options.min_duplicate_window:g} s on"
@@ -91,14 +91,14 @@ class _Rows:
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
         begun = time.monotonic()
-        encoder = Encoder(self.options.stream, self.options.subject, f"{identity}:{partition}")
+        encoder = RowEncoder(self.options.stream, self.options.subject, f"{identity}:{partition}")
         with closing(Publisher(self.given, self.options, f"partition {partition}")) as publisher:
             window = self.check(publisher.wire)
             for batch in batches:
                 # Rows are copied on their way: few at a time where they are large.
                 together = max(1, min(_ROWS, batch.num_rows * _BYTES // max(batch.nbytes, 1)))
                 for start in range(0, batch.num_rows, together):
-                    publisher.send(encoder.messages(batch.slice(start, together)))
+                    publisher.send(encoder.encode(batch.slice(start, together)))
             publisher.settle()
         if (took := time.monotonic() - begun) > window:
             log.warning(

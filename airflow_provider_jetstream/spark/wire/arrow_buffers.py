@@ -1,13 +1,14 @@
-"""Stretches of a buffer as Arrow arrays: one copy of what is wanted, none of the rest."""
+"""Vectorised reads from a receive buffer: fixed-size blocks and numbers as NumPy, byte slices as Arrow arrays.
+
+Copying a few dozen bytes from each offset is cheap compared with a search through everything between the offsets.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 import pyarrow as pa
-
-from airflow_provider_jetstream.spark.wire.byte_blocks import blocks
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -15,14 +16,45 @@ if TYPE_CHECKING:
     Integers = NDArray[np.int64]
     Octets = NDArray[np.uint8]
 
+TIMESTAMP: Final = pa.timestamp("us", "UTC")
 
-def gathered(buffer: bytearray | bytes | Octets, starts: Integers, ends: Integers) -> pa.BinaryArray:
-    """Copy stretches into one array.
+_MOST_DIGITS = 19
+_POWERS = np.array([10**exponent for exponent in reversed(range(_MOST_DIGITS))], np.int64)
+_ZERO = ord("0")
+_DIGITS = 10
 
-    :param buffer: where they lie
-    :param starts: their first bytes, ascending
-    :param ends: the bytes after their last; no stretch reaches into the next
-    :return: an array that doesn't refer to the buffer
+
+def fixed_blocks(data: Octets, starts: Integers, width: int) -> Octets:
+    """Copy blocks of one width into the rows of a matrix; every block lies within the buffer."""
+    windows = np.ndarray((len(data) - width + 1,), np.dtype((np.void, width)), data, strides=(1,))
+    return windows[starts].view(np.uint8).reshape(len(starts), width)
+
+
+def four_byte_words(data: Octets) -> NDArray[np.uint32]:
+    """Return a view of the buffer with a four-byte word at every byte."""
+    return np.ndarray((len(data) - 3,), np.uint32, data, strides=(1,))
+
+
+def eight_byte_words(data: Octets) -> NDArray[np.uint64]:
+    """Return a view of the buffer with an eight-byte word at every byte."""
+    return np.ndarray((len(data) - 7,), np.uint64, data, strides=(1,))
+
+
+def decimal_values(digits: Octets) -> Integers | None:
+    """Read decimal numbers of equal length, one per row; ``None`` where a byte is no digit or a number is too large."""
+    width = digits.shape[1]
+    numbers = digits - np.uint8(_ZERO)
+    if not 0 < width <= _MOST_DIGITS or np.max(numbers, initial=0) >= _DIGITS:
+        return None
+    values: Integers = numbers @ _POWERS[_MOST_DIGITS - width :]
+    # The largest numbers of nineteen digits overflow and come out negative.
+    return values if width < _MOST_DIGITS or (values >= 0).all() else None
+
+
+def gather_slices(buffer: bytearray | bytes | Octets, starts: Integers, ends: Integers) -> pa.BinaryArray:
+    """Copy slices of a buffer into an Arrow array that doesn't refer to the buffer.
+
+    The slices are in ascending order and don't overlap.
     """
     count = len(starts)
     if not count:
@@ -30,23 +62,19 @@ def gathered(buffer: bytearray | bytes | Octets, starts: Integers, ends: Integer
     lengths = ends - starts
     width = int(lengths[0])
     if width and (lengths == width).all():
-        content = blocks(np.frombuffer(buffer, np.uint8), starts, width)
+        content = fixed_blocks(np.frombuffer(buffer, np.uint8), starts, width)
         bounds = np.arange(0, width * (count + 1), width, dtype=np.int32)
         return pa.BinaryArray.from_buffers(pa.binary(), count, [None, pa.py_buffer(bounds), pa.py_buffer(content)])
     offsets = np.empty(2 * count, np.int32)
     offsets[0::2] = starts
     offsets[1::2] = ends
-    # Every other element is a stretch, the ones between them are what lies between.
+    # Every other element is a requested slice; the elements between them are the gaps.
     both = pa.BinaryArray.from_buffers(pa.binary(), 2 * count - 1, [None, pa.py_buffer(offsets), pa.py_buffer(buffer)])
     return both.take(pa.array(np.arange(0, 2 * count, 2)))
 
 
-def contents(array: pa.BinaryArray) -> tuple[Octets, NDArray[np.int32]]:
-    """Look into an array that :func:`gathered` made.
-
-    :param array: the array
-    :return: its bytes, and where its elements begin, with the end as one more
-    """
+def content_and_offsets(array: pa.BinaryArray) -> tuple[Octets, NDArray[np.int32]]:
+    """Return the bytes of an array that :func:`gather_slices` made, and the offset of each element and of the end."""
     if not len(array):
         return np.zeros(0, np.uint8), np.zeros(1, np.int32)
     _, offsets, content = array.buffers()
@@ -55,11 +83,7 @@ def contents(array: pa.BinaryArray) -> tuple[Octets, NDArray[np.int32]]:
 
 
 def as_text(array: pa.BinaryArray) -> pa.StringArray:
-    """Read bytes as UTF-8.
-
-    :param array: the bytes
-    :return: the text; what isn't UTF-8 is replaced, since Spark's strings can't hold it
-    """
+    """Read bytes as UTF-8; what isn't UTF-8 is replaced, since Spark's strings can't hold it."""
     try:
         return array.cast(pa.string())
     except pa.ArrowInvalid:
@@ -67,9 +91,20 @@ def as_text(array: pa.BinaryArray) -> pa.StringArray:
 
 
 def as_integers(array: pa.BinaryArray) -> Integers:
-    """Read decimal numbers.
-
-    :param array: their digits
-    :return: the numbers
-    """
+    """Read decimal numbers of any length."""
     return np.asarray(array.cast(pa.string()).cast(pa.int64()))
+
+
+def constant_column(text: str, count: int) -> pa.StringArray:
+    """Make a column that repeats one value."""
+    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+
+def integer_column(values: Integers) -> pa.Int64Array:
+    """Make a column of integers without copying them."""
+    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
+
+
+def timestamp_column(microseconds: Integers) -> pa.TimestampArray:
+    """Make a column of times from microseconds since 1970 without copying them."""
+    return pa.Array.from_buffers(TIMESTAMP, len(microseconds), [None, pa.py_buffer(microseconds)])

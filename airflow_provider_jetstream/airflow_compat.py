@@ -1,0 +1,34 @@
+"""Airflow's names that moved after 3.1.
+
+The provider ``common-compat`` has them all only from 1.8 on; the constraints of Airflow 3.1.0 hold 1.7.4.
+"""
+
+from __future__ import annotations
+
+try:
+    from airflow.sdk.configuration import conf
+    from airflow.sdk.exceptions import (
+        AirflowConfigException,
+        AirflowException,
+        AirflowFailException,
+        AirflowNotFoundException,
+    )
+    from airflow.sdk.plugins_manager import AirflowPlugin
+except ImportError:  # Airflow 3.1
+    from airflow.configuration import conf  # type: ignore[assignment]
+    from airflow.exceptions import (  # type: ignore[assignment]
+        AirflowConfigException,
+        AirflowException,
+        AirflowFailException,
+        AirflowNotFoundException,
+    )
+    from airflow.plugins_manager import AirflowPlugin  # type: ignore[assignment]
+
+__all__ = [
+    "AirflowConfigException",
+    "AirflowException",
+    "AirflowFailException",
+    "AirflowNotFoundException",
+    "AirflowPlugin",
+    "conf",
+]

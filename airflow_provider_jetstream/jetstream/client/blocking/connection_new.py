@@ -1,0 +1,185 @@
+"""The connection on a blocking socket, with direct gets where they are as exact as the API."""
+
+from __future__ import annotations
+
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow_provider_jetstream.jetstream.client.blocking.driver import CoroutineDriver
+from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
+from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import ApiReader, DirectReader
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, NO_RESPONDERS, STATUS, exact_streams
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+    from typing import TypeVar
+
+    from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+    from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import StreamReader
+    from airflow_provider_jetstream.jetstream.client.connection import RawMessage, ReadPlan
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+
+    _Result = TypeVar("_Result")
+
+
+class BlockingConnection(Connection):
+    """A connection whose coroutines :meth:`run` drives without an event loop.
+
+    A broken connection isn't restored: its user opens another one and begins again.
+
+    :param socket: an open connection
+    """
+
+    def __init__(self, socket: NatsSocket) -> None:
+        self.socket = socket
+        self.timeout = socket.timeout
+        self.api_level = 0
+        self._driver = CoroutineDriver(socket)
+        self._readers: Mapping[str, StreamReader] = {}
+
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """The server's version as numbers."""
+        major, minor, patch = self.socket.version
+        return major, minor, patch
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server accepts, headers included, in bytes."""
+        return self.socket.max_payload
+
+    @property
+    def reconnects(self) -> int:
+        """Always 0."""
+        return 0
+
+    @property
+    def broken(self) -> TransientError | None:
+        """What broke the connection, if anything did."""
+        return self._driver.broken
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether nothing has broken the connection."""
+        return self._driver.broken is None
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is broken; it isn't restored."""
+        return self._driver.broken is not None
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine that uses this connection, and return its result.
+
+        :raises Exception: what the coroutine raises
+        """
+        return self._driver.run(coroutine)
+
+    async def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+        """Send a request and return the body of its one answer; the connection's own timeout applies."""
+        header, body = await Request(subject, payload)
+        if header.startswith(NO_RESPONDERS):
+            raise UnreachableError(
+                f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
+            )
+        return body
+
+    async def request_status(self, subject: str, payload: bytes) -> str:
+        """Send a request that the server answers by a status alone."""
+        header, _ = await Request(subject, payload)
+        if header.startswith(NO_RESPONDERS):
+            raise UnreachableError(f"nobody answers on {subject}")
+        return header[STATUS].decode(errors="replace").strip()
+
+    async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
+        """Send a request that the server answers by many messages and a last one that has a status."""
+        return await RequestBatch(subject, payload)
+
+    async def request_many(
+        self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
+    ) -> list[bytes | TransientError]:
+        """Send many requests concurrently."""
+        answers: list[bytes | TransientError] = []
+        for start in range(0, len(requests), MAX_CONCURRENT):
+            some = requests[start : start + MAX_CONCURRENT]
+            encoded = [encode_headers(pairs) for pairs in headers[start : start + MAX_CONCURRENT]] if headers else None
+            try:
+                raw_answers = await RequestMany(some, encoded)
+            except TransientError as error:
+                # Some may have been answered; the caller looks up what became of each.
+                answers += [error] * len(some)
+                continue
+            for (subject, _), (header, body) in zip(some, raw_answers, strict=True):
+                absent = header.startswith(NO_RESPONDERS)
+                answers.append(UnreachableError(f"nobody answers on {subject}; try again") if absent else body)
+        return answers
+
+    async def publish(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Send a message with the next requests, without waiting for an answer."""
+        self._driver.send(subject, payload, b"" if headers is None else encode_headers(headers), reply.encode())
+
+    async def publish_acknowledged(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, timeout: float | None = None
+    ) -> bytes:
+        """Publish a message and return the answer of the stream that captures it; the connection's timeout applies."""
+        header, answer = await Request(subject, payload, b"" if headers is None else encode_headers(headers))
+        if header.startswith(NO_RESPONDERS):
+            raise UnreachableError(f"no stream captures {subject} just now")
+        return answer
+
+    def new_inbox(self) -> str:
+        """Return a new subject for answers."""
+        return self.socket.new_reply_subject()
+
+    async def subscribe(self, subject: str, callback: object) -> NoReturn:
+        """Refuse: a callback needs an event loop."""
+        raise TypeError(f"expected a connection with an event loop for a subscription to {subject}, found a blocking one")
+
+    @asynccontextmanager
+    async def discard_inbox(self) -> AsyncIterator[str]:
+        """Open an inbox whose messages are dropped."""
+        # No request has this number.
+        yield f"{self.socket.inbox}.0"
+
+    async def discover_capabilities(self, streams: Iterable[str]) -> None:
+        """Find out the server's API level, and which streams answer direct gets as exactly as the API.
+
+        :param streams: names of streams, which needn't exist
+        """
+        self.api_level = int((await self.api("INFO")).get("api", {}).get("level", 0))
+        if not (names := set(streams)):
+            return
+        configs = [info["config"] for info in await list_streams(self)]
+        batches = self.api_level >= BATCHES
+        direct = {name: DirectReader(self, name, batches=batches) for name in exact_streams(configs, names)}
+        self.batch_readers = {name: reader.get_run for name, reader in direct.items()} if batches else {}
+        self._readers = {name: direct.get(name) or ApiReader(name) for name in names}
+        self.message_readers = {name: reader.get for name, reader in self._readers.items()}
+
+    async def last_messages(self, stream: str, subjects: Sequence[str]) -> Iterable[StoredMessage]:
+        """Read the last messages of subjects; omits subjects without messages.
+
+        :param stream: a stream that :meth:`discover_capabilities` was called with
+        """
+        return await self._readers[stream].get_last(subjects) if subjects else []
+
+    @asynccontextmanager
+    async def prefetch(self, plans: Iterable[ReadPlan]) -> AsyncIterator[None]:
+        """Read at once the single messages that the block is about to read."""
+        readers: list[StreamReader] = []
+        try:
+            for plan in plans:
+                if reader := self._readers.get(plan.stream):
+                    readers.append(reader)
+                    await reader.prefetch(plan.sequences, plan.subjects)
+            yield
+        finally:
+            for reader in readers:
+                reader.forget()

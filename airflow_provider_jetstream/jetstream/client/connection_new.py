@@ -1,0 +1,165 @@
+"""The one protocol by which the core uses a NATS server, whatever carries the bytes.
+
+:class:`~airflow_provider_jetstream.jetstream.client.nats_py.NatsPyConnection` implements it on an event loop, and
+:class:`~airflow_provider_jetstream.jetstream.client.blocking.connection.BlockingConnection` on a blocking socket.
+"""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+
+from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+    from contextlib import AbstractAsyncContextManager
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.errors import TransientError
+
+# Headers and body of a reply, as they are on the wire.
+RawMessage: TypeAlias = tuple[bytes, bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadPlan:
+    """The single messages of one stream that are about to be read.
+
+    :param stream: the stream
+    :param sequences: sequences of messages, in order
+    :param subjects: subjects whose last messages are read
+    """
+
+    stream: str
+    sequences: Sequence[int] = ()
+    subjects: Sequence[str] = ()
+
+
+class Subscription(Protocol):
+    """A subscription of a connection."""
+
+    async def unsubscribe(self) -> None:
+        """End the subscription; without effect where the connection is lost."""
+
+
+class Connection(Protocol):
+    """An open connection to a server with JetStream; belongs to the event loop that opened it.
+
+    A class that implements this protocol derives from it, and inherits what both implementations share.
+    """
+
+    timeout: float
+    """Seconds for one request."""
+    api_level: int
+    """The level of JetStream's API that the server supports; 0 before 2.11."""
+    last_error: Exception | None = None
+    """What the connection last reported about itself."""
+    message_readers: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})
+    """By stream: functions that take a MSG.GET request and replace that call."""
+    batch_readers: Mapping[str, Callable[[int, str], Awaitable[list[StoredMessage]]]] = MappingProxyType({})
+    """By stream: functions that read many messages in one request, from a sequence on, with a filter subject."""
+
+    @property
+    def server_version(self) -> tuple[int, int, int]:
+        """The server's version as numbers."""
+
+    @property
+    def max_payload(self) -> int:
+        """The largest message that the server accepts, headers included, in bytes."""
+
+    @property
+    def reconnects(self) -> int:
+        """How often the connection was lost and restored."""
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether the server can be reached at this moment, as far as the connection knows."""
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is closed for good; a lost one is restored by itself."""
+
+    async def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request to JetStream's API and return every field of the answer.
+
+        Protocol: the JSON API described by the NATS documentation, "JetStream wire API reference".
+
+        :param subject: the API subject after ``$JS.API.``
+        :param request: the body, as JSON
+        :raises ApiError: the server refused
+        :raises TransientError: no answer, as while a cluster elects a leader, or JetStream is unavailable just now
+        """
+        payload = json.dumps(request).encode() if request is not None else b""
+        return decode_answer(await self.request(f"$JS.API.{subject}", payload), subject)
+
+    async def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+        """Send a request and return the body of its one answer.
+
+        :param timeout: seconds; the connection's own where absent
+        :raises TransientError: no answer, no connection, or no responder on the subject just now
+        """
+
+    async def request_status(self, subject: str, payload: bytes) -> str:
+        """Send a request that the server answers by a status alone, such as ``404``; empty where it has none.
+
+        :raises TransientError: no answer
+        """
+
+    async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
+        """Send a request that the server answers by many messages and a last one that has a status.
+
+        Protocol: ADR-31, "JetStream Direct Get".
+
+        :return: every answer, the last one included
+        :raises TransientError: the last answer didn't come
+        """
+
+    async def request_many(
+        self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
+    ) -> list[bytes | TransientError]:
+        """Send many requests concurrently.
+
+        :param requests: subjects and bodies
+        :param headers: one for each request, where the requests are messages to be stored
+        :return: for each request the body of its answer, or why there is none
+        """
+
+    async def publish(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Send a message without waiting for an answer.
+
+        :param reply: the subject for answers
+        :raises UnreachableError: the message isn't sent
+        """
+
+    async def publish_acknowledged(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, timeout: float | None = None
+    ) -> bytes:
+        """Publish a message and return the answer of the stream that captures it.
+
+        :param timeout: seconds; the connection's own where absent
+        :raises TransientError: no answer; the message may be stored all the same
+        """
+
+    def new_inbox(self) -> str:
+        """Return a new subject for answers."""
+
+    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
+        """Subscribe to a subject; needs an event loop.
+
+        :raises UnreachableError: the connection is closed
+        """
+
+    def discard_inbox(self) -> AbstractAsyncContextManager[str]:
+        """Open an inbox whose messages are dropped."""
+
+    def prefetch(self, plans: Iterable[ReadPlan]) -> AbstractAsyncContextManager[object]:
+        """Announce the single messages that the block is about to read, so that a connection may read them at once."""
+        return nullcontext(plans)

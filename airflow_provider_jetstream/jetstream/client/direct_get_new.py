@@ -1,0 +1,84 @@
+"""Direct gets: which streams answer them as exactly as the API, and batches of them.
+
+Protocol: ADR-31, "JetStream Direct Get".
+"""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any, Final, NoReturn
+
+from airflow_provider_jetstream.jetstream.client.message import parse_direct_get
+from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Iterable, Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+
+# The API level from which on one request may have many answers.
+BATCHES: Final = 1
+# The status in the first line of headers.
+STATUS: Final = slice(9, 12)
+NO_RESPONDERS: Final = b"NATS/1.0 503"
+
+_STATUS_LINE = b"NATS/1.0 "
+_SEQUENCE_HEADER = b"\r\nNats-Sequence: "
+_END_OF_BATCH = (b"204", b"404")
+
+
+def exact_streams(configs: Iterable[Mapping[str, Any]], names: Collection[str]) -> set[str]:
+    """Choose those of the named streams whose direct gets are as exact as the API.
+
+    Any replica may answer a direct get and be behind the leader; so may a mirror that answers for its origin.
+
+    :param configs: the configurations of all streams of the account
+    """
+    all_configs = list(configs)
+    mirrored = {
+        config["mirror"]["name"] for config in all_configs if config.get("mirror") and config.get("mirror_direct")
+    }
+    return {
+        config["name"]
+        for config in all_configs
+        if config["name"] in names
+        and config["name"] not in mirrored
+        and config.get("allow_direct")
+        and config["num_replicas"] == 1
+        and not config.get("mirror")
+    }
+
+
+async def get_batch(connection: Connection, stream: str, request: Mapping[str, Any]) -> list[StoredMessage]:
+    """Read many messages by one direct get.
+
+    :param request: such as ``{"seq": 1, "next_by_subj": ">", "batch": 256}`` or ``{"multi_last": [...]}``
+    :raises UnreachableError: the stream is unavailable, or allows no direct gets any more
+    :raises ApiError: the server refused
+    :raises WireError: an answer doesn't name its message
+    """
+    subject = f"$JS.API.DIRECT.GET.{stream}"
+    *answers, (last_header, _) = await connection.request_batch(subject, json.dumps(request).encode())
+    if last_header[STATUS] not in _END_OF_BATCH:
+        refuse(last_header, stream)
+    return [parse_direct_get(header, body) for header, body in answers]
+
+
+def refuse(header: bytes, stream: str) -> NoReturn:
+    """Raise what a status means that isn't about messages.
+
+    :param header: the headers of the answer
+    """
+    subject = f"$JS.API.DIRECT.GET.{stream}"
+    if header.startswith(NO_RESPONDERS):
+        raise UnreachableError(
+            f"nobody answers on {subject}: {stream} is unavailable, or allows no direct gets any more"
+        )
+    raise ApiError(int(header[STATUS]), 0, header.decode(errors="replace").strip(), subject)
+
+
+def is_last_of_batch(header: bytes) -> bool:
+    """Return whether an answer to a batch request is the last one."""
+    # A stored message may itself have a status in its first line, but never lacks the server's own headers.
+    return header.startswith(_STATUS_LINE) and _SEQUENCE_HEADER not in header

@@ -1,0 +1,120 @@
+"""What streams and consumers are and hold, by requests to JetStream's API."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.diagnostics import not_found
+from airflow_provider_jetstream.jetstream.errors import ApiError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Container
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+
+# More deleted sequences than these don't fit into one answer of the server.
+_MAX_DELETED = 50_000
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceSet:
+    """The sequences that a stream stored at the time of a request.
+
+    :param first: the lowest
+    :param last: the highest
+    :param deleted: those in between that are gone
+    :param exact: whether ``deleted`` is complete; one answer can't hold too many
+    """
+
+    first: int
+    last: int
+    deleted: Container[int] = ()
+    exact: bool = True
+
+    def __contains__(self, sequence: int) -> bool:
+        # An empty stream begins and ends with 0.
+        return max(1, self.first) <= sequence <= self.last and sequence not in self.deleted
+
+
+async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:
+    """Read a stream's configuration and state.
+
+    :raises NotFoundError: the stream doesn't exist
+    """
+    try:
+        return await connection.api(f"STREAM.INFO.{stream}")
+    except ApiError as error:
+        raise not_found(error, f"stream {stream}") from None
+
+
+async def list_streams(connection: Connection) -> list[dict[str, Any]]:
+    """Read the configuration and state of all streams, one request per page.
+
+    :raises ApiError: the server refused
+    """
+    streams: list[dict[str, Any]] = []
+    while True:
+        answer = await connection.api("STREAM.LIST", {"offset": len(streams)})
+        page: list[dict[str, Any]] = answer.get("streams") or []
+        streams += page
+        if not page or len(streams) >= answer.get("total", 0):
+            return streams
+
+
+async def stored_sequences(connection: Connection, stream: str) -> SequenceSet:
+    """Read which sequences a stream stores, without reading any message.
+
+    :raises NotFoundError: the stream doesn't exist
+    """
+    state = (await stream_info(connection, stream))["state"]
+    deleted = state.get("num_deleted", 0)
+    if deleted > _MAX_DELETED:
+        return SequenceSet(state["first_seq"], state["last_seq"], exact=False)
+    if deleted:
+        state = (await connection.api(f"STREAM.INFO.{stream}", {"deleted_details": True}))["state"]
+    return SequenceSet(state["first_seq"], state["last_seq"], frozenset(state.get("deleted") or ()))
+
+
+async def subject_counts(connection: Connection, stream: str, subject: str) -> AsyncGenerator[tuple[str, int], None]:
+    """Read each subject that matches a filter with its number of stored messages, one request per page.
+
+    :raises ApiError: the server refused
+    """
+    offset = 0
+    while True:
+        answer = await connection.api(f"STREAM.INFO.{stream}", {"subjects_filter": subject, "offset": offset})
+        page: dict[str, int] = answer["state"].get("subjects") or {}
+        for item in page.items():
+            yield item
+        offset += len(page)
+        if not page or offset >= answer.get("total", 0):
+            return
+
+
+async def consumer_info(connection: Connection, stream: str, consumer: str) -> dict[str, Any]:
+    """Read a consumer's configuration and state.
+
+    :raises NotFoundError: the stream or the consumer doesn't exist
+    """
+    try:
+        return await connection.api(f"CONSUMER.INFO.{stream}.{consumer}")
+    except ApiError as error:
+        raise not_found(error, f"consumer {consumer} of stream {stream}") from None
+
+
+async def consumer_names(connection: Connection, stream: str) -> list[str]:
+    """Read the names of a stream's consumers, one request per page.
+
+    :raises NotFoundError: the stream doesn't exist
+    """
+    names: list[str] = []
+    while True:
+        try:
+            answer = await connection.api(f"CONSUMER.NAMES.{stream}", {"offset": len(names)})
+        except ApiError as error:
+            raise not_found(error, f"stream {stream}") from None
+        page: list[str] = answer.get("consumers") or []
+        names += page
+        if not page or len(names) >= answer.get("total", 0):
+            return names

@@ -1,0 +1,348 @@
+"""The rules that docs/architecture.md states: what may import what, and how a module is named and sized.
+
+Each rule returns its offenders. It is applied to the package, and to a small tree that breaks it.
+"""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections import defaultdict
+from typing import TYPE_CHECKING
+
+import pytest
+from source_code import ROOT, Package, circles
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Sequence
+    from pathlib import Path
+
+    from source_code import Module
+
+_PACKAGE = ROOT.name
+_FORBIDDEN_IN_CORE = {"airflow", "pyspark", "pyarrow", "pandas", "numpy"}
+_BELOW_SKINS = ("jetstream", "worker", "spark", "command")
+_MAX_LINES = 350
+_VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
+
+# From the lowest level to the highest. A room imports its own level and those below.
+_CORE_LEVELS = (
+    {"errors", "contract", "units", "advisories", "origin"},
+    {"client"},
+    {"queue"},
+    {"archive", "provisioning", "audit", "publishing", "cancellation"},
+    {"dead_letters"},
+    {"waiting"},
+    {"redrive", "inspection"},
+)
+_SPARK_LEVELS = (
+    {"errors", "gc_tuning", "connection_options", "connections"},
+    {"wire"},
+    {"source"},
+    {"dead_letters"},
+    {"bulk_redrive"},
+    {"application"},
+)
+
+# Modules of the core that may share their name: each is the report of its room's operation, or one of the two
+# implementations of a connection.
+_SHARED_MODULE_NAMES = {
+    "__init__": "every room",
+    "connection": "client, client.blocking",
+    "report": "publishing, redrive, waiting",
+}
+
+
+@pytest.fixture(scope="module")
+def package() -> Package:
+    return Package()
+
+
+def _skins(package: Package) -> list[str]:
+    rooms = {folder.name for folder in package.root.iterdir() if (folder / "__init__.py").exists()}
+    return sorted(rooms.difference(_BELOW_SKINS))
+
+
+def _own_rooms(package: Package, module: Module) -> set[str]:
+    return {package.modules[name].room for name in package.own_imports(module)} - {""}
+
+
+def core_stands_alone(package: Package) -> list[str]:
+    return [
+        f"{module.name} imports {', '.join(sorted(wrong))}"
+        for module in package.in_rooms("jetstream")
+        if (wrong := _own_rooms(package, module) - {"jetstream"} | package.distributions(module) & _FORBIDDEN_IN_CORE)
+    ]
+
+
+def middle_stands_on_core(package: Package) -> list[str]:
+    return [
+        f"{module.name} imports {', '.join(sorted(wrong))}"
+        for module in package.in_rooms("worker", "spark", "command")
+        if (
+            wrong := (_own_rooms(package, module) - {"jetstream", module.room})
+            | package.distributions(module) & ({"airflow"} if module.room == "spark" else _FORBIDDEN_IN_CORE)
+        )
+    ]
+
+
+def skins_leave_nats_to_the_core(package: Package) -> list[str]:
+    return [module.name for module in package.in_rooms(*_skins(package)) if "nats" in package.distributions(module)]
+
+
+def modules_beside_the_rooms_are_light(package: Package) -> list[str]:
+    light = {*sys.stdlib_module_names, package.root.name}
+    return [module.name for module in package.in_rooms("") if package.distributions(module) - light]
+
+
+def rooms_in_order(package: Package, floor: str, levels: Sequence[set[str]]) -> list[str]:
+    """Return the imports that run upwards inside a floor, its rooms without a level, and circles of its rooms."""
+    level = {room: number for number, rooms in enumerate(levels) for room in rooms}
+    imports: dict[str, set[str]] = defaultdict(set)
+    offenders = []
+    for name, targets in package.imports.items():
+        source = _room_inside(name, floor)
+        if source is None:
+            continue
+        if source not in level:
+            offenders.append(f"{source} has no level")
+            continue
+        for target in sorted(targets):
+            room = _room_inside(target, floor)
+            if room is not None and room != source:
+                imports[source].add(room)
+                if room in level and level[room] > level[source]:
+                    offenders.append(f"{name} imports {target}")
+    return sorted(set(offenders)) + [" <-> ".join(circle) for circle in circles(imports)]
+
+
+def _room_inside(name: str, floor: str) -> str | None:
+    first, *rest = name.split(".")
+    # The face of a floor imports from all of its rooms.
+    return rest[0] if first == floor and rest else None
+
+
+def no_circles(package: Package) -> list[str]:
+    return [" <-> ".join(circle) for circle in circles(package.imports)]
+
+
+def long_modules(package: Package) -> list[str]:
+    lines = {name: module.source.count("\n") for name, module in package.modules.items()}
+    return [f"{name} has {count} lines" for name, count in lines.items() if count >= _MAX_LINES]
+
+
+def vague_names(package: Package) -> list[str]:
+    return [name for name in package.modules if {part.strip("_").lower() for part in name.split(".")} & _VAGUE_NAMES]
+
+
+def modules_without_docstring(package: Package) -> list[str]:
+    return [name for name, module in package.modules.items() if not ast.get_docstring(module.tree)]
+
+
+def rooms_of_core_with_code(package: Package) -> list[str]:
+    """Return the ``__init__`` modules below the core's face that hold more than a docstring."""
+    return [
+        module.name
+        for module in package.in_rooms("jetstream")
+        if module.path.name == "__init__.py" and module.name != "jetstream" and len(module.tree.body) > 1
+    ]
+
+
+def repeated_module_names(package: Package) -> list[str]:
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for module in package.in_rooms("jetstream"):
+        if module.name != "jetstream":
+            by_name[module.path.stem].append(module.name)
+    return [
+        f"{name}: {', '.join(modules)}"
+        for name, modules in by_name.items()
+        if len(modules) > 1 and name not in _SHARED_MODULE_NAMES
+    ]
+
+
+def repeated_class_names(package: Package) -> list[str]:
+    by_name: dict[str, list[str]] = defaultdict(list)
+    for name, module in package.class_definitions():
+        by_name[name].append(module.name)
+    return [f"{name}: {', '.join(modules)}" for name, modules in by_name.items() if len(modules) > 1]
+
+
+def core_order(package: Package) -> list[str]:
+    return rooms_in_order(package, "jetstream", _CORE_LEVELS)
+
+
+def spark_order(package: Package) -> list[str]:
+    return rooms_in_order(package, "spark", _SPARK_LEVELS)
+
+
+def _assert_kept(rule: Callable[[Package], list[str]], package: Package) -> None:
+    offenders = rule(package)
+    assert not offenders, "\n".join([f"{rule.__name__}: {len(offenders)} offenders", *offenders])
+
+
+def test_the_core_imports_nothing_above_it_and_no_airflow_or_spark_module(package: Package) -> None:
+    _assert_kept(core_stands_alone, package)
+
+
+def test_worker_spark_and_command_import_the_core_only_and_never_airflow(package: Package) -> None:
+    _assert_kept(middle_stands_on_core, package)
+
+
+def test_skins_never_import_nats(package: Package) -> None:
+    _assert_kept(skins_leave_nats_to_the_core, package)
+
+
+def test_modules_beside_the_rooms_import_nothing_heavy(package: Package) -> None:
+    _assert_kept(modules_beside_the_rooms_are_light, package)
+
+
+def test_rooms_of_the_core_import_downwards(package: Package) -> None:
+    _assert_kept(core_order, package)
+
+
+def test_rooms_of_spark_import_downwards(package: Package) -> None:
+    _assert_kept(spark_order, package)
+
+
+def test_no_modules_import_each_other(package: Package) -> None:
+    _assert_kept(no_circles, package)
+
+
+def test_modules_stay_short(package: Package) -> None:
+    _assert_kept(long_modules, package)
+
+
+def test_modules_are_named_after_their_subject(package: Package) -> None:
+    _assert_kept(vague_names, package)
+
+
+def test_every_module_has_a_docstring(package: Package) -> None:
+    _assert_kept(modules_without_docstring, package)
+
+
+def test_rooms_of_the_core_are_imported_module_by_module(package: Package) -> None:
+    _assert_kept(rooms_of_core_with_code, package)
+
+
+def test_no_two_modules_of_the_core_share_a_name(package: Package) -> None:
+    _assert_kept(repeated_module_names, package)
+
+
+def test_no_class_name_is_defined_twice(package: Package) -> None:
+    _assert_kept(repeated_class_names, package)
+
+
+def test_the_rules_apply_to_every_room(package: Package) -> None:
+    assert {"jetstream", "worker", "spark", ""} <= {module.room for module in package.modules.values()}
+    assert {"hooks", "operators", "sensors", "triggers", "tasks"} <= set(_skins(package))
+    assert {module.name for module in package.in_rooms("jetstream")} >= {"jetstream", "jetstream.client.connection"}
+
+
+def _tree(root: Path, files: dict[str, str]) -> Package:
+    """Write a package: module names within it, and their code."""
+    root = root / _PACKAGE
+    for name, code in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code)
+        for folder in path.relative_to(root).parents:
+            init = root / folder / "__init__.py"
+            if not init.exists():
+                init.write_text('"""A room."""\n')
+    return Package(root)
+
+
+@pytest.mark.parametrize(
+    ("rule", "files", "offender"),
+    [
+        (core_stands_alone, {"jetstream/a.py": "import airflow.sdk"}, "jetstream.a imports airflow"),
+        (core_stands_alone, {"jetstream/a.py": "def f():\n    import numpy"}, "jetstream.a imports numpy"),
+        (
+            core_stands_alone,
+            {"jetstream/a.py": f"from {_PACKAGE}.worker import b", "worker/b.py": ""},
+            "jetstream.a imports worker",
+        ),
+        (middle_stands_on_core, {"spark/a.py": "from airflow import DAG"}, "spark.a imports airflow"),
+        (middle_stands_on_core, {"worker/a.py": "import pyarrow"}, "worker.a imports pyarrow"),
+        (
+            middle_stands_on_core,
+            {"command/a.py": f"from {_PACKAGE}.spark import b", "spark/b.py": ""},
+            "command.a imports spark",
+        ),
+        (skins_leave_nats_to_the_core, {"hooks/a.py": "from nats.aio.client import Client"}, "hooks.a"),
+        (modules_beside_the_rooms_are_light, {"provider_info.py": "import pydantic"}, "provider_info"),
+        (
+            core_order,
+            {"jetstream/client/a.py": f"import {_PACKAGE}.jetstream.queue.b", "jetstream/queue/b.py": ""},
+            "jetstream.client.a imports jetstream.queue.b",
+        ),
+        (
+            core_order,
+            {
+                "jetstream/audit/a.py": "from ..archive import b",
+                "jetstream/archive.py": "from .audit import a",
+            },
+            "archive <-> audit",
+        ),
+        (core_order, {"jetstream/cellar.py": ""}, "cellar has no level"),
+        (
+            spark_order,
+            {"spark/wire/a.py": f"from {_PACKAGE}.spark.source import b", "spark/source/b.py": ""},
+            "spark.wire.a imports spark.source.b",
+        ),
+        (
+            no_circles,
+            {
+                "jetstream/a.py": "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from . import b",
+                "jetstream/b.py": "def f():\n    from .c import g",
+                "jetstream/c.py": "from .a import h",
+                "jetstream/d.py": "from .a import h",
+            },
+            "jetstream.a <-> jetstream.b <-> jetstream.c",
+        ),
+        (long_modules, {"worker/a.py": "pass\n" * _MAX_LINES}, f"worker.a has {_MAX_LINES} lines"),
+        (vague_names, {"worker/_utils.py": ""}, "worker._utils"),
+        (modules_without_docstring, {"worker/a.py": "# Not a docstring."}, "worker.a"),
+        (rooms_of_core_with_code, {"jetstream/queue/__init__.py": '"""A room."""\nimport json'}, "jetstream.queue"),
+        (
+            repeated_module_names,
+            {"jetstream/queue/a.py": "", "jetstream/client/a.py": ""},
+            "a: jetstream.client.a, jetstream.queue.a",
+        ),
+        (
+            repeated_class_names,
+            {"worker/a.py": "class Stored: ...", "spark/b.py": "class Stored: ..."},
+            "Stored: spark.b, worker.a",
+        ),
+    ],
+)
+def test_a_rule_finds_what_breaks_it(
+    rule: Callable[[Package], list[str]], files: dict[str, str], offender: str, tmp_path: Path
+) -> None:
+    assert rule(_tree(tmp_path, files)) == [offender]
+
+
+@pytest.mark.parametrize(
+    ("line", "rooms", "distributions"),
+    [
+        ("import airflow.sdk", set(), {"airflow"}),
+        ("def f():\n    from airflow import DAG", set(), {"airflow"}),
+        ("from airflow_provider_jetstream.hooks import jetstream", {"hooks"}, {_PACKAGE}),
+        ("from airflow_provider_jetstream import hooks", {"hooks"}, {_PACKAGE}),
+        ("from ..hooks.jetstream import JetStreamHook", {"hooks"}, {_PACKAGE}),
+        ("from .. import operators", {"operators"}, {_PACKAGE}),
+        ("from . import errors", {"jetstream"}, {_PACKAGE}),
+        ("import importlib\nimportlib.import_module('pyspark.sql')", set(), {"importlib", "pyspark"}),
+        ("import json", set(), {"json"}),
+    ],
+)
+def test_an_import_is_found_in_every_spelling(
+    line: str, rooms: set[str], distributions: set[str], tmp_path: Path
+) -> None:
+    package = _tree(
+        tmp_path,
+        {"jetstream/module.py": line, "jetstream/errors.py": "", "hooks/jetstream.py": "", "operators/a.py": ""},
+    )
+    module = package.modules["jetstream.module"]
+    assert _own_rooms(package, module) == rooms
+    assert package.distributions(module) == distributions
