@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from testbed.environments import create_bare_environment
-from testbed.table import table
+from testbed.text_table import text_table
 
 BASELINE = "import airflow.sdk"
 DAG_FILE = "from airflow.sdk import DAG, BaseOperator, BaseSensorOperator, task"
@@ -71,7 +71,7 @@ def _dag_files(rounds: int, compiled: Path) -> str:
         (name, f"{median:.2f}", f"{median - base:+.2f}", f"{median - dag_file:+.2f}")
         for name, median in medians.items()
     ]
-    return table(("import", "seconds", "over airflow.sdk", "over a DAG file's"), rows)
+    return text_table(("import", "seconds", "over airflow.sdk", "over a DAG file's"), rows)
 
 
 def _worker(rounds: int, compiled: Path, bare: Path) -> str:
@@ -93,7 +93,7 @@ def _worker(rounds: int, compiled: Path, bare: Path) -> str:
         for name, program in WORKER_PROGRAMS.items()
         if program != BARE
     ]
-    return table(("seconds over a bare interpreter", *pythons), rows)
+    return text_table(("seconds over a bare interpreter", *pythons), rows)
 
 
 def _medians(programs: Mapping[str, tuple[Path, str]], rounds: int, compiled: Path) -> dict[str, float]:

@@ -23,15 +23,15 @@ from typing import Any, Self
 import httpx
 import psutil
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.airflow import Airflow
-from testbed.letters import let_terminate
+from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
-from testbed.table import table
+from testbed.text_table import text_table
 
 REFRESH = 3.0
 MEBIBYTE = 2**20
@@ -76,7 +76,7 @@ def main() -> int:
             verify(airflow, options.queues, options.letters)
             print(f"{options.letters} letters in {options.queues} queues, counted right; first scan {scan:.0f} s")
             rows += measure(airflow, server, options.letters, options.rounds, options.seconds)
-            print(table(("answers", "n", "p50 ms", "p95 ms", "max ms"), rows))
+            print(text_table(("answers", "n", "p50 ms", "p95 ms", "max ms"), rows))
             print(f"API server: {memory.first / MEBIBYTE:.0f} MiB before, at most {memory.most / MEBIBYTE:.0f} MiB")
     return 0
 
@@ -104,7 +104,7 @@ async def fill(url: str, queues: int, letters: int) -> None:
             wanted = each if number else letters - each * (queues - 1)
             for start in range(0, wanted, 1_000):
                 bodies = [json.dumps({"number": start + place}) for place in range(min(1_000, wanted - start))]
-                await let_terminate(connection, queue, bodies, reason=f"no such customer {start % 7_000}")
+                await make_terminated_letters(connection, queue, bodies, reason=f"no such customer {start % 7_000}")
 
 
 class Viewers:

@@ -19,7 +19,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -27,7 +28,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.nats_server import NatsServer
-from testbed.table import table
+from testbed.text_table import text_table
 
 BODY = b"x" * 1024
 IN_FLIGHT = 500
@@ -180,7 +181,7 @@ def main() -> int:
         )
         for (letters, way), rounds in found.items()
     ]
-    print(table(("letters", "way", "letters/s", "peak MiB"), rows))
+    print(text_table(("letters", "way", "letters/s", "peak MiB"), rows))
     return 0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from testbed.table import table
+from testbed.text_table import text_table
 
 # The JVM compiles what it runs often, on the same cores, for about as many rounds.
 _WARM_UP = 3
@@ -115,4 +115,4 @@ def shown(rounds: list[Round]) -> str:
             )
         )
     head = ("way", "messages", "s", "messages/s", "of the floor", *(f"µs {kind}" for kind in kinds))
-    return f"{len(rounds)} rounds; µs of CPU per message\n{table(head, rows)}"
+    return f"{len(rounds)} rounds; µs of CPU per message\n{text_table(head, rows)}"

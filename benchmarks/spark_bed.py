@@ -14,7 +14,7 @@ from pyspark.sql import functions as f
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark import register
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from testbed.nats_server import NatsServer
 
 _BURST = 1 << 18

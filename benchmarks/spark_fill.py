@@ -9,14 +9,14 @@ from typing import Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 BODY = b"x" * 1024
 KINDS = 100
@@ -70,7 +70,7 @@ class Fill:
         name, stream = self.queue.name, SourceStream(wire, self.queue.name)
         while pending := stream.api(f"CONSUMER.INFO.{name}.worker")["num_pending"]:
             pull = json.dumps({"batch": min(pending, _BURST), "no_wait": True}).encode()
-            topic = f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker {wire.reply()}"
+            topic = f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker {wire.new_reply_subject()}"
             # The jobs come before the answer to the next question, which drops them.
             wire.send(b"PUB %b %d\r\n%b\r\n" % (topic.encode(), len(pull), pull))
         if self.told:

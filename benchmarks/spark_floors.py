@@ -8,7 +8,7 @@ import re
 from contextlib import closing
 from uuid import uuid4
 
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 _PULL = 10_000
 _MEGABYTE = 1 << 20

@@ -28,7 +28,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
@@ -39,7 +39,7 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.dead_letters import read_letters, repair, snapshot, triage, write_report
 from benchmarks.spark_fill import BODY, Fill
 from testbed.nats_server import NatsServer
-from testbed.table import table
+from testbed.text_table import text_table
 
 WINDOW = 1000
 NAIVE = 2_000
@@ -90,7 +90,9 @@ def floor(url: str, queue: WorkQueue, letters: int, *, direct: bool = False) -> 
             requests = []
             for sequence in batch:
                 body = b'{"seq":%d}' % sequence
-                requests.append(b"PUB %b %b %d\r\n%b\r\n" % (topic.encode(), wire.reply().encode(), len(body), body))
+                requests.append(
+                    b"PUB %b %b %d\r\n%b\r\n" % (topic.encode(), wire.new_reply_subject().encode(), len(body), body)
+                )
             asked += len(batch)
             if requests:
                 wire.send(b"".join(requests))
@@ -215,7 +217,7 @@ def main() -> None:
         (stage, f"{statistics.median(each):.1f}", f"{letters / statistics.median(each):,.0f}")
         for stage, each in taken.items()
     ]
-    print(table(("stage", "seconds", "letters/s"), rows), flush=True)
+    print(text_table(("stage", "seconds", "letters/s"), rows), flush=True)
     print(f"peak MiB: driver {memory.driver:.0f}, its JVM {memory.jvm:.0f}, largest Python worker {memory.workers:.0f}")
 
 

@@ -20,7 +20,7 @@ from typing import Self
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 WORKER = "worker"
 _PULL = b'{"batch":10000,"expires":600000000000}'
@@ -90,13 +90,13 @@ def _percentiles(waits: list[float]) -> tuple[float, float, float]:
 def _work(url: str, stream: str, found: list[float]) -> None:
     with closing(NatsSocket(socket_settings({"servers": url}))) as wire:
         topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{WORKER}"
-        wire.send(f"PUB {topic} {wire.reply()} {len(_PULL)}\r\n".encode() + _PULL + b"\r\n")
+        wire.send(f"PUB {topic} {wire.new_reply_subject()} {len(_PULL)}\r\n".encode() + _PULL + b"\r\n")
         while not (found and found[-1] < 0):
             wire.receive(lambda _buffer, _filled: True, 600)
             at, acks = 0, b""
             while frame := next_frame(wire.buffer, at, wire.filled):
                 at = frame.end
-                _, _, reply, reply_end, _, body, end = frame.parts
+                _, _, reply, reply_end, _, body, end = frame.offsets
                 if reply_end > reply:
                     found.append(time.perf_counter() - float(wire.buffer[body:end]))
                     acks += b"PUB %b 0\r\n\r\n" % bytes(wire.buffer[reply:reply_end])

@@ -20,7 +20,7 @@ from benchmarks.spark_memory import MemoryDataSource
 from benchmarks.spark_probe import HEAD, WORKER, Probe, Waits
 from benchmarks.spark_read import read_as_a_task, read_from_memory
 from testbed.nats_server import NatsServer
-from testbed.table import table
+from testbed.text_table import text_table
 
 FLOOR = "bare socket (floor)"
 _IDLE = 3.0
@@ -87,7 +87,7 @@ def main() -> None:
     session.stop()
     print(f"{given.size} bytes\n{shown(kept(found, given.keep))}")
     rows = [(what, *waits.row()) for what, waits in working.waits.items()]
-    print(f"waits of the publisher and of jobs, in ms\n{table(('', *HEAD), rows)}")
+    print(f"waits of the publisher and of jobs, in ms\n{text_table(('', *HEAD), rows)}")
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from pathlib import Path
 import psutil
 from pyspark.sql import SparkSession
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -33,7 +33,7 @@ from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 from benchmarks.spark_fill import Fill
 from benchmarks.spark_redrive_floor import Bare
 from testbed.nats_server import NatsServer
-from testbed.table import table
+from testbed.text_table import text_table
 
 FLOOR = "floor: the same requests, bare"
 PATIENCE = 1.0
@@ -136,7 +136,7 @@ def main() -> int:
         medians = (statistics.median(each[key] for each in rounds) for key in ("rate", "client", "server"))
         rows.append((way, *(f"{each:,.0f}" for each in medians), f"{statistics.median(ratios):.2f}"))
     head = ("way", "letters/s", "client CPU us/letter", "server CPU us/letter", "of the floor")
-    print(table(head, rows))
+    print(text_table(head, rows))
     session.stop()
     return 0
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 
 from benchmarks.waiting_round import IDLE, OURS, TASKIQ, WAYS, Measured, measure
-from testbed.table import table
+from testbed.text_table import text_table
 
 Scenario = tuple[str, int]
 
@@ -108,7 +108,7 @@ def _costs(waited: dict[Scenario, list[Measured]], found: dict[Scenario, list[Me
                 _median([each.cpu / count * 1e6 for each in full], "{:,.0f}"),
             )
         )
-    return table(head, rows)
+    return text_table(head, rows)
 
 
 def _times(waited: dict[Scenario, list[Measured]]) -> str:
@@ -128,7 +128,7 @@ def _times(waited: dict[Scenario, list[Measured]]) -> str:
                 *_quantiles([each.from_sending for each in full])[:2],
             )
         )
-    return table((*head, "latency p50", "p99", "max", "from sending p50", "p99"), rows)
+    return text_table((*head, "latency p50", "p99", "max", "from sending p50", "p99"), rows)
 
 
 def _full(rounds: Sequence[Measured]) -> list[Measured]:

@@ -18,7 +18,7 @@ import nats
 
 from airflow_provider_jetstream.jetstream.advisories import Completion
 from airflow_provider_jetstream.jetstream.contract import completion_subject
-from benchmarks.waiting_ways import taskiq_backend
+from benchmarks.waiting_methods import taskiq_backend
 
 IN_FLIGHT = 200
 CONSUMER = "worker"

@@ -18,7 +18,7 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
-from benchmarks.waiting_ways import Peer
+from benchmarks.waiting_methods import Peer
 
 TICK = 0.005
 LOOK = 0.05

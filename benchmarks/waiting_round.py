@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -30,11 +30,11 @@ PATIENCE = 30.0
 
 OURS, IDLE, TASKIQ = "ours", "idle", "taskiq-nats"
 WAYS = {
-    IDLE: "benchmarks.waiting_ways.Idle",
+    IDLE: "benchmarks.waiting_methods.Idle",
     OURS: "airflow_provider_jetstream.triggers.completion.JobCompletionTrigger",
-    "connection-each": "benchmarks.waiting_ways.ConnectionEach",
-    "poll-each": "benchmarks.waiting_ways.Polling",
-    TASKIQ: "benchmarks.waiting_ways.Taskiq",
+    "connection-each": "benchmarks.waiting_methods.ConnectionEach",
+    "poll-each": "benchmarks.waiting_methods.Polling",
+    TASKIQ: "benchmarks.waiting_methods.Taskiq",
 }
 
 

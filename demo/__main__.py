@@ -16,13 +16,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from demo.filler import SHOP, dags_folder, filled
-from demo.spark import bring_back, connections, reports
-from demo.telling import ROOT, DemoError, duration, failure, say
+from demo.background_load import SHOP, background_load, dags_folder
+from demo.spark import connections, redrive_demo, report_settings
+from demo.output import ROOT, DemoError, failure_text, show, task_seconds
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.processes import Process
-from testbed.table import table
+from testbed.text_table import text_table
 from testbed.workers import start_worker
 
 DAG_ID = "orders"
@@ -37,13 +37,13 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-"))
     try:
         with NatsServer(folder / "nats") as nats:
-            say(f"nats-server {nats.version} listens on {nats.url}")
-            run_demo(nats, folder, keep=keep, then=partial(bring_back, nats, folder))
+            show(f"nats-server {nats.version} listens on {nats.url}")
+            run_demo(nats, folder, keep=keep, then=partial(redrive_demo, nats, folder))
     except (AirflowNotReadyError, DemoError, TimeoutError) as error:
-        say(f"FAILED: {error}\nThe logs are in {folder}")
+        show(f"FAILED: {error}\nThe logs are in {folder}")
         return 1
     except KeyboardInterrupt:
-        say("stopped")
+        show("stopped")
     shutil.rmtree(folder, ignore_errors=True)
     return 0
 
@@ -66,15 +66,15 @@ def run_demo(
     :param then: what else to show on the same Airflow
     """
     dags = dags_folder(folder) if keep else ROOT / "example_dags"
-    airflow = Airflow(folder / "airflow", dags, connections=connections(nats), env=reports(folder))
+    airflow = Airflow(folder / "airflow", dags, connections=connections(nats), env=report_settings(folder))
     ledger = folder / "orders.jsonl"
     workers: list[Process] = []
-    say("starting Airflow: API server, scheduler, DAG processor, triggerer")
+    show("starting Airflow: API server, scheduler, DAG processor, triggerer")
     try:
         airflow.start(DAG_ID)
         airflow.unpause(DAG_ID)
         run_id = airflow.trigger(DAG_ID)
-        say(f"run {run_id} of the DAG {DAG_ID} started; the UI is at {airflow.url}")
+        show(f"run {run_id} of the DAG {DAG_ID} started; the UI is at {airflow.url}")
         seen: dict[str, str] = {}
 
         def follow(_: dict[str, Any]) -> None:
@@ -82,19 +82,19 @@ def run_demo(
                 name, state = task["task_id"], task["state"]
                 if state and seen.get(name) != state:
                     seen[name] = state
-                    say(f"  {name}: {state}")
+                    show(f"  {name}: {state}")
             if seen.get("provision") == "success" and not workers:
                 workers.extend(start_workers(nats, ledger, folder))
-                say("  two workers started; each fails about every second attempt")
+                show("  two workers started; each fails about every second attempt")
 
         run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT, follow)
         follow(run)
         if run["state"] != "success":
-            raise DemoError(failure(airflow, DAG_ID, run_id))
-        say(summary(airflow, run_id, ledger))
+            raise DemoError(failure_text(airflow, DAG_ID, run_id))
+        show(summary(airflow, run_id, ledger))
         then(airflow)
         if keep:
-            with filled(nats, folder):
+            with background_load(nats, folder):
                 stay(airflow)
     finally:
         for worker in workers:
@@ -137,7 +137,7 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
     runs = Counter(json.loads(line)["order"] for line in ledger.read_text().splitlines())
     lost = published["published"] - len(runs)
     twice = sum(count > 1 for count in runs.values())
-    counts = table(
+    counts = text_table(
         ("orders", "count"),
         [
             ("published", published["published"]),
@@ -149,10 +149,10 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
             ("run twice", twice),
         ],
     )
-    seconds = table(
+    seconds = text_table(
         ("step", "seconds"),
         [
-            (task["task_id"], f"{duration(task):.1f}")
+            (task["task_id"], f"{task_seconds(task):.1f}")
             for name in TASKS
             for task in airflow.task_instances(DAG_ID, run_id)
             if task["task_id"] == name
@@ -170,8 +170,8 @@ def stay(airflow: Airflow) -> None:
     :param airflow: the Airflow to look at
     """
     airflow.unpause(SHOP)
-    say(f"The Airflow UI is at {airflow.url}, user {airflow.user}, password admin. Ctrl-C stops it all.")
-    say(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a caller keep one of them busy.")
+    show(f"The Airflow UI is at {airflow.url}, user {airflow.user}, password admin. Ctrl-C stops it all.")
+    show(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a caller keep one of them busy.")
     while True:
         time.sleep(3600)
 

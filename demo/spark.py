@@ -11,16 +11,16 @@ import time
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from demo.telling import ROOT, DemoError, duration, failure, say
+from demo.output import ROOT, DemoError, failure_text, show, task_seconds
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually
-from testbed.table import table
+from testbed.text_table import text_table
 from testbed.workers import start_worker
 
 DAG_ID = "dead_letter_pipeline"
@@ -44,10 +44,10 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-spark-"))
     try:
         with NatsServer(folder / "nats") as nats:
-            say(f"nats-server {nats.version} listens on {nats.url}")
+            show(f"nats-server {nats.version} listens on {nats.url}")
             run_demo(nats, folder)
     except (AirflowNotReadyError, DemoError, TimeoutError) as error:
-        say(f"FAILED: {error}\nThe logs are in {folder}")
+        show(f"FAILED: {error}\nThe logs are in {folder}")
         return 1
     shutil.rmtree(folder, ignore_errors=True)
     return 0
@@ -60,11 +60,13 @@ def run_demo(nats: NatsServer, folder: Path) -> None:
     :param nats: a running server
     :param folder: for everything that is written
     """
-    airflow = Airflow(folder / "airflow", ROOT / "example_dags", connections=connections(nats), env=reports(folder))
-    say("starting Airflow: API server, scheduler, DAG processor, triggerer")
+    airflow = Airflow(
+        folder / "airflow", ROOT / "example_dags", connections=connections(nats), env=report_settings(folder)
+    )
+    show("starting Airflow: API server, scheduler, DAG processor, triggerer")
     try:
         airflow.start()
-        bring_back(nats, folder, airflow)
+        redrive_demo(nats, folder, airflow)
     finally:
         airflow.stop()
 
@@ -80,7 +82,7 @@ def connections(nats: NatsServer) -> dict[str, str]:
     return {"nats_default": json.dumps(given), "spark_default": json.dumps(spark)}
 
 
-def reports(folder: Path) -> dict[str, str]:
+def report_settings(folder: Path) -> dict[str, str]:
     """
     Say where the DAG's reports go, for the Airflow that runs it.
 
@@ -89,7 +91,7 @@ def reports(folder: Path) -> dict[str, str]:
     return {"DEAD_LETTER_REPORTS": str(folder / "reports")}
 
 
-def bring_back(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
+def redrive_demo(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
     """
     Have orders die, run the DAG once and show the result.
 
@@ -98,7 +100,7 @@ def bring_back(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
     :param airflow: a running Airflow
     """
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
-        say(f"Spark needs Java, which isn't here: {DAG_ID} is left out")
+        show(f"Spark needs Java, which isn't here: {DAG_ID} is left out")
         return
     ledger = folder / "store.jsonl"
     asyncio.run(publish(nats))
@@ -107,15 +109,15 @@ def bring_back(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
         "store", queue=QUEUE, consumer="till", handler="example_workers.store:process", env=env, logs=folder
     )
     try:
-        say(f"{MALFORMED + BUSY + POISON} orders of a store that can't be done, and a worker that tries")
+        show(f"{MALFORMED + BUSY + POISON} orders of a store that can't be done, and a worker that tries")
         asyncio.run(wait_for_letters(nats, MALFORMED + BUSY + POISON))
-        say(f"all are dead letters; {DAG_ID} reports on them, mends them and brings them back, with Spark")
+        show(f"all are dead letters; {DAG_ID} reports on them, mends them and brings them back, with Spark")
         airflow.wait_for_dags(DAG_ID)
-        run_id = first_run(airflow)
+        run_id = scheduled_run(airflow)
         run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT)
         if run["state"] != "success":
-            raise DemoError(failure(airflow, DAG_ID, run_id))
-        say(summary(airflow, run_id, ledger))
+            raise DemoError(failure_text(airflow, DAG_ID, run_id))
+        show(summary(airflow, run_id, ledger))
     finally:
         worker.terminate(10)
 
@@ -150,7 +152,7 @@ async def wait_for_letters(nats: NatsServer, count: int) -> None:
         await eventually(dead, 120)
 
 
-def first_run(airflow: Airflow) -> str:
+def scheduled_run(airflow: Airflow) -> str:
     """
     Give the run that the schedule begins when the DAG is unpaused.
 
@@ -182,8 +184,8 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
         ("done twice", len(done) - len(set(done))),
     ]
     tasks = {task["task_id"]: task for task in airflow.task_instances(DAG_ID, run_id)}
-    seconds = [(name, f"{duration(tasks[name]):.1f}") for name in TASKS]
-    shown = f"{table(('letters', 'count'), counts)}\n\n{table(('task', 'seconds'), seconds)}\n"
+    seconds = [(name, f"{task_seconds(tasks[name]):.1f}") for name in TASKS]
+    shown = f"{text_table(('letters', 'count'), counts)}\n\n{text_table(('task', 'seconds'), seconds)}\n"
     if redrive["completed"] != MALFORMED + BUSY or len(done) != len(set(done)):
         raise DemoError(f"not every letter that can be mended was done exactly once:\n{shown}")
     return f"\n{shown}"

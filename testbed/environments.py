@@ -1,8 +1,11 @@
 """Fresh virtual environments, to see what the package needs and what it works with."""
 
+import atexit
+import functools
 import shutil
 import subprocess
 import sys
+import tempfile
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +13,6 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 _PATIENCE = 600.0
 
-_NEEDED_BY_WORKERS = {"nats-py": "nats-py[nkeys]", "pydantic": "pydantic", "pyyaml": "PyYAML"}
 _NEEDED_BY_EXECUTORS = ("numpy", "pyarrow", "pydantic", "pyyaml")
 
 
@@ -30,36 +32,49 @@ def lowest_python() -> Path:
     return Path(sys.executable)
 
 
-def create_environment(folder: Path, python: Path, packages: Sequence[str], *, with_dependencies: bool = True) -> Path:
+def create_environment(folder: Path, python: Path, packages: Sequence[str], *, uploaded_before: str = "") -> Path:
     """
-    Create an environment and install packages into it.
+    Create an environment and install packages and their dependencies into it.
 
-    :param folder: where
+    :param folder: the environment's folder; packages are added to one that exists
     :param python: its interpreter
-    :param packages: what, as pip takes it
-    :param with_dependencies: also what they depend on
+    :param packages: requirements, as pip takes them
+    :param uploaded_before: a date; only versions that the registry had on that day are installed
     :return: the environment's interpreter
     """
     uv = str(find_uv())
     interpreter = folder / "bin" / "python"
     if not interpreter.exists():
         _run([uv, "venv", "--quiet", "--python", str(python), str(folder)])
-    options = [] if with_dependencies else ["--no-deps"]
+    options = ["--exclude-newer", uploaded_before] if uploaded_before else []
     _run([uv, "pip", "install", "--quiet", "--python", str(interpreter), *options, *packages])
     return interpreter
 
 
+def installed_packages(interpreter: Path) -> set[str]:
+    """Return what an environment holds, as ``name==version``."""
+    listed = _run([str(find_uv()), "pip", "freeze", "--python", str(interpreter)])
+    return {line for line in listed.splitlines() if "==" in line}
+
+
+@functools.cache
+def build_wheel() -> Path:
+    """Build this project's wheel, once a process, into a folder that is removed at its end."""
+    folder = Path(tempfile.mkdtemp(prefix="jetstream-wheel-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _run([str(find_uv()), "build", "--quiet", "--wheel", "--out-dir", str(folder), str(ROOT)])
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
 def create_bare_environment(folder: Path) -> Path:
     """
-    Create an environment as worker containers and Spark executors have it: without Airflow and without Spark.
+    Create an environment as worker containers have it: this project's wheel, without Airflow and without Spark.
 
-    :param folder: where
+    :param folder: the environment's folder
     :return: the environment's interpreter
     """
-    versions = _locked_versions()
-    needed = [f"{requirement}=={versions[name]}" for name, requirement in _NEEDED_BY_WORKERS.items()]
-    python = create_environment(folder, Path(sys.executable), needed)
-    return create_environment(folder, python, [str(ROOT)], with_dependencies=False)
+    return create_environment(folder, Path(sys.executable), [str(build_wheel())])
 
 
 def executor_environment(folder: Path) -> Path:
@@ -96,7 +111,8 @@ def _runs(command: list[str]) -> bool:
         return False
 
 
-def _run(command: list[str]) -> None:
+def _run(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
+    return done.stdout

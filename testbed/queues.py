@@ -1,4 +1,4 @@
-"""Small queues for tests: declare one, fill it, let its jobs end well or die, and count honestly what is left."""
+"""Small queues for tests: declare one, publish jobs, let them complete or become dead letters, count what is left."""
 
 import asyncio
 import inspect
@@ -11,7 +11,7 @@ from typing import Any, TypeVar, overload
 
 from nats.aio.msg import Msg
 
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer as pump_consumer
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer as probe_consumer
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_subject
@@ -43,8 +43,9 @@ async def eventually(condition: Callable[[], Any], within: float = 10.0) -> Any:
     """
     deadline = time.monotonic() + within
     while True:
-        found = condition()
-        value = await found if inspect.isawaitable(found) else found
+        value = condition()
+        if inspect.isawaitable(value):
+            value = await value
         if value:
             return value
         if time.monotonic() > deadline:
@@ -53,12 +54,10 @@ async def eventually(condition: Callable[[], Any], within: float = 10.0) -> Any:
 
 
 def small_queue(name: str, *, consumer: Mapping[str, Any] | None = None, **fields: Any) -> WorkQueue:
-    """
-    Declare a queue with one consumer, short waits, a dead letter queue and events.
+    """Declare a queue with one consumer, short waits, a dead letter queue and an event stream.
 
-    :param name: its name; its jobs are on ``<name>.jobs.>``
-    :param consumer: fields of its consumer other than one delivery and an ack wait of half a second
-    :param fields: other fields of the queue, or other values of those named above
+    Its jobs are on ``<name>.jobs.>``; its consumer delivers once with an ack wait of half a second unless ``consumer``
+    has other values; ``fields`` are other fields of the queue, or other values for those set here.
     """
     return WorkQueue(
         **{
@@ -75,20 +74,13 @@ def small_queue(name: str, *, consumer: Mapping[str, Any] | None = None, **field
 async def make_queue(
     connection: Connection, name: str, *, consumer: Mapping[str, Any] | None = None, **fields: Any
 ) -> WorkQueue:
-    """
-    Declare a small queue and provision it.
-
-    :param connection: the server
-    :param name: its name
-    :param consumer: see :func:`small_queue`
-    :param fields: see :func:`small_queue`
-    """
+    """Declare a queue as :func:`small_queue` does, and provision it."""
     queue = small_queue(name, consumer=consumer, **fields)
     await provision(connection, queue)
     return queue
 
 
-async def put(
+async def publish_jobs(
     connection: Connection,
     queue: WorkQueue,
     bodies: Iterable[str],
@@ -96,32 +88,16 @@ async def put(
     kind: str = "plain",
     headers: dict[str, str] | None = None,
 ) -> list[int]:
-    """
-    Publish jobs and return their stream sequences.
-
-    :param connection: the server
-    :param queue: the queue
-    :param bodies: one job each
-    :param kind: the end of their subject
-    :param headers: headers of each
-    """
+    """Publish one job per body on ``<queue>.jobs.<kind>``, and return their stream sequences."""
     jetstream = connection.client.jetstream(timeout=connection.timeout)
     subject = f"{queue.name}.jobs.{kind}"
     return [(await jetstream.publish(subject, body.encode(), headers=headers)).seq for body in bodies]
 
 
-async def take(
+async def pull_jobs(
     connection: Connection, queue: WorkQueue, count: int, *, consumer: str = CONSUMER, within: float = 5.0
 ) -> list[Msg]:
-    """
-    Pull so many jobs, as a worker does.
-
-    :param connection: the server
-    :param queue: the queue
-    :param count: how many
-    :param consumer: the consumer to pull from
-    :param within: seconds until the test fails
-    """
+    """Pull ``count`` jobs as a worker does; raises TimeoutError after ``within`` seconds."""
     messages: list[Msg] = []
     pull = await connection.client.jetstream().pull_subscribe_bind(consumer, stream=queue.name)
     deadline = time.monotonic() + within
@@ -129,7 +105,7 @@ async def take(
         while len(messages) < count:
             left = deadline - time.monotonic()
             if left <= 0:
-                raise TimeoutError(f"{len(messages)} of {count} jobs came within {within:g} s")
+                raise TimeoutError(f"{len(messages)} of {count} jobs arrived within {within:g} s")
             with suppress(TimeoutError):
                 messages += await pull.fetch(count - len(messages), timeout=min(left, 0.5))
     finally:
@@ -137,18 +113,12 @@ async def take(
     return messages
 
 
-async def pump(connection: Connection, queue: WorkQueue, *, consumer: str = CONSUMER) -> None:
-    """
-    Have the server look at jobs that used up their deliveries; it says nothing about them while nobody pulls.
-
-    :param connection: the server
-    :param queue: the queue
-    :param consumer: the consumer that delivered them
-    """
-    await pump_consumer(connection, queue.name, consumer)
+async def probe(connection: Connection, queue: WorkQueue, *, consumer: str = CONSUMER) -> None:
+    """Have the server publish due max-deliver advisories; it publishes none while nobody pulls."""
+    await probe_consumer(connection, queue.name, consumer)
 
 
-async def let_die(
+async def make_dead_letters(
     connection: Connection,
     queue: WorkQueue,
     bodies: Iterable[str],
@@ -156,61 +126,34 @@ async def let_die(
     kind: str = "plain",
     headers: dict[str, str] | None = None,
 ) -> list[int]:
-    """
-    Publish jobs and hand each back until it is a dead letter; return their stream sequences.
-
-    :param connection: the server
-    :param queue: a queue without other jobs
-    :param bodies: one job each
-    :param kind: the end of their subject
-    :param headers: headers of each
-    """
-    sequences = await put(connection, queue, bodies, kind=kind, headers=headers)
-    await use_up(connection, queue, len(sequences))
+    """Publish jobs to an empty queue and nak each until it is a dead letter; return their stream sequences."""
+    sequences = await publish_jobs(connection, queue, bodies, kind=kind, headers=headers)
+    await exhaust_deliveries(connection, queue, len(sequences))
     return sequences
 
 
-async def use_up(connection: Connection, queue: WorkQueue, count: int) -> None:
-    """
-    Hand so many waiting jobs back until they are dead letters.
-
-    :param connection: the server
-    :param queue: a queue with just these jobs waiting
-    :param count: how many
-    """
+async def exhaust_deliveries(connection: Connection, queue: WorkQueue, count: int) -> None:
+    """Nak the ``count`` jobs that wait in a queue until they are dead letters."""
     before = await stored_count(connection, require_dead_letters(queue).name)
     for _ in range(queue.consumer(CONSUMER).max_deliver or 1):
-        for message in await take(connection, queue, count):
+        for message in await pull_jobs(connection, queue, count):
             await message.nak()
-    await tell_deaths(connection, queue, before + count)
+    await wait_for_entries(connection, queue, before + count)
 
 
-async def tell_deaths(connection: Connection, queue: WorkQueue, count: int) -> None:
-    """
-    Have the server tell of deaths until the dead letter queue holds so many entries.
-
-    :param connection: the server
-    :param queue: the queue
-    :param count: how many
-    """
+async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int) -> None:
+    """Probe the consumer until the dead letter queue holds ``count`` entries."""
     letters = require_dead_letters(queue).name
 
     async def known() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return await stored_count(connection, letters) == count
 
     await eventually(known)
 
 
-async def complete(connection: Connection, queue: WorkQueue, sequence: int, **fields: Any) -> None:
-    """
-    Store the completion of a job, as a worker in any language does.
-
-    :param connection: the server
-    :param queue: the queue
-    :param sequence: the job's stream sequence
-    :param fields: other values of the completion
-    """
+async def store_completion(connection: Connection, queue: WorkQueue, sequence: int, **fields: Any) -> None:
+    """Store the completion event of a job, as a worker in any language does; ``fields`` override its values."""
     completion = {
         "type": "io.airflow.jetstream.v1.completion",
         "timestamp": "2026-01-01T00:00:00Z",
@@ -223,14 +166,8 @@ async def complete(connection: Connection, queue: WorkQueue, sequence: int, **fi
     await connection.client.jetstream().publish(subject, json.dumps(completion | fields).encode())
 
 
-async def drain(connection: Connection, queue: WorkQueue, within: float = 10.0) -> Counter[str]:
-    """
-    Do every job that the queue still hands out, and count how often each body came.
-
-    :param connection: the server
-    :param queue: the queue
-    :param within: seconds until the test fails
-    """
+async def process_all(connection: Connection, queue: WorkQueue, within: float = 10.0) -> Counter[str]:
+    """Pull and acknowledge every job that the queue still delivers, and count the deliveries of each body."""
     done: Counter[str] = Counter()
     deadline = time.monotonic() + within
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
@@ -250,22 +187,13 @@ async def drain(connection: Connection, queue: WorkQueue, within: float = 10.0) 
 
 
 async def stored_count(connection: Connection, stream: str) -> int:
-    """
-    Count a stream's messages.
-
-    :param connection: the server
-    :param stream: the stream
-    """
+    """Count a stream's messages."""
     return int((await stream_info(connection, stream))["state"]["messages"])
 
 
 @asynccontextmanager
-async def running(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
-    """
-    Run a worker in this process, and stop it at the end.
-
-    :param worker: the worker
-    """
+async def running_worker(worker: Worker) -> AsyncIterator[asyncio.Task[None]]:
+    """Run a worker in this process until the block ends."""
     task = asyncio.create_task(worker.run())
     try:
         yield task

@@ -7,7 +7,8 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from testbed.nats_server import NatsServer
 

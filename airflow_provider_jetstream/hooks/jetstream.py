@@ -5,20 +5,23 @@ from __future__ import annotations
 import asyncio
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
-from uuid import uuid4
 
 from airflow.sdk import BaseHook
 
 from airflow_provider_jetstream.hooks.connection_settings import cached_settings, settings_from
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.pool import shared_connection
-from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, Summary, find_dead_letters, summarise
+from airflow_provider_jetstream.jetstream.dead_letters.find import (
+    Findings,
+    Summary,
+    find_dead_letters,
+    summarise_dead_letters,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import prepare
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -30,6 +33,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
     from airflow_provider_jetstream.jetstream.origin import Origin
@@ -111,7 +115,7 @@ class JetStreamHook(BaseHook):
         :return: the outcome of every job
         :raises PublishError: some jobs aren't known to be stored; carries the report
         """
-        return self.blocking(_publish, jobs, subject, origin, _optional_queue(queue))
+        return self.blocking(publish, _optional_queue(queue), jobs, subject=subject, origin=origin)
 
     async def apublish(
         self,
@@ -122,7 +126,7 @@ class JetStreamHook(BaseHook):
         queue: QueueSource | None = None,
     ) -> PublishReport:
         """Do what :meth:`publish` does, awaited."""
-        return await self._awaited(_publish, jobs, subject, origin, _optional_queue(queue))
+        return await self._awaited(publish, _optional_queue(queue), jobs, subject=subject, origin=origin)
 
     def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:
         """Cancel the stored jobs of an id, and schedules of such jobs.
@@ -199,13 +203,13 @@ class JetStreamHook(BaseHook):
         :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(summarise, WorkQueue.load(queue), Selection.of(selection), group_by)
+        return self.blocking(summarise_dead_letters, WorkQueue.load(queue), Selection.of(selection), group_by)
 
     async def ascan_dead_letters(
         self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
     ) -> Summary:
         """Do what :meth:`scan_dead_letters` does, awaited."""
-        return await self._awaited(summarise, WorkQueue.load(queue), Selection.of(selection), group_by)
+        return await self._awaited(summarise_dead_letters, WorkQueue.load(queue), Selection.of(selection), group_by)
 
     def redrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
         """Bring dead letters back as jobs with fresh deliveries.
@@ -291,19 +295,6 @@ async def _on_own_connection(
 
 def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:
     return None if queue is None else WorkQueue.load(queue)
-
-
-async def _publish(
-    connection: Connection,
-    jobs: Iterable[object],
-    subject: str | None,
-    origin: Origin | None,
-    queue: WorkQueue | None,
-) -> PublishReport:
-    prepared = prepare(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
-    report = await publish(connection, prepared)
-    report.raise_for_failures()
-    return report
 
 
 async def _describe(connection: Connection) -> str:

@@ -11,7 +11,8 @@ from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport, cancel
-    from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+    from airflow_provider_jetstream.jetstream.client.connect import connect
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.pool import shared_connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
@@ -158,7 +159,8 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "cancellation.cancel": ["CancelReport", "cancel"],
-        "client.connection": ["Connection", "connect"],
+        "client.connect": ["connect"],
+        "client.connection": ["Connection"],
         "client.pool": ["shared_connection"],
         "client.settings": ["ConnectionSettings", "connection_settings"],
         "dead_letters.death": ["Death", "Reason"],

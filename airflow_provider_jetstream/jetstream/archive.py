@@ -13,7 +13,8 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-from airflow_provider_jetstream.jetstream.client.stream_api import next_message, stream_info
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 
 if TYPE_CHECKING:

@@ -235,13 +235,13 @@ class ApiError(JetStreamProviderError):
     code = "JS300"
 
     def __init__(
-        self, status: int, err_code: int, description: str, subject: str, stream: str | None = None
+        self, status: int, err_code: int, description: str, subject: str, *, stream: str | None = None
     ) -> None:
-        self.stream = stream
         self.status = status
         self.err_code = err_code
         self.description = description
         self.subject = subject
+        self.stream = stream
         super().__init__(f"{description} (status {status}, error {err_code}) in answer to {subject}")
 
 

@@ -17,9 +17,9 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.identity import origin_of, task_key
 from airflow_provider_jetstream.tasks.job_source import JobSource, resolve_jobs
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -43,8 +43,8 @@ class JetStreamPublishOperator(JobWaitingOperator):
     again.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
-    :param jobs: a list or iterator of jobs, or a callable that returns one and takes values of the task's context by name;
-        a job is a :class:`~airflow_provider_jetstream.jetstream.Job`, or just its body
+    :param jobs: a list or iterator of jobs, or a callable that returns one and takes values of the task's context by
+        name; a job is a :class:`~airflow_provider_jetstream.jetstream.Job`, or just its body
     :param subject: the subject of jobs that name none; with the token ``{partition}`` where consumers divide the
         jobs
     :param wait_for_completion: wait until every job ended; not possible with scheduled jobs
@@ -144,12 +144,12 @@ class JetStreamPublishOperator(JobWaitingOperator):
         if cursor is not None:
             prepared = _without_schedules(prepared)
         report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
-        if cursor is None and not report.failures:
+        if cursor is not None or report.failures:
+            await log.record_stored(report)
+        report.raise_for_failures()
+        if cursor is None:
             await self._close(log, report)
             return None, report, None
-        await log.record_stored(report)
-        report.raise_for_failures()
-        assert cursor is not None
         if report.duplicates and started is None:
             cursor = cursor.from_start()
         ends = await self.wait_inline(connection, cursor, set(report.sequences))

@@ -1,4 +1,4 @@
-"""The operator that brings dead letters back."""
+"""The operator that redrives dead letters."""
 
 from __future__ import annotations
 
@@ -18,16 +18,15 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator, refuse_beside_spark
-from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
-from airflow_provider_jetstream.tasks.identity import run_key, who_of
+from airflow_provider_jetstream.tasks.identity import audit_identity, task_key
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.redrive_request import redrive_request
-from airflow_provider_jetstream.tasks.template_values import require_rendered, selection_as_json, templated
-from airflow_provider_jetstream.tasks.xcom import plain
+from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
 
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
@@ -35,50 +34,51 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
-_PARTS = ("select", "sequences", "subject", "transform", "rate", "protocol", "max_redrives", "why")
+_REQUEST_FIELDS = ("select", "sequences", "subject", "transform", "rate", "protocol", "max_redrives", "why")
 
 
 class JetStreamRedriveOperator(SparkRedrivingOperator):
-    """Bring dead letters back as jobs with fresh deliveries; succeed when all are, or when the jobs have ended.
+    """Bring dead letters back as jobs with fresh deliveries; succeed when all are back, or when the jobs have ended.
 
-    Running it again at any time is safe. Where the queue has an audit, a retry goes on where the try before stopped,
-    and waits for the jobs of all tries; so does a task that failed and is cleared, while one that ended begins anew. A
-    task that is killed finishes the letters in hand and leaves the others where they are; with ``engine="spark"`` it
-    ends its Spark application at once, and the next try finds how far each letter came.
+    Running it again at any time is safe. Where the queue has an audit, a retry continues the redrive of the try before
+    and waits for the jobs of all tries; so does a task that failed and is cleared, while one that succeeded begins
+    anew. A task that is killed finishes the letters that it has begun and leaves the others where they are; with
+    ``engine="spark"`` it ends its Spark application at once, and the next try finds the progress of each letter.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
     :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.Selection`, its
         dict, or the text of one; all in circulation where absent
     :param sequences: the same as ``sequences`` in ``select``: stream sequences, as numbers or as pairs of first and
-        last, which is how the sensor gives them. One that is no dead letter fails the task before anything is done
-    :param subject: where the jobs go, a subject of the same queue; each where it was where absent
+        last, the form of the sensor's result. One that is no dead letter fails the task before anything is done
+    :param subject: the subject of the redriven jobs, one of the same queue; each job's own where absent
     :param transform: a function that takes a :class:`~airflow_provider_jetstream.jetstream.DeadLetter` and
         returns a :class:`~airflow_provider_jetstream.jetstream.Repair`, or ``None`` for no change
     :param rate: letters a second at most; as fast as possible where absent
     :param protocol: ``auto``, ``copy``, ``atomic`` or ``in_place``
-    :param max_redrives: letters redriven so often before are parked instead; 0 parks all
+    :param max_redrives: letters that were redriven so often are parked instead; 0 parks all
     :param why: a reason, for the audit and for parked letters
-    :param dry_run: tell what would be done, and change nothing
-    :param group_by: what a dry run groups letters by: any of reason, error_class, fingerprint, traceback_digest,
-        error_place, subject, consumer, dag_id, run_id, task_id
-    :param engine: ``python`` redrives in the task's own process; ``spark`` has a Spark application do it, for dead
-        letters by the hundred thousand. With Spark neither ``sequences`` nor ``transform`` are taken
+    :param dry_run: count what would be done, and change nothing
+    :param group_by: the fields by which a dry run groups letters: any of reason, error_class, fingerprint,
+        traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
+    :param engine: ``python`` redrives in the task's own process; ``spark`` runs a Spark application, for dead
+        letters by the hundred thousand. Spark takes neither ``sequences`` nor ``transform``
     :param repair: for Spark, in place of ``transform``: a function that takes a ``DataFrame`` of letters and returns
-        those that are to be redriven, with ``subject``, ``body`` and ``headers`` changed as wanted
-    :param letters: for Spark: where a report kept the letters (``kept`` of its result); looked for where absent
-    :param directory: for Spark: where it may keep letters and repaired ones, shared by driver and executors
+        the letters to redrive, with ``subject``, ``body`` and ``headers`` changed as needed
+    :param letters: for Spark: the folder in which a report stored the letters (``kept`` of its result); the queue is
+        scanned where absent
+    :param directory: for Spark: a folder for letters and repaired letters, shared by driver and executors
     :param spark_conn_id: the Airflow connection of type ``spark``; Spark runs on this machine where the default one
         doesn't exist
     :param spark_conf: further properties of Spark; ``spark.jetstream.…`` says how executors elsewhere find NATS
     :param wait_for_completion: wait until every redriven job ended
     :param max_dead: redriven jobs that may die again; ``None`` for any number
-    :param max_cancelled: cancelled jobs to put up with; ``None`` for any number
+    :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
     :param wait_timeout: how long to wait
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
-    :return: counts, and sequences as ranges; of a dry run counts, groups and a sample
+    :return: counts, and sequences as ranges; after a dry run counts, groups and a sample
     :raises SelectionError: the selection isn't understood
-    :raises RedriveOrderError: another argument can't be used, or not together with others
+    :raises RedriveRequestError: another argument can't be used, or not together with the others
     """
 
     template_fields: Sequence[str] = (
@@ -94,8 +94,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         *SparkRedrivingOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
-    # Only where there is an audit: a retry would find the letters gone and succeed, whatever became of the jobs.
-    retry_goes_on_waiting = False
+    # Set where there is an audit. Without one, a retry would find the letters gone and succeed however the jobs ended.
+    retry_resumes_waiting = False
 
     def __init__(
         self,
@@ -121,161 +121,160 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         self.protocol = protocol.value if isinstance(protocol, Protocol) else protocol
         self.max_redrives = max_redrives
         self.why = why
-        # Every operator has a method of the name dry_run.
+        # Not named dry_run: every operator has a method of that name.
         self.only_preview = dry_run
         self.group_by = group_fields(group_by)
-        self._asked = tuple(name for name in ("select", "sequences") if getattr(self, name) is not None)
+        self._selective_arguments = tuple(name for name in ("select", "sequences") if getattr(self, name) is not None)
         self._killed = False
         if self.engine == SPARK:
             refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences)
-        visible = {name: getattr(self, name) for name in _PARTS}
-        redrive_request(**{name: None if templated(value) else value for name, value in visible.items()})
+        arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}
+        redrive_request(**{name: None if is_templated(value) else value for name, value in arguments.items()})
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Redrive, and wait if asked to.
+        """Redrive, and wait for the jobs if ``wait_for_completion`` is set.
 
-        :param context: the task's context
-        :return: the result of the task
-        :raises AirflowFailException: a letter that was asked for is gone, what is asked for isn't possible, or too many
-            redriven jobs died
+        :raises AirflowFailException: a requested sequence is no dead letter, the request isn't possible, or more
+            redriven jobs died than tolerated
         :raises RedriveError: some letters stayed where they were
         """
-        with terminal_errors_fail():
+        with fail_on_terminal_errors():
             queue = WorkQueue.load(self.work_queue)
-            order = replace(self._order(), who=who_of(context), run=run_key(context))
+            request = replace(self._request(), who=audit_identity(context), run=task_key(context))
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_preview:
                 if self.engine == SPARK:
-                    return self._tell_preview(self.preview_on_spark(context, queue, order))
-                return self._tell_preview(hook.preview_redrive(queue, order, self.group_by).as_json())
+                    return self._log_preview(self.preview_on_spark(context, queue, request))
+                return self._log_preview(hook.preview_redrive(queue, request, self.group_by).as_json())
             if self.engine == SPARK:
-                mark, told, awaited = self._redrive_with_spark(hook, context, queue, order)
-                ended = hook.blocking(self._wait, queue, order, mark, awaited) if mark else None
+                cursor, report, awaited = self._redrive_with_spark(hook, context, queue, request)
+                ends = hook.blocking(self._wait, queue, request, cursor, awaited) if cursor else None
             else:
-                mark, told, awaited, ended = hook.blocking(self._redrive, queue, order)
-        summary = told | {"run": order.run if self.retry_goes_on_waiting else None}
-        if mark is None:
-            return plain(summary)
-        if ended is None:
-            self.defer_waiting(mark, awaited, summary)
-        return self.conclude(summary, ended.as_json())
+                cursor, report, awaited, ends = hook.blocking(self._redrive, queue, request)
+        summary = report | {"run": request.run if self.retry_resumes_waiting else None}
+        if cursor is None:
+            return json_result(summary)
+        if ends is None:
+            self.defer_waiting(cursor, awaited, summary)
+        return self.finish(summary, ends.as_json())
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
-        """Go on after the trigger.
+        """Resume after the trigger.
 
-        :param context: the task's context
-        :param event: what the trigger found
-        :return: the result of the task
-        :raises AirflowFailException: too many jobs died, or waiting was impossible
+        :raises AirflowFailException: more jobs died than tolerated, or waiting was impossible
         :raises DeadlineError: jobs are still running after ``wait_timeout``
         """
-        self.retry_goes_on_waiting = bool(event and event.get("summary", {}).get("run"))
-        if self.retry_goes_on_waiting and event and event["status"] == "ended":
-            JetStreamHook(self.nats_conn_id).blocking(self._end, WorkQueue.load(self.work_queue), run_key(context))
+        self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
+        if self.retry_resumes_waiting and event and event["status"] == "ended":
+            JetStreamHook(self.nats_conn_id).blocking(
+                self._finish_run, WorkQueue.load(self.work_queue), task_key(context)
+            )
         return super().execute_complete(context, event)
 
     def on_kill(self) -> None:
-        """Leave what isn't begun where it is; called while :meth:`execute` runs, wherever that is."""
+        """Leave the letters that aren't begun where they are; called at any point of :meth:`execute`."""
         self._killed = True
         super().on_kill()
 
-    def _order(self) -> RedriveRequest:
-        for name in self._asked:
+    def _request(self) -> RedriveRequest:
+        for name in self._selective_arguments:
             require_rendered(name, getattr(self, name))
-        return redrive_request(**{name: getattr(self, name) for name in _PARTS})
+        return redrive_request(**{name: getattr(self, name) for name in _REQUEST_FIELDS})
 
     async def _redrive(
-        self, connection: Connection, queue: WorkQueue, order: RedriveRequest
+        self, connection: Connection, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[Cursor | None, dict[str, Any], set[int], WaitReport | None]:
-        mark = await self._mark(connection, queue)
+        cursor = await self._take_cursor(connection, queue)
         report = await redrive_dead_letters(
             connection,
             queue,
-            replace(order, keep_open=mark is not None),
+            replace(request, keep_open=cursor is not None),
             stopped=lambda: self._killed,
         )
-        told = report.as_json()
-        self._tell(told | {"guarantee": report.guarantee})
+        summary = report.as_json()
+        self._log_report(summary | {"guarantee": report.guarantee})
         report.raise_for_failures()
-        awaited = report.awaited()
-        if mark is None:
-            return None, told, awaited, None
-        mark = _since(mark, told)
-        return mark, told, awaited, await self._wait(connection, queue, order, mark, awaited)
+        awaited = report.awaited_sequences()
+        if cursor is None:
+            return None, summary, awaited, None
+        cursor = _including_earlier_tries(cursor, summary)
+        return cursor, summary, awaited, await self._wait(connection, queue, request, cursor, awaited)
 
     def _redrive_with_spark(
-        self, hook: JetStreamHook, context: Context, queue: WorkQueue, order: RedriveRequest
+        self, hook: JetStreamHook, context: Context, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[Cursor | None, dict[str, Any], set[int]]:
-        mark = hook.blocking(self._mark, queue)
-        told, awaited, problem = self.redrive_on_spark(context, queue, replace(order, keep_open=mark is not None))
-        self._tell(told)
+        cursor = hook.blocking(self._take_cursor, queue)
+        summary, awaited, problem = self.redrive_on_spark(
+            context, queue, replace(request, keep_open=cursor is not None)
+        )
+        self._log_report(summary)
         if problem:
             raise RedriveError(problem)
-        del told["guarantee"]
-        return mark and _since(mark, told), told, awaited
+        del summary["guarantee"]
+        return cursor and _including_earlier_tries(cursor, summary), summary, awaited
 
-    async def _mark(self, connection: Connection, queue: WorkQueue) -> Cursor | None:
-        mark = await take_cursor(connection, queue) if self.wait_for_completion else None
-        self.retry_goes_on_waiting = await self._audit(connection, queue) is not None
-        return mark
+    async def _take_cursor(self, connection: Connection, queue: WorkQueue) -> Cursor | None:
+        cursor = await take_cursor(connection, queue) if self.wait_for_completion else None
+        self.retry_resumes_waiting = await self._audit_log(connection, queue) is not None
+        return cursor
 
     async def _wait(
-        self, connection: Connection, queue: WorkQueue, order: RedriveRequest, mark: Cursor, awaited: set[int]
+        self, connection: Connection, queue: WorkQueue, request: RedriveRequest, cursor: Cursor, awaited: set[int]
     ) -> WaitReport | None:
-        ended = await self.wait_inline(connection, mark, awaited)
-        if ended:
-            await self._end(connection, queue, str(order.run))
-        return ended
+        ends = await self.wait_inline(connection, cursor, awaited)
+        if ends:
+            await self._finish_run(connection, queue, str(request.run))
+        return ends
 
-    async def _audit(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:
+    async def _audit_log(self, connection: Connection, queue: WorkQueue) -> AuditLog | None:
         if queue.audit is None:
             return None
         return await AuditLog.open(connection, queue, (await stream_info(connection, queue.name))["created"])
 
-    async def _end(self, connection: Connection, queue: WorkQueue, run: str) -> None:
+    async def _finish_run(self, connection: Connection, queue: WorkQueue, run: str) -> None:
         try:
-            if audit := await self._audit(connection, queue):
-                await audit.finish(run)
+            if audit := await self._audit_log(connection, queue):
+                await audit.finish_run(run)
         except (ApiError, TransientError) as error:
             self.log.warning(
-                "The end of the redrive couldn't be recorded, a cleared task would go on with it: %s", error
+                "The end of the redrive couldn't be recorded, so a cleared task would continue it: %s", error
             )
 
-    def _tell(self, told: Mapping[str, Any]) -> None:
-        if not (told["redriven"] or told["parked"] or told["failed"]):
+    def _log_report(self, report: Mapping[str, Any]) -> None:
+        if not (report["redriven"] or report["parked"] or report["failed"]):
             self.log.info("No dead letter of this selection was found; there is nothing to redrive")
         self.log.info(
             "%d dead letters redriven (%d by earlier tries), %d parked, %d failed, %d were gone; protocol %s: %s",
-            *(told[name] for name in ("redriven", "resumed", "parked", "failed", "gone", "protocol", "guarantee")),
+            *(report[name] for name in ("redriven", "resumed", "parked", "failed", "gone", "protocol", "guarantee")),
         )
-        for sequence, reason in told["failures"].items():
+        for sequence, reason in report["failures"].items():
             self.log.error("Dead letter %s stays where it is: %s", sequence, reason)
-        self._warn(told)
+        self._log_risks(report)
 
-    def _tell_preview(self, told: dict[str, Any]) -> dict[str, Any]:
+    def _log_preview(self, preview: dict[str, Any]) -> dict[str, Any]:
         self.log.info(
             "A redrive would bring back %d dead letters, park %d and fail for %d; protocol %s: %s",
-            *(told[name] for name in ("redriven", "parked", "failed", "protocol", "guarantee")),
+            *(preview[name] for name in ("redriven", "parked", "failed", "protocol", "guarantee")),
         )
-        for group in told["groups"]:
-            named = zip(self.group_by, group["group"], strict=True)
-            self.log.info("%d of %s", group["count"], ", ".join(f"{name} {value or '-'}" for name, value in named))
-        for letter in told["sample"]:
+        for group in preview["groups"]:
+            fields = zip(self.group_by, group["group"], strict=True)
+            self.log.info("%d of %s", group["count"], ", ".join(f"{name} {value or '-'}" for name, value in fields))
+        for letter in preview["sample"]:
             self.log.info("For example %s", json.dumps(letter))
-        for sequence, reason in told["failures"].items():
+        for sequence, reason in preview["failures"].items():
             self.log.warning("Dead letter %s would stay where it is: %s", sequence, reason)
-        self._warn(told)
-        return plain(told)
+        self._log_risks(preview)
+        return json_result(preview)
 
-    def _warn(self, told: Mapping[str, Any]) -> None:
-        if told["uncertain"]:
-            self.log.warning("%d more dead letters can't be told yet; a later redrive finds them", told["uncertain"])
-        if told["undeliverable"]:
-            self.log.warning("%d jobs are taken by no consumer; select reason undeliverable", told["undeliverable"])
-        for risk in told["risks"]:
+    def _log_risks(self, report: Mapping[str, Any]) -> None:
+        if report["uncertain"]:
+            self.log.warning("%d more dead letters are uncertain yet; a later redrive finds them", report["uncertain"])
+        if report["undeliverable"]:
+            self.log.warning("%d jobs match no consumer's filter; select reason undeliverable", report["undeliverable"])
+        for risk in report["risks"]:
             self.log.warning("%s", risk)
 
 
-def _since(mark: Cursor, told: Mapping[str, Any]) -> Cursor:
-    # An earlier try redrove some, and they may have ended before this one took its mark.
-    return mark.from_start() if told["resumed"] else mark
+def _including_earlier_tries(cursor: Cursor, report: Mapping[str, Any]) -> Cursor:
+    # An earlier try redrove some letters, and their jobs may have ended before this try took its cursor.
+    return cursor.from_start() if report["resumed"] else cursor

@@ -15,14 +15,14 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.links.report import DeadLetterReportLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
-from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.identity import task_key
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
 from airflow_provider_jetstream.tasks.spark_process import CONNECTION_FIELDS, SparkApplication
 from airflow_provider_jetstream.tasks.template_values import (
-    require_rendered,
     is_templated,
     parse_selection,
+    require_rendered,
     selection_as_json,
 )
 
@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 class JetStreamDeadLetterReportOperator(BaseOperator):
     """Store a queue's dead letters as Parquet, group them by cause, and report on them as Parquet and one HTML page.
 
-    Nothing is changed in the queue. The stored letters are the evidence that a later redrive can start from (``letters``
-    of
+    Nothing is changed in the queue. A later redrive can start from the stored letters (``letters`` of
     :class:`~airflow_provider_jetstream.operators.redrive.JetStreamRedriveOperator`). A task that is killed ends its
     Spark application; what it has written by then stays in a folder of its own.
 
@@ -58,7 +57,14 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
     """
 
     operator_extra_links = (QueueLink(), DeadLetterReportLink())
-    template_fields: Sequence[str] = ("work_queue", "directory", "page_directory", "select", "served_at", *CONNECTION_FIELDS)
+    template_fields: Sequence[str] = (
+        "work_queue",
+        "directory",
+        "page_directory",
+        "select",
+        "served_at",
+        *CONNECTION_FIELDS,
+    )
     ui_color = "#f5e6d9"
 
     def __init__(

@@ -1,4 +1,4 @@
-"""The DAG that brings dead letters back as its run is told to, of any queue."""
+"""The DAG that redrives dead letters of any queue, as the configuration of its run says."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.reprocessing.actions import ACTIONS, REDRIVE
-from airflow_provider_jetstream.reprocessing.operator import JetStreamRedriveByNameOperator
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.redrive_request import ACTIONS, REDRIVE, request_for_action
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
+
+    from airflow.sdk import Context
 
 _RETRIES = {"retries": 2, "retry_delay": timedelta(seconds=30)}
 
@@ -28,21 +32,19 @@ def reprocess_dag(
     """Make the DAG that the monitor's page triggers, and that people can trigger by hand.
 
     Its run's configuration says what to do: ``nats_conn_id``, ``queue``, ``select``, ``action``, ``rate``, ``why`` and
-    ``dry_run``. Whoever may trigger it may redrive on all the connections that it allows.
+    ``dry_run``. Everybody who may trigger it may redrive on all the connections that it allows.
 
-    :param dag_id: its id; ``[jetstream] monitor_redrive_dag`` names it to the page
+    :param dag_id: the value of ``[jetstream] monitor_redrive_dag`` where the page shall trigger it
     :param connections: ids of the Airflow connections that it may use; all where absent
-    :param tags: its tags
-    :param default_args: of its task; two retries where it doesn't say
+    :param default_args: of its task, over two retries
     :param dag_arguments: further arguments of the DAG
-    :return: the DAG
     """
     allowed: dict[str, Any] = {"enum": list(connections)} if connections else {}
     default = next(iter(connections or ()), JetStreamHook.default_conn_name)
     arguments: dict[str, Any] = {
         "schedule": None,
         "catchup": False,
-        # It does nothing by itself, and a paused one would leave the runs that the page asks for in the queue.
+        # It has no schedule, and in a paused DAG the runs that the page triggers would stay queued.
         "is_paused_upon_creation": False,
         "doc_md": __doc__,
     }
@@ -79,3 +81,35 @@ def reprocess_dag(
             count_only="{{ params.dry_run }}",
         )
     return dag
+
+
+class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
+    """Redrive dead letters of a queue whose declaration is read from its server.
+
+    :param action: ``redrive``, ``park``, or ``in_place`` for all letters of the queue
+    :param count_only: count what would be done, and change nothing; a template may give it as text
+    """
+
+    template_fields: Sequence[str] = ("queue_name", "select", "rate", "why", "nats_conn_id", "action", "count_only")
+
+    def __init__(
+        self, *, queue_name: str, action: str = REDRIVE, count_only: bool | str = False, **kwargs: Any
+    ) -> None:
+        # execute() replaces the name by the declaration.
+        super().__init__(work_queue=queue_name, **kwargs)
+        self.queue_name = queue_name
+        self.action = action
+        self.count_only = count_only
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Read the queue's declaration from the server, and redrive.
+
+        :raises AirflowFailException: there is no such queue, or the request isn't possible
+        :raises RedriveError: some letters stayed where they were
+        """
+        with fail_on_terminal_errors():
+            request = request_for_action(self.action, Selection())
+            self.protocol, self.max_redrives = request.protocol.value, request.max_redrives
+            self.only_preview = str(self.count_only).strip().lower() == "true"
+            self.work_queue = JetStreamHook(self.nats_conn_id).discover_queue(self.queue_name)
+        return super().execute(context)

@@ -1,4 +1,4 @@
-"""What sensors share that look at a queue: here, or again and again in a trigger."""
+"""The base class of sensors that poll a queue, in the task itself or in a trigger."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ from abc import abstractmethod
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.providers.common.compat.sdk import AirflowFailException, BaseSensorOperator, conf
+from airflow.sdk import BaseSensorOperator
 
+from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.error_mapping import terminal_errors_fail
-from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN, noticing_seconds
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN, exit_notice_seconds
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
     from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 
 class PollingSensor(BaseSensorOperator):
-    """Looks at a queue until it is as expected.
+    """Polls a queue until a condition holds.
 
     :param work_queue: the queue
     :param deferrable: wait in the triggerer rather than in a worker slot
@@ -48,25 +49,20 @@ class PollingSensor(BaseSensorOperator):
         self.nats_conn_id = nats_conn_id
 
     @abstractmethod
-    def trigger(self, looking: Mapping[str, Any]) -> PollingTrigger:
-        """Give the trigger that goes on looking.
+    def polling_trigger(self, polling: Mapping[str, Any]) -> PollingTrigger:
+        """Return the trigger that goes on polling.
 
-        :param looking: the arguments that all such triggers have
-        :return: the trigger
+        :param polling: the arguments of :class:`~airflow_provider_jetstream.triggers.polling.PollingTrigger`
         """
 
     @abstractmethod
-    def tell(self, found: Mapping[str, Any]) -> None:
-        """Log what a trigger found.
-
-        :param found: what it found
-        """
+    def log_result(self, result: Mapping[str, Any]) -> None:
+        """Log the result of a trigger."""
 
     def execute(self, context: Context) -> Any:
-        """Wait until the queue is as expected.
+        """Wait until the condition holds.
 
-        :param context: the task's context
-        :return: what was found
+        :return: the result of the last poll
         """
         if not self.deferrable:
             return super().execute(context)
@@ -76,22 +72,19 @@ class PollingSensor(BaseSensorOperator):
         return first.xcom_value
 
     def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
-        """Go on after the trigger.
+        """Resume after the trigger.
 
-        :param context: the task's context
-        :param event: what the trigger found
-        :return: what was found
-        :raises AirflowFailException: looking was impossible
+        :raises AirflowFailException: polling was impossible
         """
         if event is None or event["status"] == "error":
             raise AirflowFailException(event["message"] if event else "the trigger ended without an event")
-        found: dict[str, Any] = event["found"]
-        self.tell(found)
-        return found
+        result: dict[str, Any] = event["found"]
+        self.log_result(result)
+        return result
 
     def _defer(self) -> NoReturn:
-        with terminal_errors_fail():
-            trigger = self.trigger(
+        with fail_on_terminal_errors():
+            trigger = self.polling_trigger(
                 {
                     "nats_conn_id": self.nats_conn_id,
                     "work_queue": WorkQueue.load(self.work_queue).model_dump(mode="json", exclude_unset=True),
@@ -100,5 +93,5 @@ class PollingSensor(BaseSensorOperator):
                 }
             )
         # Airflow's own time limit resumes a task too, and fails it if that comes too early.
-        seconds = max(self.timeout, noticing_seconds() + SHORTEST_MARGIN)
+        seconds = max(self.timeout, exit_notice_seconds() + SHORTEST_MARGIN)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=seconds))

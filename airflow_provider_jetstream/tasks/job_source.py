@@ -1,4 +1,4 @@
-"""The ``jobs`` argument of an operator: a list, or a callable or an iterator that Airflow's templating must not touch."""
+"""The ``jobs`` argument of an operator: a list, a callable or an iterator, kept from Airflow's templating."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ class JobSource:
 
     def __repr__(self) -> str:
         named = self._source if callable(self._source) else type(self._source)
-        return f"<jobs of {getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(named).__qualname__)}>"
+        return (
+            f"<jobs of {getattr(named, '__module__', '?')}.{getattr(named, '__qualname__', type(named).__qualname__)}>"
+        )
 
     @classmethod
     def wrap(cls, jobs: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The NATS credentials of Spark executors: as options that Spark may show, and as an environment that it doesn't show."""
+"""The NATS credentials of Spark executors: options that Spark may show, and variables that it doesn't show."""
 
 from __future__ import annotations
 

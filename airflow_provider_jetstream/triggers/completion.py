@@ -17,35 +17,35 @@ from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
-from airflow_provider_jetstream.triggers.task_state import was_ended
+from airflow_provider_jetstream.triggers.task_state import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
 
 WHY_KILLED = "the task that waits for it was ended"
-_RETRY_PAUSE = 2.0
+_RETRY_SECONDS = 2.0
 _PROGRESS_SECONDS = 10.0
-# Jobs may have ended in time while no triggerer ran, so even a trigger that starts too late reads what is stored.
-_LAST_LOOK = 5.0
+# Jobs may have ended in time while no triggerer ran, so a trigger reads the streams even after its deadline.
+_MINIMUM_SECONDS = 5.0
 
-# Airflow cancels a trigger that was killed again each second until it has ended, and so cuts its on_kill off.
-_cancelling: set[asyncio.Task[None]] = set()
+# Airflow cancels a killed trigger once a second until it has ended, and so interrupts its on_kill.
+_cancellations: set[asyncio.Task[None]] = set()
 
 
 class JobCompletionTrigger(BaseTrigger):
     """Fires when jobs have ended, however they ended.
 
-    What it needs to know is in its arguments and on the server: a restart, a move to another triggerer or a second
-    copy of it reads the same stored events and comes to the same end.
+    Its whole state is in its arguments and on the server: after a restart, on another triggerer or as a second copy it
+    reads the same stored events and fires the same event.
 
     :param nats_conn_id: the Airflow connection
-    :param mark: where to read from, as a dict; taken before the jobs were published
+    :param mark: the cursor to read from, as a dict; taken before the jobs were published
     :param sequences: the jobs' stream sequences as ranges of first and last
-    :param tolerance: what to put up with, as the arguments of a
-        :class:`~airflow_provider_jetstream.jetstream.Tolerance`; it fires early where that is exceeded
+    :param tolerance: the arguments of a :class:`~airflow_provider_jetstream.jetstream.WaitPolicy`; the trigger fires
+        early where the policy is violated
     :param deadline: seconds since the epoch after which it fires in any case
     :param deferred_at: seconds since the epoch at which the task deferred itself
-    :param summary: handed through to the event
+    :param summary: part of the event, unchanged
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
     """
 
@@ -71,13 +71,10 @@ class JobCompletionTrigger(BaseTrigger):
         self.deferred_at = deferred_at
         self.summary = dict(summary)
         self._report = WaitReport({number for low, high in self.sequences for number in range(low, high + 1)})
-        self._told = time.monotonic()
+        self._logged_at = time.monotonic()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Give what recreates the trigger elsewhere.
-
-        :return: class path and arguments; never a secret
-        """
+        """Return the class path and the arguments that recreate the trigger elsewhere; never a secret."""
         return (
             f"{type(self).__module__}.{type(self).__name__}",
             {
@@ -93,33 +90,30 @@ class JobCompletionTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, then fire once.
-
-        :return: an event with ``status`` ``ended``, ``timeout`` or ``error``
-        """
+        """Wait, then fire one event with ``status`` ``ended``, ``timeout`` or ``error``."""
         guard = EarlyFireGuard(self.deferred_at)
         try:
-            async with asyncio.timeout(max(_LAST_LOOK, self.deadline - time.time())):
+            async with asyncio.timeout(max(_MINIMUM_SECONDS, self.deadline - time.time())):
                 await self._wait()
             event: dict[str, Any] = {"status": "ended"}
         except TimeoutError:
             event = {"status": "timeout", "queue": self.mark["queue"], "missing": sequence_ranges(self._report.awaited)}
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
-        await guard.hold()
+        await guard.wait()
         yield TriggerEvent(event | {"report": self._report.as_json(), "summary": self.summary})  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
-        """Cancel the jobs that haven't ended, if that was asked for and a person did end the task."""
+        """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set and a person ended the task."""
         if not self.cancel_on_kill or not self._report.awaited:
             return
-        cancelling = asyncio.create_task(self._cancel())
-        _cancelling.add(cancelling)
-        cancelling.add_done_callback(_cancelling.discard)
-        await asyncio.shield(cancelling)
+        cancellation = asyncio.create_task(self._cancel_jobs())
+        _cancellations.add(cancellation)
+        cancellation.add_done_callback(_cancellations.discard)
+        await asyncio.shield(cancellation)
 
-    async def _cancel(self) -> None:
-        if not await was_ended(self.task_instance):
+    async def _cancel_jobs(self) -> None:
+        if not await has_ended(self.task_instance):
             self.log.info("The task goes on, so its jobs do too")
             return
         async with JetStreamHook(self.nats_conn_id).shared() as connection:
@@ -129,20 +123,20 @@ class JobCompletionTrigger(BaseTrigger):
         self.log.info("The task was ended: %d jobs of %s are cancelled", cancelled, self.mark["queue"])
 
     async def _wait(self) -> None:
-        mark, tolerance = Cursor(**self.mark), WaitPolicy(**self.tolerance)
+        cursor, policy = Cursor(**self.mark), WaitPolicy(**self.tolerance)
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
-                    await wait(connection, mark, self._report, policy=tolerance, progress=lambda _: self._progress())
+                    await wait(connection, cursor, self._report, policy=policy, progress=lambda _: self._log_progress())
             except (TransientError, ApiError) as error:
-                self.log.warning("Waiting for jobs was interrupted, going on: %s", error)
-                await asyncio.sleep(_RETRY_PAUSE)
+                self.log.warning("Waiting for jobs was interrupted, trying again: %s", error)
+                await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
 
-    def _progress(self) -> None:
-        if self._report.awaited and time.monotonic() - self._told >= _PROGRESS_SECONDS:
-            self._told = time.monotonic()
+    def _log_progress(self) -> None:
+        if self._report.awaited and time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:
+            self._logged_at = time.monotonic()
             report = self._report
             self.log.info(
                 "%d completed, %d dead, %d to go", len(report.completed), len(report.dead), len(report.awaited)

@@ -20,8 +20,8 @@ class DeadLetterTrigger(PollingTrigger):
     :param min_count: dead letters to wait for; with ``group_by``, of any one group
     :param select: which dead letters, as a dict
     :param older_than: seconds that the first of them has to be dead
-    :param group_by: what letters of a group share
-    :param looking: see :class:`LookingTrigger`
+    :param group_by: the fields that letters of a group share
+    :param polling: see :class:`PollingTrigger`
     """
 
     def __init__(
@@ -31,16 +31,16 @@ class DeadLetterTrigger(PollingTrigger):
         select: Mapping[str, Any] | None = None,
         older_than: float = 0.0,
         group_by: Sequence[GroupField] = (),
-        **looking: Any,
+        **polling: Any,
     ) -> None:
-        super().__init__(**looking)
+        super().__init__(**polling)
         self.min_count = min_count
         self.select = dict(select or {})
         self.older_than = older_than
         self.group_by = list(group_by)
 
     def criteria(self) -> dict[str, Any]:
-        """Give the arguments that say what is looked for."""
+        """Return the arguments that make up the condition."""
         return {
             "min_count": self.min_count,
             "select": self.select,
@@ -48,11 +48,7 @@ class DeadLetterTrigger(PollingTrigger):
             "group_by": self.group_by,
         }
 
-    async def look(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
-        """Look once.
-
-        :param hook: the hook
-        :return: the summary, if there are enough
-        """
+    async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
+        """Scan the dead letters once; return the summary if there are enough."""
         summary = await hook.ascan_dead_letters(self.work_queue, self.select, self.group_by)
         return summary.as_json() if summary.reached(self.min_count, timedelta(seconds=self.older_than)) else None

@@ -1,9 +1,9 @@
-"""Keeping a trigger from firing before Airflow is ready for it.
+"""Keeps a trigger from firing before Airflow is ready for its event.
 
 Airflow's scheduler fails a task instance whose trigger fires before the scheduler has seen the end of the worker
-process that deferred it. The process that supervises it may notice that end only ``[workers] min_heartbeat_interval``
-later, and the scheduler needs its own time after that. How long isn't visible from a trigger, but a triggerer that was
-slow to start the trigger belongs to an Airflow that is slow to see exits.
+process that deferred it. The process that supervises the worker may notice that end only ``[workers]
+min_heartbeat_interval`` later, and the scheduler needs its own time after that. A trigger can't see how long that
+takes, but a triggerer that was slow to start the trigger belongs to an Airflow that is slow to see exits.
 """
 
 from __future__ import annotations
@@ -11,23 +11,20 @@ from __future__ import annotations
 import asyncio
 import time
 
-from airflow.providers.common.compat.sdk import conf
+from airflow_provider_jetstream.airflow_compat import conf
 
 SHORTEST_MARGIN = 3.0
 LONGEST_MARGIN = 10.0
 SETTLED_AFTER = 60.0
 
 
-def noticing_seconds() -> float:
-    """Give how long Airflow may take to notice that the process which deferred a task has ended.
-
-    :return: seconds
-    """
+def exit_notice_seconds() -> float:
+    """Return how long Airflow may take to notice that the process which deferred a task has ended."""
     return float(conf.getfloat("workers", "min_heartbeat_interval", fallback=5.0))
 
 
 class EarlyFireGuard:
-    """Holds the event of one trigger run back for as long as firing might fail the task.
+    """Delays the event of one trigger run for as long as firing might fail the task.
 
     :param deferred_at: seconds since the epoch at which the task deferred itself
     """
@@ -36,9 +33,9 @@ class EarlyFireGuard:
         elapsed = time.time() - deferred_at
         margin = min(max(elapsed, SHORTEST_MARGIN), LONGEST_MARGIN)
         # A trigger that another triggerer takes over belongs to a task whose end was seen long ago.
-        self._until = time.monotonic() + (noticing_seconds() + margin if elapsed < SETTLED_AFTER else 0.0)
+        self._until = time.monotonic() + (exit_notice_seconds() + margin if elapsed < SETTLED_AFTER else 0.0)
 
-    async def hold(self) -> None:
+    async def wait(self) -> None:
         """Return as soon as firing is safe."""
-        if (left := self._until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
+        if (remaining := self._until - time.monotonic()) > 0:
+            await asyncio.sleep(remaining)

@@ -1,4 +1,4 @@
-"""What triggers share that look at a queue again and again."""
+"""The base class of triggers that poll a queue."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
-from airflow_provider_jetstream.tasks.xcom import plain
+from airflow_provider_jetstream.tasks.outcome import json_result
 from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
 
 if TYPE_CHECKING:
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
 
 
 class PollingTrigger(BaseTrigger):
-    """Looks at a queue until it is as expected; a server that is away is waited for.
+    """Polls a queue until a condition holds, and keeps polling while the server is away.
 
     :param nats_conn_id: the Airflow connection
     :param work_queue: the queue's declaration as a dict
-    :param poll_interval: seconds between two looks
+    :param poll_interval: seconds from the start of one poll to the next
     :param deferred_at: seconds since the epoch at which the task deferred itself
     """
 
@@ -37,10 +37,7 @@ class PollingTrigger(BaseTrigger):
         self.deferred_at = deferred_at
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
-        """Give what recreates the trigger elsewhere.
-
-        :return: class path and arguments; never a secret
-        """
+        """Return the class path and the arguments that recreate the trigger elsewhere; never a secret."""
         return (
             f"{type(self).__module__}.{type(self).__name__}",
             {
@@ -54,36 +51,32 @@ class PollingTrigger(BaseTrigger):
 
     @abstractmethod
     def criteria(self) -> dict[str, Any]:
-        """Give the arguments that say what is looked for."""
+        """Return the arguments that make up the condition."""
 
     @abstractmethod
-    async def look(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
-        """Look once.
+    async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
+        """Poll the queue once.
 
-        :param hook: the hook
-        :return: what was found, if the queue is as expected
+        :return: the result as JSON if the condition holds, else ``None``
         """
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Look until the queue is as expected, then fire once.
-
-        :return: an event with ``status`` ``found`` or ``error``
-        """
+        """Poll until the condition holds, then fire one event with ``status`` ``found`` or ``error``."""
         guard = EarlyFireGuard(self.deferred_at)
         try:
-            event = {"status": "found", "found": plain(await self._find())}
+            event = {"status": "found", "found": json_result(await self._result())}
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
-        await guard.hold()
+        await guard.wait()
         yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
-    async def _find(self) -> Mapping[str, Any]:
+    async def _result(self) -> Mapping[str, Any]:
         hook = JetStreamHook(self.nats_conn_id)
         while True:
             started = time.monotonic()
             try:
-                if found := await self.look(hook):
-                    return found
+                if result := await self.poll(hook):
+                    return result
             except (TransientError, ApiError) as error:
-                self.log.warning("Looking at the queue failed, trying again: %s", error)
+                self.log.warning("Polling the queue failed, trying again: %s", error)
             await asyncio.sleep(max(0.0, self.poll_interval - (time.monotonic() - started)))

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.inspection.drained import check_drained
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
@@ -17,32 +15,25 @@ if TYPE_CHECKING:
 class QueueDrainedTrigger(PollingTrigger):
     """Fires when a queue is drained.
 
-    :param consumers: names of the consumers to look at; all where absent
+    :param consumers: names of the consumers to check; all where absent
     :param nothing_dead: whether to wait until no dead letter is in circulation either
-    :param looking: see :class:`LookingTrigger`
+    :param polling: see :class:`PollingTrigger`
     """
 
-    def __init__(self, *, consumers: Sequence[str] | None = None, nothing_dead: bool = False, **looking: Any) -> None:
-        super().__init__(**looking)
+    def __init__(self, *, consumers: Sequence[str] | None = None, nothing_dead: bool = False, **polling: Any) -> None:
+        super().__init__(**polling)
         self.consumers = None if consumers is None else list(consumers)
         self.nothing_dead = nothing_dead
-        self._told = ""
+        self._logged = ""
 
     def criteria(self) -> dict[str, Any]:
-        """Give the arguments that say what is looked for."""
+        """Return the arguments that make up the condition."""
         return {"consumers": self.consumers, "nothing_dead": self.nothing_dead}
 
-    async def look(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
-        """Look once.
-
-        :param hook: the hook
-        :return: the counts, if the queue is drained
-        """
-        async with hook.shared() as connection:
-            report = await check_drained(
-                connection, WorkQueue.load(self.work_queue), self.consumers, nothing_dead=self.nothing_dead
-            )
-        if (told := str(report)) != self._told:
-            self._told = told
-            self.log.info("%s", told)
+    async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
+        """Check the queue once; return the counts if it is drained."""
+        report = await hook.acheck_drained(self.work_queue, self.consumers, nothing_dead=self.nothing_dead)
+        if (line := str(report)) != self._logged:
+            self._logged = line
+            self.log.info("%s", line)
         return report.as_json() if report.drained else None

@@ -8,6 +8,8 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
+
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
@@ -30,14 +32,11 @@ async def send_until_confirmed(send: Callable[[], Awaitable[object]], what: str)
     :param send: sends the request and waits for the answer
     :param what: names the request in the log
     """
-    from nats import errors
-    from nats.js import errors as js_errors
-
     deadline = time.monotonic() + _CONFIRM_TIMEOUT
     while True:
         try:
             await send()
-        except (errors.Error, js_errors.Error) as error:
+        except (ApiError, TransientError) as error:
             if time.monotonic() > deadline:
                 raise
             log.warning("%s isn't confirmed yet, sending it again: %s", what, error)
@@ -53,14 +52,12 @@ async def nak(connection: Connection, message: Msg, delay: int | None = None) ->
 
     :param delay: nanoseconds, see :mod:`.redelivery`; ``None`` for at once
     """
-    from nats import errors
-
-    if not connection.client.is_connected:
+    if not connection.is_connected:
         return False
     payload = b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": delay}).encode()
     try:
-        await connection.client.request(message.reply, payload, timeout=ANSWER_TIMEOUT)
-    except errors.Error as error:
+        await connection.request(message.reply, payload, timeout=ANSWER_TIMEOUT)
+    except TransientError as error:
         log.warning("the nak of job %d isn't confirmed: %s", message.metadata.sequence.stream, error)
         return False
     return True
@@ -70,7 +67,7 @@ class Heartbeat:
     """Tells the server that a delivery is in progress, three times per ack wait (in seconds), until it is stopped."""
 
     def __init__(self, connection: Connection, message: Msg, ack_wait: float) -> None:
-        self._client = connection.client
+        self._connection = connection
         self._message = message
         self._interval = ack_wait / _SIGNALS_PER_ACK_WAIT
         self._loop = asyncio.get_running_loop()
@@ -85,14 +82,12 @@ class Heartbeat:
 
     def _tick(self) -> None:
         # A signal sent while the connection is lost would arrive late, when another worker may have the job.
-        if self._client.is_connected:
+        if self._connection.is_connected:
             self._sending = self._loop.create_task(self._signal())
         self._timer = self._loop.call_later(self._interval, self._tick)
 
     async def _signal(self) -> None:
-        from nats import errors
-
         try:
-            await self._message.in_progress()
-        except errors.Error as error:
+            await self._connection.publish(self._message.reply, b"+WPI")
+        except TransientError as error:
             log.debug("the in-progress signal for %s was not sent: %s", self._message.reply, error)

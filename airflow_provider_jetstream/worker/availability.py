@@ -1,26 +1,25 @@
-"""Being told that there is a job without taking it: a pull request that is too small for any.
+"""Detects that a consumer has jobs without pulling one: a pull request too small to fit any message.
 
-The server answers such a request the moment a job can be delivered, and puts the job back with its count of deliveries
-as before. It says nothing while the consumer is paused or has as many jobs in flight as it may. So a bell may be open
-for several consumers at a time, where real requests could bring more jobs than there is room for. Measured with
-nats-server 2.15: fifty bells left a job's next real delivery at the number it would have had.
+The server answers such a request the moment a job can be delivered, and leaves the job and its delivery count as they
+were. It doesn't answer while the consumer is paused or at its ``max_ack_pending``. So a worker can probe several
+consumers at a time, where real pull requests could deliver more jobs than it can start. Measured with nats-server 2.15:
+after fifty probes a job's next real delivery had the number it would have had without them.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Self
 
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS
+from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.fetcher import (
     NO_MESSAGES,
     PAUSE_AFTER_REFUSAL,
     PULL_EXPIRES,
     read_status,
-    unsubscribe,
 )
 
 if TYPE_CHECKING:
@@ -33,95 +32,84 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-_BELL = {"batch": 1, "max_bytes": 1, "expires": round(PULL_EXPIRES * NANOSECONDS)}
 _TOO_LARGE = "Message Size Exceeds MaxBytes"
-# Only a lost connection or a dead leader leaves a bell unanswered.
-_LOST_AFTER = 1.5 * PULL_EXPIRES
-# Enough for a consumer's own idle workers to be faster.
-_COURTESY = 0.02
+# Only a lost connection or a dead leader leaves a probe unanswered.
+_ANSWER_TIMEOUT = 1.5 * PULL_EXPIRES
+# Long enough for idle workers that have the consumer as their own to pull first.
+_FALLBACK_DELAY = 0.02
 
 
 class AvailabilityProbe:
-    """Tells whether a lane has jobs; silent lanes are listened to.
+    """Knows whether a consumer has jobs; while it has none the probe waits for the next one.
 
-    :param connection: the server
-    :param lane: the lane
-    :param rang: is called when it begins to have jobs
+    :param on_available: is called when the consumer has jobs again
     """
 
     def __init__(self, connection: Connection, consumer: BoundConsumer, on_available: Callable[[], None]) -> None:
         self._connection = connection
         self._subject = consumer.next_subject
-        self._body = json.dumps(_BELL | consumer.request_fields).encode()
-        self._courtesy = _COURTESY if consumer.is_fallback else 0.0
-        self._rang = on_available
-        self._inbox = connection.client.new_inbox()
+        self._body = pull_request(1, max_bytes=1, expires=PULL_EXPIRES, priority=consumer.request_fields)
+        self._delay = _FALLBACK_DELAY if consumer.is_fallback else 0.0
+        self._on_available = on_available
+        self._inbox = connection.new_inbox()
         self._requests = 0
         self._pause = 0.0
         self._answer: asyncio.Future[Msg] | None = None
-        # Until it is looked there, so that the first look goes by urgency rather than by who rings first.
-        self._silent = asyncio.Event()
+        # Not armed at first, so that the first fetches go by urgency rather than by the order of the answers.
+        self._armed = asyncio.Event()
 
     @property
     def available(self) -> bool:
-        """Whether there were jobs when it was heard of last."""
-        return not self._silent.is_set()
+        """Whether the consumer had jobs at the last fetch or probe."""
+        return not self._armed.is_set()
 
     def arm(self, pause: float = 0.0) -> None:
-        """Take in that there are no more jobs for now, and listen for the next.
-
-        :param pause: seconds until then
-        """
+        """Note that the consumer has no more jobs, and start to probe for the next one after ``pause`` seconds."""
         self._pause = pause
-        self._silent.set()
+        self._armed.set()
 
     @asynccontextmanager
     async def watching(self) -> AsyncIterator[Self]:
-        """Listen until the block is left, which no job is lost by.
-
-        :return: the bell
-        """
-        subscription = await self._connection.client.subscribe(f"{self._inbox}.*", cb=self._answered)
-        listening = asyncio.create_task(self._listen())
+        """Probe until the block ends. No job is consumed by probing."""
+        subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_answer)
+        running = asyncio.create_task(self._run())
         try:
             yield self
         finally:
-            listening.cancel()
-            await asyncio.gather(listening, return_exceptions=True)
-            await unsubscribe(subscription)
+            running.cancel()
+            await asyncio.gather(running, return_exceptions=True)
+            await subscription.unsubscribe()
 
-    async def _listen(self) -> None:
+    async def _run(self) -> None:
         while True:
-            await self._silent.wait()
+            await self._armed.wait()
             await asyncio.sleep(self._pause)
             self._pause = 0.0
-            if await self._rings():
-                await asyncio.sleep(self._courtesy)
-                self._silent.clear()
-                self._rang()
+            if await self._probe():
+                await asyncio.sleep(self._delay)
+                self._armed.clear()
+                self._on_available()
 
-    async def _rings(self) -> bool:
-        from nats import errors
-
-        if not self._connection.client.is_connected:
+    async def _probe(self) -> bool:
+        if not self._connection.is_connected:
             await asyncio.sleep(PAUSE_AFTER_REFUSAL)
             return False
         self._requests += 1
         self._answer = asyncio.get_running_loop().create_future()
         try:
-            await self._connection.client.publish(self._subject, self._body, reply=f"{self._inbox}.{self._requests}")
-            async with asyncio.timeout(_LOST_AFTER):
+            await self._connection.publish(self._subject, self._body, reply=f"{self._inbox}.{self._requests}")
+            async with asyncio.timeout(_ANSWER_TIMEOUT):
                 status, description = read_status(await self._answer)
         except TimeoutError:
             return False
-        except errors.Error as error:
+        except UnreachableError as error:
             status, description = "none", str(error)
         if description == _TOO_LARGE or status in NO_MESSAGES:
             return description == _TOO_LARGE
-        log.warning("%s tells of no jobs just now: %s (status %s)", self._subject, description, status)
+        log.warning("the probe on %s was refused: %s (status %s)", self._subject, description, status)
         await asyncio.sleep(PAUSE_AFTER_REFUSAL)
         return False
 
-    async def _answered(self, answer: Msg) -> None:
+    async def _on_answer(self, answer: Msg) -> None:
         if self._answer and not self._answer.done() and answer.subject == f"{self._inbox}.{self._requests}":
             self._answer.set_result(answer)

@@ -1,7 +1,7 @@
-"""Storing that a job was done, before it is acknowledged.
+"""Stores the completion of a job before the job is acknowledged.
 
-A crash between storing and acknowledging runs the job once more, and its second completion is dropped as a duplicate of
-the first. The other order could lose the completion.
+After a crash between the two the job runs once more, and the server drops its second completion as a duplicate of the
+first. The other order could lose the completion.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
@@ -26,18 +27,12 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-_HEADER_ROOM = 1024
+_HEADER_RESERVE = 1024
 _TRACE = (TRACE_PARENT, TRACE_STATE)
 
 
 class CompletionWriter:
-    """Tells the ends of jobs that went well.
-
-    :param connection: the server
-    :param queue: the work queue
-    :param consumer: the consumer's name
-    :param worker: the worker's name
-    """
+    """Stores the completions and cancellations of one consumer's jobs."""
 
     def __init__(self, connection: Connection, queue: WorkQueue, consumer: str, worker: str) -> None:
         self._connection = connection
@@ -46,11 +41,8 @@ class CompletionWriter:
         self._worker = worker
 
     def payload(self, job: Delivery, result: Any) -> bytes:
-        """Write a completion.
+        """Encode a completion with what the handler returned.
 
-        :param job: the job
-        :param result: what the handler returned
-        :return: the message's body
         :raises ValueError: the result isn't JSON, or too large
         """
         from airflow_provider_jetstream.jetstream.advisories import Completion
@@ -67,7 +59,7 @@ class CompletionWriter:
             result=result,
         )
         payload = completion.model_dump_json(exclude_none=True).encode()
-        if len(payload) > (limit := self._connection.client.max_payload - _HEADER_ROOM):
+        if len(payload) > (limit := self._connection.max_payload - _HEADER_RESERVE):
             raise ValueError(
                 f"expected a result whose completion has at most {limit} bytes, found {len(payload)}: return a"
                 " reference instead of the data"
@@ -75,12 +67,7 @@ class CompletionWriter:
         return payload
 
     async def store_cancellation(self, message: Msg, job: Delivery, cancellation: Cancellation) -> None:
-        """Store that a job was cancelled, where its completion would go.
-
-        :param message: the job as it was pulled
-        :param job: the job
-        :param cancellation: its cancellation
-        """
+        """Store that a job was cancelled, in the place of its completion."""
         end = cancelled_message(
             cancellation,
             queue=self._queue.name,
@@ -90,30 +77,22 @@ class CompletionWriter:
             deliveries=job.attempt,
             worker=self._worker,
         )
-        publish = self._connection.client.jetstream(timeout=ANSWER_TIMEOUT).publish
-        stored = partial(publish, end.subject, end.body, headers=end.headers)
-        await send_until_confirmed(stored, f"the cancellation of job {job.id}")
+        publish_end = partial(store, self._connection, end.subject, end.body, end.headers, timeout=ANSWER_TIMEOUT)
+        await send_until_confirmed(publish_end, f"the cancellation of job {job.id}")
 
     async def store(self, message: Msg, job: Delivery, payload: bytes) -> None:
-        """Store a completion, and report it to the job's own subject where it names one.
-
-        :param message: the job as it was pulled
-        :param job: the job
-        :param payload: what :meth:`payload` gave
-        """
+        """Store an encoded completion, and publish it on the job's advisory subject where it has one."""
         trace = {name: job.headers[name] for name in _TRACE if name in job.headers}
         if self._queue.events:
             subject = completion_subject(self._queue.name, self._consumer, job.sequence)
-            # The time tells this job from one of the same sequence in a recreated stream.
-            once = end_id(self._queue.name, job.sequence, message.metadata.timestamp)
-            publish = self._connection.client.jetstream(timeout=ANSWER_TIMEOUT).publish
-            headers = {MSG_ID: once, **trace}
-            await send_until_confirmed(
-                partial(publish, subject, payload, headers=headers), f"the completion of job {job.id}"
-            )
+            # The time distinguishes this job from one with the same sequence in a recreated stream.
+            msg_id = end_id(self._queue.name, job.sequence, message.metadata.timestamp)
+            headers = {MSG_ID: msg_id, **trace}
+            publish = partial(store, self._connection, subject, payload, headers, timeout=ANSWER_TIMEOUT)
+            await send_until_confirmed(publish, f"the completion of job {job.id}")
         if not (advisory := job.advisory):
             return
         if problem := subject_problem(advisory, wildcards=False):
             log.warning("%s can't report job %s to %r: %s", self._worker, job.id, advisory, problem)
             return
-        await self._connection.client.publish(advisory, payload, headers=trace or None)
+        await self._connection.publish(advisory, payload, trace or None)

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.cancellation.cache import CancellationCache, follow_cancellations
-from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, priority_fields
+from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, priority_fields, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
@@ -56,7 +56,7 @@ class BoundConsumer:
     @property
     def next_subject(self) -> str:
         """The subject of pull requests."""
-        return f"$JS.API.CONSUMER.MSG.NEXT.{self.ref.queue.name}.{self.ref.consumer.name}"
+        return pull_subject(self.ref.queue.name, self.ref.consumer.name)
 
     @property
     def is_fallback(self) -> bool:

@@ -1,4 +1,4 @@
-"""Where the body of a job that is given up would be safe: a copy in the dead letter queue, or else the archive."""
+"""Where the body of a terminated job can be preserved: a copy in the dead letter queue, or else the archive."""
 
 from __future__ import annotations
 
@@ -19,18 +19,16 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-# The client computes a message's time from a float.
+# nats-py computes a message's time from a float.
 _SAME_TIME = timedelta(milliseconds=1)
 
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterTarget:
-    """What a queue's dead letter queue takes from one consumer.
+    """What a dead letter queue stores about one consumer's jobs.
 
-    :param stream: its stream
-    :param problem: why it keeps no copies, and what to do about it; ``None`` where it does
-    :param hears_terminations: whether it stores what the server tells of terminated jobs
-    :param largest: bytes of the largest message it takes, where it has a limit
+    ``problem`` says why it stores no copies and what to do, ``captures_terminations`` whether it stores the server's
+    advisories about terminated jobs; ``max_message_size`` is in bytes, ``None`` for no limit.
     """
 
     stream: str
@@ -40,13 +38,7 @@ class DeadLetterTarget:
 
 
 async def inspect_target(connection: Connection, queue: WorkQueue, consumer: str) -> DeadLetterTarget:
-    """Look at the dead letter queue as it is on the server.
-
-    :param connection: the server
-    :param queue: the work queue
-    :param consumer: one of its consumers
-    :return: what it takes; a server that doesn't tell is a problem like any other
-    """
+    """Read the dead letter queue's configuration from the server; a failed request becomes the target's problem."""
     if queue.dead_letters is None:
         return DeadLetterTarget(
             "", f"{queue.name} declares no dead letter queue: declare dead_letters and provision it"
@@ -57,30 +49,25 @@ async def inspect_target(connection: Connection, queue: WorkQueue, consumer: str
     except NotFoundError:
         return DeadLetterTarget(stream, f"the dead letter queue {stream} doesn't exist: provision the queue")
     except JetStreamProviderError as error:
-        return DeadLetterTarget(stream, f"the dead letter queue {stream} can't be looked at: {error}")
+        return DeadLetterTarget(stream, f"the dead letter queue {stream} can't be inspected: {error}")
     subjects = config.get("subjects") or []
     problem = None
     if not covered_by_any(subjects, f"{copy_filter(queue.name).removesuffix('>')}{consumer}.*"):
         problem = f'the dead letter queue {stream} captures no copies: add "{copy_filter(queue.name)}" to its subjects'
     elif config.get("retention") == "interest":
-        # It would acknowledge a copy and drop it at once if no consumer of its wants it.
+        # The server would acknowledge a copy and drop it at once if no consumer of the stream wants it.
         problem = f"the dead letter queue {stream} has interest retention: recreate it with limits retention"
-    largest = config.get("max_msg_size") or -1
+    max_size = config.get("max_msg_size") or -1
     return DeadLetterTarget(
         stream,
         problem,
         captures_terminations=covered_by_any(subjects, f"{TERMINATED}.{queue.name}.{consumer}"),
-        max_message_size=largest if largest > 0 else None,
+        max_message_size=max_size if max_size > 0 else None,
     )
 
 
 async def archive_exists(connection: Connection, queue: WorkQueue) -> bool:
-    """Tell whether the queue's archive is declared and there.
-
-    :param connection: the server
-    :param queue: the work queue
-    :return: whether copies made by the server may be found there
-    """
+    """Return whether the queue's archive is declared and exists on the server."""
     if queue.archive is None:
         return False
     try:
@@ -91,27 +78,18 @@ async def archive_exists(connection: Connection, queue: WorkQueue) -> bool:
 
 
 async def is_archived(connection: Connection, queue: WorkQueue, message: Msg) -> bool:
-    """Tell whether the archive holds just this job, body and all.
+    """Return whether the archive holds this job with its body, so that removing it from the queue loses nothing.
 
-    :param connection: the server
-    :param queue: the work queue
-    :param message: the job as it was pulled
-    :return: whether the job can be taken out of the queue without losing its body
-    :raises JetStreamProviderError: the server didn't tell
+    :raises JetStreamProviderError: a request to the server failed
     """
     created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
     archive = await ArchiveReader.open(connection, queue, created)
-    found = await archive.find(message.metadata.sequence.stream) if archive else None
-    return found is not None and is_same_message(found, message) and found.data == message.data
+    copy = await archive.find(message.metadata.sequence.stream) if archive else None
+    return copy is not None and is_same_message(copy, message) and copy.data == message.data
 
 
 def is_same_message(stored: StoredMessage, message: Msg) -> bool:
-    """Tell whether a stored message is the one that was pulled, rather than one of a recreated stream.
-
-    :param stored: the stored message
-    :param message: the job as it was pulled
-    :return: whether they are the same
-    """
+    """Return whether a stored message is the one that was pulled, rather than one of a recreated stream."""
     return (
         stored.subject == message.subject
         and abs(datetime.fromisoformat(stored.time) - message.metadata.timestamp) < _SAME_TIME

@@ -1,7 +1,7 @@
-"""Giving up jobs that can't be done: a copy is stored first, and only then is the job terminated.
+"""Making a dead letter of a job that can't be done: a copy is stored first, and only then is the job terminated.
 
-A terminated job is removed with its body, so the other order could lose it. A crash in between delivers the job again,
-and a letter with two copies is still one letter. Where no copy can be stored, the job stays.
+The server removes a terminated job with its body, so the other order could lose it. After a crash between the two the
+job is delivered again; a dead letter with two copies counts once. Where no copy can be stored, the job stays.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, record_headers
@@ -51,82 +52,67 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-_TELLER = "worker"
-_COPY_SECONDS = 5.0
-# With or without a copy, a job that used up its deliveries stays in the queue.
-_LAST_FAILURE_SECONDS = 2.0
-# What is told where less and less room is left: so much of each text, whether the place, whether the digest.
-_TELLING = ((1_000, True, True), (100, True, True), (100, False, True), (0, False, True), (0, False, False))
-_REMEMBERED = 4_096
+_WRITER = "worker"
+_COPY_TIMEOUT = 5.0
+# Shorter: a job that used up its deliveries stays in the queue with or without a copy.
+_LAST_FAILURE_TIMEOUT = 2.0
+# Detail of the headers, less and less for copies close to the size limit: length of each text, with place, with digest.
+_DETAIL_LEVELS = ((1_000, True, True), (100, True, True), (100, False, True), (0, False, True), (0, False, False))
+_MAX_FIRST_FAILURES = 4_096
 
 
 class DeadLetterWriter:
-    """Keeps the jobs of one consumer that can't be done.
+    """Stores copies of one consumer's dead letters, and terminates the jobs that its handler gives up."""
 
-    :param connection: the server
-    :param queue: the work queue
-    :param consumer: the consumer's name
-    :param last_attempt: the consumer's ``max_deliver`` on the server
-    """
-
-    def __init__(self, connection: Connection, queue: WorkQueue, consumer: str, last_attempt: int) -> None:
+    def __init__(self, connection: Connection, queue: WorkQueue, consumer: str, max_deliver: int) -> None:
         self._connection = connection
         self._queue = queue
         self._consumer = consumer
-        self._last_attempt = last_attempt
-        self._shelter = DeadLetterTarget("", "nobody has looked yet")
+        self._max_deliver = max_deliver
+        self._target = DeadLetterTarget("", "not inspected yet")
         self._first_failures: OrderedDict[tuple[int, datetime], datetime] = OrderedDict()
 
     async def inspect_target(self) -> None:
-        """See whether copies can be stored, and log what is at risk if not."""
-        self._shelter = await inspect_target(self._connection, self._queue, self._consumer)
-        if self._shelter.problem is None:
+        """Check whether copies can be stored, and log what is lost if not."""
+        self._target = await inspect_target(self._connection, self._queue, self._consumer)
+        if self._target.problem is None:
             return
-        if self._shelter.captures_terminations and await archive_exists(self._connection, self._queue):
-            fate = "are terminated, their bodies stay in the archive alone"
+        if self._target.captures_terminations and await archive_exists(self._connection, self._queue):
+            consequence = "are terminated, and only the archive keeps their bodies"
         else:
-            fate = "are handed back, since terminating them would destroy their bodies"
+            consequence = "are handed back, since terminating them would destroy their bodies"
         log.warning(
-            "jobs of %s/%s that a handler gives up %s, and why jobs failed isn't kept: %s",
+            "jobs of %s/%s that a handler gives up %s, and the reasons of failures aren't stored: %s",
             self._queue.name,
             self._consumer,
-            fate,
-            self._shelter.problem,
+            consequence,
+            self._target.problem,
         )
 
     async def record_failure(self, message: Msg, error: Exception) -> None:
-        """Note a failure; on the last delivery store a copy that tells why, if that is possible in a short time.
-
-        :param message: the job
-        :param error: what the handler raised, or what became of it
-        """
-        late = isinstance(error, HandlerDeadlineError)
-        death = self._death(message, Reason.DEADLINE if late else Reason.MAX_DELIVERIES, error, failure_of(error))
-        if not 0 < self._last_attempt <= message.metadata.num_delivered or self._shelter.problem:
+        """Record a failed delivery; on the last one store a copy with the reason, within a short time limit."""
+        reason = Reason.DEADLINE if isinstance(error, HandlerDeadlineError) else Reason.MAX_DELIVERIES
+        death = self._death(message, reason, error, failure_of(error))
+        if not 0 < self._max_deliver <= message.metadata.num_delivered or self._target.problem:
             return
         try:
-            await self._keep(message, death, _LAST_FAILURE_SECONDS)
+            await self._store_copy(message, death, _LAST_FAILURE_TIMEOUT)
         except JetStreamProviderError as problem:
-            log.warning("why job %d of %s is dead isn't kept: %s", death.sequence, death.stream, problem)
+            log.warning("the reason why job %d of %s is dead isn't stored: %s", death.sequence, death.stream, problem)
 
-    async def terminate(self, message: Msg, given_up: GiveUpError) -> bool:
-        """Terminate a job whose body is safe.
-
-        :param message: the job
-        :param given_up: what the handler raised
-        :return: whether the job is settled; if not, it has to be handed back
-        """
-        reason = Reason.EXPIRED if isinstance(given_up, JobExpiredError) else Reason.TERMINATED
-        # A class of its own says as much as a cause.
-        cause = given_up.__cause__ or (None if type(given_up) is GiveUpError else given_up)
-        death = self._death(message, reason, cause, failure_of(given_up), error_text(given_up))
+    async def terminate(self, message: Msg, error: GiveUpError) -> bool:
+        """Terminate a job once its body is preserved; returns whether the job is settled, else it must be nak'ed."""
+        reason = Reason.EXPIRED if isinstance(error, JobExpiredError) else Reason.TERMINATED
+        # A subclass of GiveUpError is as informative as a cause.
+        cause = error.__cause__ or (None if type(error) is GiveUpError else error)
+        death = self._death(message, reason, cause, failure_of(error), error_text(error))
         try:
-            await self._keep(message, death, _COPY_SECONDS)
+            await self._store_copy(message, death, _COPY_TIMEOUT)
         except DeadLetterGoneError as gone:
             log.warning("%s", gone)
             return True
-        except JetStreamProviderError as error:
-            problem: JetStreamProviderError | None = error
+        except JetStreamProviderError as failure:
+            problem: JetStreamProviderError | None = failure
         else:
             problem = None
         if problem:
@@ -139,9 +125,14 @@ class DeadLetterWriter:
                     problem,
                 )
                 return False
-            log.warning("job %d of %s is left to the archive: %s", death.sequence, death.stream, problem)
-        told = f"+TERM {one_line(death.explanation) or ''}".rstrip().encode()
-        terminate = partial(self._connection.client.request, message.reply, told, timeout=ANSWER_TIMEOUT)
+            log.warning(
+                "job %d of %s is terminated with its body in the archive only: %s",
+                death.sequence,
+                death.stream,
+                problem,
+            )
+        payload = f"+TERM {one_line(death.explanation) or ''}".rstrip().encode()
+        terminate = partial(self._connection.request, message.reply, payload, timeout=ANSWER_TIMEOUT)
         await send_until_confirmed(terminate, f"the termination of job {death.sequence}")
         return True
 
@@ -154,11 +145,11 @@ class DeadLetterWriter:
         explanation: str | None = None,
     ) -> Death:
         now, metadata = datetime.now(UTC), message.metadata
-        # Sequences begin anew in a recreated stream.
+        # The sequences of a recreated stream start again at 1.
         key = (metadata.sequence.stream, metadata.timestamp)
         if metadata.num_delivered == 1:
             self._first_failures[key] = now
-            if len(self._first_failures) > _REMEMBERED:
+            if len(self._first_failures) > _MAX_FIRST_FAILURES:
                 self._first_failures.popitem(last=False)
         return Death(
             stream=self._queue.name,
@@ -176,14 +167,14 @@ class DeadLetterWriter:
             error_place=failure.place if failure else None,
         )
 
-    async def _keep(self, message: Msg, death: Death, seconds: float) -> None:
-        """Store a copy, if need be by several attempts within a time."""
+    async def _store_copy(self, message: Msg, death: Death, seconds: float) -> None:
+        """Store a copy, with retries until the time is up."""
         end = time.monotonic() + seconds
         while True:
             try:
-                # A request that was lost with the connection must not use up the time of those after it.
+                # A request that was lost with the connection must not use up the time for its retries.
                 async with asyncio.timeout(min(ANSWER_TIMEOUT, end - time.monotonic())):
-                    return await self._keep_once(message, death)
+                    return await self._try_store_copy(message, death)
             except TransientError as error:
                 problem: TransientError = error
             except TimeoutError:
@@ -192,37 +183,35 @@ class DeadLetterWriter:
                 raise problem
             await asyncio.sleep(PAUSE_AFTER_FAILURE)
 
-    async def _keep_once(self, message: Msg, death: Death) -> None:
-        if self._shelter.problem:
-            # It may have been provisioned since.
-            self._shelter = await inspect_target(self._connection, self._queue, self._consumer)
-        if self._shelter.problem:
-            raise NotFoundError(self._shelter.problem)
-        # In this order: a stream that is recreated in between has another message there, or none.
+    async def _try_store_copy(self, message: Msg, death: Death) -> None:
+        if self._target.problem:
+            # It may have been provisioned in the meantime.
+            self._target = await inspect_target(self._connection, self._queue, self._consumer)
+        if self._target.problem:
+            raise NotFoundError(self._target.problem)
+        # In this order: a stream that is recreated in between has another message at this sequence, or none.
         created = (await stream_info(self._connection, death.stream))["created"]
         stored = await get_message(self._connection, death.stream, death.sequence)
         if stored is None or not is_same_message(stored, message):
             raise DeadLetterGoneError(
                 f"job {death.sequence} of {death.stream} is no longer stored: it was settled or deleted while its"
-                " handler was at it"
+                " handler was running"
             )
         subject = copy_subject(death.stream, death.consumer, death.sequence)
-        # This machine's clock may be behind the server's, and nothing dies before it was stored.
+        # This machine's clock may be behind the server's, and no job dies before it was stored.
         died_at = max(death.died_at, stored.stored_at)
         headers = self._headers(replace(death, created=created, died_at=died_at), stored)
-        receipt = await self._store(subject, stored.data, headers)
-        if receipt.duplicate and await get_message(self._connection, receipt.stream, receipt.sequence) is None:
-            # The server remembers an id for a while after its message was removed, which a redrive does.
-            other = (MSG_ID, f"{headers[MSG_ID]}:{death.died_at.isoformat()}")
-            again = Headers(other if pair[0] == MSG_ID else pair for pair in headers.items())
-            await self._store(subject, stored.data, again)
+        ack = await self._store(subject, stored.data, headers)
+        if ack.duplicate and await get_message(self._connection, ack.stream, ack.sequence) is None:
+            # Deduplication remembers an id for a while after its message was removed, as by a redrive.
+            new_id = (MSG_ID, f"{headers[MSG_ID]}:{death.died_at.isoformat()}")
+            retry_headers = Headers(new_id if pair[0] == MSG_ID else pair for pair in headers.items())
+            await self._store(subject, stored.data, retry_headers)
 
     def _headers(self, death: Death, stored: StoredMessage) -> Headers:
-        limit = min(
-            self._connection.client.max_payload, self._shelter.max_message_size or self._connection.client.max_payload
-        )
-        for length, with_place, with_digest in _TELLING:
-            shorter = replace(
+        limit = min(self._connection.max_payload, self._target.max_message_size or self._connection.max_payload)
+        for length, with_place, with_digest in _DETAIL_LEVELS:
+            shortened = replace(
                 death,
                 explanation=(death.explanation or "")[:length],
                 error_message=(death.error_message or "")[:length],
@@ -230,37 +219,33 @@ class DeadLetterWriter:
                 traceback_digest=death.traceback_digest if with_digest else None,
             )
             headers = record_headers(
-                shorter, subject=stored.subject, time=stored.time, headers=stored.headers, teller=_TELLER
+                shortened, subject=stored.subject, time=stored.time, headers=stored.headers, writer=_WRITER
             )
             if (size := wire_size(headers) + len(stored.data)) <= limit:
                 return headers
         raise JobTooLargeError(
-            f"expected a copy of at most {limit} bytes, found {size} for job {death.sequence} with the headers that"
-            " tell of its death: raise max_payload of the server, or max_msg_size of the dead letter queue"
+            f"expected a copy of at most {limit} bytes, found {size} for job {death.sequence} with the headers of a"
+            " dead letter: raise max_payload of the server, or max_msg_size of the dead letter queue"
         )
 
     async def _store(self, subject: str, body: bytes, headers: Headers) -> PubAck:
-        receipt = await store(self._connection, subject, body, headers)
-        if receipt.stream != self._shelter.stream:
-            raise NotFoundError(f"expected {self._shelter.stream} to store {subject}, found {receipt.stream}")
-        return receipt
+        ack = await store(self._connection, subject, body, headers)
+        if ack.stream != self._target.stream:
+            raise NotFoundError(f"expected {self._target.stream} to store {subject}, found {ack.stream}")
+        return ack
 
     async def _is_safe_without_copy(self, message: Msg) -> bool:
-        """Tell whether the job's body is in the archive, and the dead letter queue will hear of its death."""
+        """Return whether the archive has the job's body and the dead letter queue captures its termination."""
         try:
-            async with asyncio.timeout(_COPY_SECONDS):
-                shelter = await inspect_target(self._connection, self._queue, self._consumer)
-                return shelter.captures_terminations and await is_archived(self._connection, self._queue, message)
+            async with asyncio.timeout(_COPY_TIMEOUT):
+                target = await inspect_target(self._connection, self._queue, self._consumer)
+                return target.captures_terminations and await is_archived(self._connection, self._queue, message)
         except (JetStreamProviderError, TimeoutError):
             return False
 
 
 def error_text(error: BaseException) -> str:
-    """Give an error's own words.
-
-    :param error: the error, perhaps of a handler's own class
-    :return: its text; nothing where it fails to tell
-    """
+    """Return an error's text; empty where the ``__str__`` of a handler's own class fails."""
     with suppress(Exception):
         return str(error)
     return ""

@@ -28,7 +28,7 @@ _MAX_PROBLEMS = 5
 
 @dataclass(frozen=True, slots=True)
 class Handler:
-    """A user's handler, called with a delivery; ``model`` is the pydantic model of its first parameter, if it has one."""
+    """A user's handler, called with a delivery; ``model`` is the pydantic model that its first parameter takes."""
 
     handler: Callable[..., Any]
     model: type[BaseModel] | None = None
@@ -149,6 +149,8 @@ def _as_exception(error: BaseException) -> Exception:
 
 def _validation_text(model: type[BaseModel], error: ValidationError) -> str:
     problems = error.errors(include_input=False, include_url=False, include_context=False)
-    texts = [f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems[:_MAX_PROBLEMS]]
+    texts = [
+        f"{'.'.join(map(str, problem['loc'])) or 'body'}: {problem['msg']}" for problem in problems[:_MAX_PROBLEMS]
+    ]
     more = f"; and {len(problems) - _MAX_PROBLEMS} more" if len(problems) > _MAX_PROBLEMS else ""
     return f"expected a body that is a valid {model.__name__}, found: {'; '.join(texts)}{more}"

@@ -69,6 +69,8 @@ class HandlerThreads:
         self._idle += 1
         if not future.done():
             resolve = (
-                partial(future.set_exception, result.error) if result.error else partial(future.set_result, result.value)
+                partial(future.set_exception, result.error)
+                if result.error
+                else partial(future.set_result, result.value)
             )
             resolve()

@@ -1,6 +1,6 @@
-"""The worker: pull no more than there are free slots, and stop without losing or repeating what is in hand.
+"""The worker: it pulls no more jobs than it can start, and stops without losing or repeating a running job.
 
-What becomes of a single job is in :mod:`.doing`.
+One delivery is the subject of :mod:`.executor`.
 """
 
 from __future__ import annotations
@@ -31,30 +31,30 @@ log = logging.getLogger("jetstream.worker")
 
 DEADLINE = 3_600.0
 
-_FEWEST_ABANDONED = 10
+_MIN_ABANDONED_LIMIT = 10
 
 
 class Worker:
     """Runs a handler for the jobs of one consumer, or of several in order of urgency, until it is stopped.
 
     :param queue: the queue's declaration, its dict, or the path of its YAML file
-    :param consumer: the name of one of the queue's consumers; it has to exist on the server
+    :param consumer: the name of one of the queue's consumers; it must exist on the server
     :param handler: takes a :class:`Delivery`, or a pydantic model if its first parameter is annotated with one; a plain
-        function runs in a thread. What it returns is stored with the completion, a :class:`GiveUpError` makes the job a
-        dead letter at once, a :class:`RetryLaterError` says when to try again, and any other exception hands the job
-        back for its next delivery
-    :param settings: the connection
-    :param fallbacks: whose jobs are taken when the consumer has none, the most urgent first: names of consumers of the
-        same queue, or pairs of another queue and the name of its consumer. All share the handler and everything below
-    :param concurrency: jobs at a time
-    :param name: tells workers apart in logs and completions
+        function runs in a thread. Its return value is stored with the completion, a :class:`GiveUpError` makes the job
+        a dead letter at once, a :class:`RetryLaterError` sets the delay of the next delivery, and any other exception
+        leads to the next delivery after the consumer's backoff
+    :param fallbacks: the consumers whose jobs run when the own consumer has none, the most urgent first: names of
+        consumers of the same queue, or pairs of another queue and the name of its consumer. All share the handler and
+        every setting below
+    :param concurrency: how many jobs run at a time
+    :param name: identifies the worker in logs and completions
     :param grace: seconds for running jobs to finish after :meth:`stop`
-    :param deadline: seconds that one attempt may take, ``None`` for any time; a job's own ``Job-Deadline`` may be
-        shorter. Until then the worker tells the server that the job is in progress, whatever the consumer's ack wait
-    :param processes: run the handler in processes of its own, one for each job at a time
-    :param metrics_port: where to serve numbers for Prometheus; ``None`` for nowhere
+    :param deadline: seconds per attempt, ``None`` for no limit; a job's own ``Job-Deadline`` may be shorter. Until then
+        the worker signals that the job is in progress, whatever the consumer's ack wait
+    :param processes: run the handler in processes, one for each job at a time
+    :param metrics_port: the port on which to serve Prometheus metrics; ``None`` to serve none
     :raises QueueDeclarationError: the declaration can't be used, or has no such consumer
-    :raises WorkerSetupError: the handler takes something else, or can't run in processes; or a fallback is one already
+    :raises WorkerSetupError: the handler takes something else, or can't run in processes; or a consumer is named twice
     """
 
     def __init__(
@@ -88,73 +88,73 @@ class Worker:
         self._wake = asyncio.Event()
 
     def stop(self) -> None:
-        """Take no more jobs; :meth:`run` returns when the running ones are done, or the grace time is over."""
+        """Start no more jobs; :meth:`run` returns when the running ones are done, or the grace time is over."""
         self._stopping.set()
         self._wake.set()
 
     async def run(self) -> None:
-        """Work until :meth:`stop`.
+        """Run jobs until :meth:`stop`.
 
-        What the grace time cuts off is handed back, except where its handler goes on in a thread: that is delivered
-        again after the consumer's ack wait.
+        A job that is still running at the end of the grace time is nak'ed, unless its handler goes on in a thread: that
+        job is delivered again after the consumer's ack wait.
 
-        :raises NotFoundError: a stream, a consumer or a stream of events doesn't exist
-        :raises WorkerSetupError: numbers can't be served, or a consumer's jobs are for one pinned client
-        :raises WorkerStuckError: too many handlers went on past their deadline in threads; start another process
+        :raises NotFoundError: a work queue, a consumer or an event stream doesn't exist
+        :raises WorkerSetupError: metrics can't be served, or a consumer delivers all jobs to one pinned client
+        :raises WorkerStuckError: too many handlers run past their deadline in threads; start another process
         :raises JetStreamProviderError: the first connection failed
         """
-        from airflow_provider_jetstream.jetstream.client.connection import connect
+        from airflow_provider_jetstream.jetstream.client.connect import connect
 
-        cut_off: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        slots = InFlightJobs(self.name, self._concurrency, self._stopping)
-        most_abandoned = max(self._concurrency, _FEWEST_ABANDONED)
+        grace_over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        jobs = InFlightJobs(self.name, self._concurrency, self._stopping)
+        abandoned_limit = max(self._concurrency, _MIN_ABANDONED_LIMIT)
         abandoned = 0
         try:
             async with connect(self._settings) as connection:
                 metrics = self._metrics()
-                equipment = WorkerContext(self.name, self._runner, cut_off, self._deadline, metrics, slots.count)
+                context = WorkerContext(self.name, self._runner, grace_over, self._deadline, metrics, jobs.count)
                 try:
-                    async with bind_consumers(connection, self.consumer_refs, equipment) as lanes:
+                    async with bind_consumers(connection, self.consumer_refs, context) as consumers:
                         log.info("%s takes jobs of %s", self.name, ", then of ".join(map(str, self.consumer_refs)))
-                        async with open_fetcher(connection, lanes, slots.start, self._wake) as intake:
-                            await self._pull(connection, intake, slots, lambda: _abandoned(lanes) > most_abandoned)
-                            abandoned = _abandoned(lanes)
-                        await slots.nak_not_started(connection)
-                        await slots.finish(self._grace, cut_off)
+                        async with open_fetcher(connection, consumers, jobs.start, self._wake) as fetcher:
+                            await self._pull(connection, fetcher, jobs, lambda: _abandoned(consumers) > abandoned_limit)
+                            abandoned = _abandoned(consumers)
+                        await jobs.nak_not_started(connection)
+                        await jobs.finish(self._grace, grace_over)
                 finally:
                     metrics.close()
         finally:
             self._runner.close()
-        if abandoned > most_abandoned:
+        if abandoned > abandoned_limit:
             raise WorkerStuckError(
-                f"expected at most {most_abandoned} handlers to go on past their deadline, found {abandoned}: only a"
-                " new process is rid of them; give handlers time limits of their own, or run them in processes"
+                f"expected at most {abandoned_limit} handlers to go on past their deadline, found {abandoned}: only the"
+                " exit of the process ends them; give handlers time limits of their own, or run them in processes"
             )
         log.info("%s stopped", self.name)
 
     def _metrics(self) -> Metrics:
         if self._metrics_port is None:
             return NoMetrics()
-        served = PrometheusMetrics(self._metrics_port, self.name)
-        log.info("%s serves numbers on port %d under /metrics", self.name, served.port)
-        return served
+        metrics = PrometheusMetrics(self._metrics_port, self.name)
+        log.info("%s serves metrics on port %d under /metrics", self.name, metrics.port)
+        return metrics
 
     async def _pull(
-        self, connection: Connection, intake: Fetcher, slots: InFlightJobs, stuck: Callable[[], bool]
+        self, connection: Connection, fetcher: Fetcher, jobs: InFlightJobs, is_stuck: Callable[[], bool]
     ) -> None:
         stopped = asyncio.create_task(self._stopping.wait())
         try:
-            while not self._stopping.is_set() and not stuck():
-                if connection.client.is_closed:
+            while not self._stopping.is_set() and not is_stuck():
+                if connection.is_closed:
                     raise UnreachableError("the connection was closed and won't come back by itself: start again")
-                if slots.free:
-                    await intake.fetch(slots.free)
-                    await slots.nak_not_started(connection)
+                if jobs.free:
+                    await fetcher.fetch(jobs.free)
+                    await jobs.nak_not_started(connection)
                 else:
-                    await asyncio.wait([stopped, *slots.tasks], return_when=asyncio.FIRST_COMPLETED)
+                    await asyncio.wait([stopped, *jobs.tasks], return_when=asyncio.FIRST_COMPLETED)
         finally:
             stopped.cancel()
 
 
-def _abandoned(lanes: Sequence[BoundConsumer]) -> int:
-    return sum(len(lane.executor.supervisor.abandoned) for lane in lanes)
+def _abandoned(consumers: Sequence[BoundConsumer]) -> int:
+    return sum(len(consumer.executor.supervisor.abandoned) for consumer in consumers)

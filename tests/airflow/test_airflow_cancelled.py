@@ -11,12 +11,12 @@ from dags.cancelling import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message, find_cancellation
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import JOB_ID
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
-from testbed.queues import complete, eventually, stored_count, take
+from testbed.queues import eventually, pull_jobs, store_completion, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -29,12 +29,12 @@ WAITING = ("cancelled_deferred", "cancelled_blocking", "cancelled_allowed")
 async def _work(settings: ConnectionSettings, name: str) -> None:
     """Do the jobs of a queue as a worker does that obeys cancellations."""
     async with connect(settings) as connection:
-        for message in await take(connection, queue(name), 2, within=120):
+        for message in await pull_jobs(connection, queue(name), 2, within=120):
             metadata = message.metadata
             job_id = (message.headers or {})[JOB_ID]
             found = await find_cancellation(connection, queue(name), job_id, metadata.timestamp)
             if found is None:
-                await complete(connection, queue(name), metadata.sequence.stream)
+                await store_completion(connection, queue(name), metadata.sequence.stream)
             else:
                 end = cancelled_message(
                     found,
@@ -95,7 +95,7 @@ async def test_jobs_are_published_for_later_and_into_their_partition(
     assert "JS120 job 0 is for later, and the server gives it a sequence only then" in log
     async with connect(settings) as connection:
         consumer = f"worker-{partition_of('email', 4)}"
-        messages = await take(connection, DIVIDED, 2, consumer=consumer, within=120)
+        messages = await pull_jobs(connection, DIVIDED, 2, consumer=consumer, within=120)
     assert [message.data for message in messages] == [b"now", b"later"]
     assert task_states(airflow, "cancelled", RUN).keys() == set(WAITING)
 

@@ -15,7 +15,7 @@ from trigger_steps import fired, recreated, waiting
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.triggers import early_fire_guard as holding
-from testbed.letters import messages_of
+from testbed.dead_letters import stream_messages
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
@@ -74,7 +74,7 @@ async def test_cancelling_the_jobs_of_an_ended_task_outlives_the_trigger(
     assert killing.cancelled()
 
     async def all_are_cancelled() -> bool:
-        return len(await messages_of(connection, f"{queue.name}_events", cancellation_filter(queue.name))) == 3
+        return len(await stream_messages(connection, f"{queue.name}_events", cancellation_filter(queue.name))) == 3
 
     await eventually(all_are_cancelled)
 

@@ -20,7 +20,7 @@ from trigger_steps import store_triggers
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.airflow_settings import database_path
 from testbed.queues import make_queue
-from testbed.waiting import complete_all
+from testbed.waiters import store_completions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -81,14 +81,14 @@ async def test_all_end_after_their_triggerer_was_killed_while_they_waited(
     await asyncio.to_thread(wait_for, lambda: triggers_running(airflow) >= CROWD, "all triggers to run", PATIENCE)
     assert len(await consumer_names(connection, f"{queue.name}-events")) == 1
     airflow.kill_triggerer()
-    await complete_all(connection, queue, [shared, *jobs[:EARLY]])
+    await store_completions(connection, queue, [shared, *jobs[:EARLY]])
     assert states(airflow) == {"deferred": CROWD}
     began = time.monotonic()
     await asyncio.to_thread(airflow.start_triggerer)
     await asyncio.to_thread(
         wait_for, lambda: states(airflow)["scheduled"] >= EARLY, f"{EARLY} tasks to go on", PATIENCE
     )
-    await complete_all(connection, queue, jobs[EARLY:])
+    await store_completions(connection, queue, jobs[EARLY:])
     await asyncio.to_thread(wait_for, lambda: states(airflow) == {"scheduled": CROWD}, "all to go on", PATIENCE)
     print(f"all {CROWD} tasks go on {time.monotonic() - began:.0f} s after the triggerer was started again")
     for number, event in enumerate(events(airflow)):

@@ -13,11 +13,11 @@ from airflow_steps import do_jobs, log_text, provisioned, task_states, wait_for_
 from dags.draining import DRAINING, UNDRAINED
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
-from testbed.queues import make_queue, put, small_queue, take
+from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:
     from airflow.triggers.base import BaseTrigger
@@ -61,7 +61,7 @@ async def test_a_queue_is_awaited_until_it_is_drained(
     await do_jobs(settings, DRAINING, 1, fail=True)
     await connection.client.jetstream().publish("draining", b"job")
     # A worker has it.
-    (job,) = await take(connection, DRAINING, 1)
+    (job,) = await pull_jobs(connection, DRAINING, 1)
     keeping = asyncio.create_task(keep_in_hand(job))
     await asyncio.to_thread(airflow.wait_for_dags, "draining")
     run_id = await asyncio.to_thread(airflow.trigger, "draining")
@@ -138,11 +138,11 @@ class TestTrigger:
         assert (path, kwargs) == trigger.serialize()
         assert len(json.dumps(kwargs)) < 4096
         assert not any(secret in json.dumps(kwargs) for secret in secrets.all())
-        await put(connection, queue, ["job"])
+        await publish_jobs(connection, queue, ["job"])
         running = [asyncio.create_task(fired(copy)) for copy in (trigger, recreated(trigger))]
         done, _ = await asyncio.wait(running, timeout=1)
         assert not done
-        (job,) = await take(connection, queue, 1)
+        (job,) = await pull_jobs(connection, queue, 1)
         await job.ack_sync()
         first, second = await asyncio.gather(*running)
         assert first == second

@@ -9,11 +9,11 @@ import pytest
 from airflow_steps import log_text, provisioned, task_states, wait_for, wait_for_states
 from dags.ending import ENDED, queue
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.letters import messages_of
-from testbed.queues import eventually, running, stored_count
+from testbed.dead_letters import stream_messages
+from testbed.queues import eventually, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -60,7 +60,7 @@ async def do_the_rest(settings: ConnectionSettings, task_id: str, most: int = 3)
             worker.stop()
 
     worker = Worker(queue(task_id), "worker", handle, settings)
-    async with connect(settings) as connection, running(worker) as working:
+    async with connect(settings) as connection, running_worker(worker) as working:
 
         async def over() -> bool:
             return working.done() or not await stored_count(connection, task_id)
@@ -72,7 +72,7 @@ async def do_the_rest(settings: ConnectionSettings, task_id: str, most: int = 3)
 async def cancelled(settings: ConnectionSettings, task_id: str) -> int:
     """Count the cancellations that are stored."""
     async with connect(settings) as connection:
-        return len(await messages_of(connection, f"{task_id}_events", cancellation_filter(task_id)))
+        return len(await stream_messages(connection, f"{task_id}_events", cancellation_filter(task_id)))
 
 
 def set_state(airflow: Airflow, task_id: str, state: str) -> None:

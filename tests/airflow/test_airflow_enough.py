@@ -9,8 +9,8 @@ import pytest
 from airflow_steps import log_text, provisioned, succeeded, wait_for_states
 from dags.ending import queue
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from testbed.queues import complete, take, tell_deaths
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from testbed.queues import pull_jobs, store_completion, wait_for_entries
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -37,18 +37,18 @@ async def end_some(settings: ConnectionSettings) -> None:
     async with connect(settings) as connection:
         await do(connection, "any_of_three", 1)
         await do(connection, "two_of_four", 2)
-        for message in await take(connection, queue("three_of_three"), 1):
+        for message in await pull_jobs(connection, queue("three_of_three"), 1):
             await message.nak()
-        await tell_deaths(connection, queue("three_of_three"), 1)
+        await wait_for_entries(connection, queue("three_of_three"), 1)
         await do(connection, "with_results", 3)
 
 
 async def do(connection: Connection, name: str, count: int) -> None:
     """Do jobs as a worker does in any language that knows the subjects."""
-    for message in await take(connection, queue(name), count):
+    for message in await pull_jobs(connection, queue(name), count):
         sequence = message.metadata.sequence.stream
         job_id = (message.headers or {})["Job-Id"]
-        await complete(connection, queue(name), sequence, job_id=job_id, result={"rows": sequence * 10})
+        await store_completion(connection, queue(name), sequence, job_id=job_id, result={"rows": sequence * 10})
         await message.ack_sync()
 
 

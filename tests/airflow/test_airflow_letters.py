@@ -10,7 +10,7 @@ from dags.letters import ABANDONED, LETTERS
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from testbed.queues import take
+from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -79,7 +79,7 @@ async def test_letters_that_nobody_would_tell_of_are_sensed(
     for _ in range(4):
         await connection.client.jetstream().publish("abandoned", b"job")
     # All workers die with their jobs, and nobody asks the server for more.
-    first, *_ = await take(connection, ABANDONED, 4)
+    first, *_ = await pull_jobs(connection, ABANDONED, 4)
     await first.ack_sync()
     wait_for_states(airflow, "abandoned", run_id, {"sense": "success"})
     found = airflow.xcom("abandoned", run_id, "sense")
@@ -87,7 +87,7 @@ async def test_letters_that_nobody_would_tell_of_are_sensed(
     assert (found["dead"], found["sequences"]) == (3, [[2, 4]])
     assert (group["group"], group["count"]) == ({"consumer": "worker"}, 3)
     assert group["oldest_age_seconds"] >= 2
-    assert all(letter.kept for letter in (await find_dead_letters(connection, ABANDONED)).letters)
+    assert all(letter.preserved for letter in (await find_dead_letters(connection, ABANDONED)).letters)
 
 
 def test_a_deferred_sensor_that_sees_nothing_fails_or_skips(airflow: Airflow, without_letters: str) -> None:

@@ -10,16 +10,16 @@ from typing import TYPE_CHECKING, Any
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, UnreachableError
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from testbed.letters import let_terminate
+from testbed.dead_letters import make_terminated_letters
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
-from testbed.queues import eventually, make_queue, put, take
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -52,7 +52,7 @@ async def filled(server: NatsServer, name: str, count: int) -> WorkQueue:
     async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
         for _ in range(0, count, 1_000):
-            await let_terminate(connection, queue, map(str, range(min(count, 1_000))))
+            await make_terminated_letters(connection, queue, map(str, range(min(count, 1_000))))
         return queue
 
 
@@ -139,7 +139,7 @@ async def test_a_scan_after_the_first_looks_only_at_what_changed(
     queue = await filled(server, name, 1_000)
     assert (await groups(lookout, name))["total"] == 1_000
     async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
-        await let_terminate(connection, queue, ["another"], reason="another reason")
+        await make_terminated_letters(connection, queue, ["another"], reason="another reason")
 
     async def both() -> list[dict[str, Any]] | None:
         found = await groups(lookout, name)
@@ -176,7 +176,7 @@ async def test_jobs_that_come_and_go_become_rates_and_a_history(
     async with connect(settings) as connection:
         queue = await make_queue(connection, name)
         await snapshot(lookout)
-        await put(connection, queue, map(str, range(20)))
+        await publish_jobs(connection, queue, map(str, range(20)))
 
         async def numbers() -> dict[str, Any]:
             return next(each for each in (await snapshot(lookout))["queues"] if each["queue"] == name)
@@ -186,7 +186,7 @@ async def test_jobs_that_come_and_go_become_rates_and_a_history(
             return found["pending"] == 20 and found["state"] == "stuck"
 
         await eventually(stuck)
-        for message in await take(connection, queue, 20):
+        for message in await pull_jobs(connection, queue, 20):
             await message.ack_sync()
 
         async def working() -> bool:

@@ -12,11 +12,11 @@ import pytest
 from airflow_steps import provisioned, succeeded, wait_for, wait_for_states
 from dags.monitored import MONITORED
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.plugins.monitor.app import make_app
 from testbed.airflow_client import AirflowClient
-from testbed.letters import let_terminate
+from testbed.dead_letters import make_terminated_letters
 from testbed.queues import make_queue
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ def fleet(fleet_nats: NatsServer) -> ConnectionSettings:
         async with connect(settings) as connection:
             queue = await make_queue(connection, QUEUE)
             bodies = [json.dumps({"number": number, "text": SCRIPT}) for number in range(LETTERS - 1)]
-            await let_terminate(connection, queue, [*bodies, SCRIPT], reason="no such customer")
+            await make_terminated_letters(connection, queue, [*bodies, SCRIPT], reason="no such customer")
             by_hand = {"name": "by_hand", "subjects": ["by_hand"], "retention": "workqueue", "max_msgs": 10}
             await connection.api("STREAM.CREATE.by_hand", by_hand)
             for _ in range(9):

@@ -12,10 +12,10 @@ import pytest
 from airflow_steps import log_text, provisioned, wait_for
 from dags.ending import TASKS, queue
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter, completion_filter
-from testbed.letters import messages_of
-from testbed.queues import complete, take
+from testbed.dead_letters import stream_messages
+from testbed.queues import pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -57,8 +57,8 @@ def killed(airflow: Airflow) -> int:
 
 
 async def do(connection: Connection, count: int) -> None:
-    for message in await take(connection, queue("moving"), count, within=120):
-        await complete(connection, queue("moving"), message.metadata.sequence.stream)
+    for message in await pull_jobs(connection, queue("moving"), count, within=120):
+        await store_completion(connection, queue("moving"), message.metadata.sequence.stream)
         await message.ack_sync()
 
 
@@ -110,7 +110,7 @@ async def test_all_succeed_at_the_first_try_and_no_job_is_cancelled(
     async with connect(settings) as connection:
         run = await asyncio.to_thread(airflow.wait_for_run, "moving", RUN, PATIENCE)
         assert run["state"] == "success"
-        assert await messages_of(connection, "moving_events", cancellation_filter("moving")) == []
-        assert len(await messages_of(connection, "moving_events", completion_filter("moving"))) == TASKS
+        assert await stream_messages(connection, "moving_events", cancellation_filter("moving")) == []
+        assert len(await stream_messages(connection, "moving_events", completion_filter("moving"))) == TASKS
     tasks = airflow.task_instances("moving", RUN)
     assert Counter((task["state"], task["try_number"]) for task in tasks) == {("success", 1): TASKS}

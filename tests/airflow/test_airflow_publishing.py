@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import log_text, succeeded
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import next_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:

@@ -13,8 +13,8 @@ from airflow_steps import do_jobs, log_text, provisioned, succeeded, task_states
 from dags.redriving import LETTERS, queue
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from testbed.queues import eventually
@@ -143,7 +143,7 @@ async def test_arguments_that_arrive_as_text_do_what_they_say(airflow: Airflow, 
     created = (await stream_info(connection, "as_text"))["created"]
     audit = await AuditLog.open(connection, queue("as_text"), created)
     assert audit is not None
-    record = await audit.last(1)
+    record = await audit.last_record(1)
     assert record is not None
     assert (record.why, record.run) == ("as_text", result["run"])
     assert record.who == {

@@ -14,8 +14,8 @@ from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferr
 from airflow_steps import do_jobs, provisioned
 from dags.redriving import queue as one_chance
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError, SelectionError

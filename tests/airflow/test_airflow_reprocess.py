@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_steps import ROOT, ledger_of, log_text, provisioned, running_workers, succeeded, wait_for
 
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue

@@ -16,8 +16,8 @@ import pytest
 from airflow_steps import do_jobs, provisioned, wait_for
 from dags.redriving import queue as one_chance
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
 from testbed.processes import Process

@@ -14,7 +14,7 @@ from trigger_steps import store_triggers
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue
-from testbed.waiting import complete_all
+from testbed.waiters import store_completions
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -79,13 +79,13 @@ async def test_all_fire_after_their_process_was_killed_while_they_waited(
     first = start(started, stored, ledger)
     await all_follow(connection, queue, 1)
     # Once one has fired, all others were told of the job that they share, and wait for their own.
-    await complete_all(connection, queue, [shared, jobs[0]])
+    await store_completions(connection, queue, [shared, jobs[0]])
     await eventually(lambda: len(ledger_of(ledger)) == 1, within=120)
     first.kill()
-    await complete_all(connection, queue, jobs[1:301])
+    await store_completions(connection, queue, jobs[1:301])
     again = start(started, stored, ledger.with_name("again.jsonl"))
     await eventually(lambda: len(ledger_of(ledger.with_name("again.jsonl"))) == 301, within=120)
-    await complete_all(connection, queue, jobs[301:])
+    await store_completions(connection, queue, jobs[301:])
     await eventually(lambda: not again.alive, within=120)
     assert again.returncode == 0, again.tail()
     assert len(ledger_of(ledger)) == 1
@@ -98,9 +98,9 @@ async def test_two_processes_with_the_same_triggers_fire_the_same(
     shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     paths = [ledger, ledger.with_name("beside.jsonl")]
     both = [start(started, stored, path) for path in paths]
-    await complete_all(connection, queue, jobs[:400])
+    await store_completions(connection, queue, jobs[:400])
     await all_follow(connection, queue, 2)
-    await complete_all(connection, queue, [shared, *jobs[400:]])
+    await store_completions(connection, queue, [shared, *jobs[400:]])
     await eventually(lambda: not any(process.alive for process in both), within=120)
     assert [process.returncode for process in both] == [0, 0], both[0].tail()
     one, other = (sorted(ledger_of(path), key=lambda each: int(each["trigger"])) for path in paths)

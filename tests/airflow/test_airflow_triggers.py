@@ -13,11 +13,11 @@ from dags.waiting import queue as one_chance
 from trigger_steps import LONG_AGO, fired, recreated, waiting
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
-from testbed.queues import take
+from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -241,7 +241,7 @@ async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
     for _ in range(3):
         await connection.client.jetstream().publish(queue.name, b"job")
     # This one dies without a word.
-    (dead,) = await take(connection, queue, 1)
+    (dead,) = await pull_jobs(connection, queue, 1)
     await dead.nak()
     await do_jobs(settings, queue, 1, fail=True)
     running = asyncio.create_task(fired(trigger))

@@ -11,7 +11,7 @@ import pytest
 from airflow_steps import do_jobs, log_text, provisioned, succeeded, wait_for_states
 from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 
 if TYPE_CHECKING:

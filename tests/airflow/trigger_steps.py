@@ -12,7 +12,7 @@ from airflow.sdk.module_loading import import_string
 
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
-from testbed.queues import put
+from testbed.queues import publish_jobs
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -59,7 +59,7 @@ def recreated(trigger: BaseTrigger) -> BaseTrigger:
 async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
     """Publish jobs, and write down triggers that wait for one each and for one they share, the first given."""
     mark = await take_cursor(connection, queue)
-    shared, *jobs = await put(connection, queue, map(str, range(count + 1)))
+    shared, *jobs = await publish_jobs(connection, queue, map(str, range(count + 1)))
     triggers = [
         JobCompletionTrigger(
             nats_conn_id="nats_default",

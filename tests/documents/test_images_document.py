@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from PIL import Image
 
 from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, parse_advisory
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, stored_count

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.publishing.publisher import publish_pr
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.queues import eventually, running, stored_count
+from testbed.queues import eventually, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -57,7 +57,7 @@ async def test_workers_share_a_consumer_ten_at_a_time_and_what_is_handed_back_is
         await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch="tasks"))
         for number in range(2):
             worker = Worker(queue, "worker", handler(number), settings, concurrency=10)
-            await stack.enter_async_context(running(worker))
+            await stack.enter_async_context(running_worker(worker))
         await eventually(lambda: is_empty(connection), within=30)
     assert attempts == {str(number): 2 if number % 10 == 0 else 1 for number in range(TASKS)}
     assert all(by_worker.values())
@@ -82,7 +82,9 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
     async with AsyncExitStack() as stack:
         for number in range(PARTITIONS):
             name = f"partitioned-{number}"
-            await stack.enter_async_context(running(Worker(queue, name, handler(name), settings, concurrency=10)))
+            await stack.enter_async_context(
+                running_worker(Worker(queue, name, handler(name), settings, concurrency=10))
+            )
         customers = [f"customer {number}" for number in range(TASKS)]
         jobs = [Job(name, f"tasks.{partition_of(name, PARTITIONS)}.email") for name in customers]
         await publish_prepared(connection, prepare_jobs(jobs, subject=None, origin=None, batch="partitions"))
@@ -125,7 +127,7 @@ async def test_workers_take_the_high_priority_stream_first_and_fall_back_to_the_
     await submit(normal, "backlog", TASKS)
     await submit(high, "backlog", TASKS)
     worker = Worker(high, "worker", process, settings, fallbacks=[(normal, "worker")], concurrency=10)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"), within=30)
         last_high = len(started) - started[::-1].index("high")
         # One in ten is a normal one, so that none of them starves.

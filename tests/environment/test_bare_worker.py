@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.letters import kept_records, messages_of
+from testbed.dead_letters import dead_letter_records, stream_messages
 from testbed.processes import Process
 from testbed.queues import eventually, stored_count
 
@@ -97,7 +97,7 @@ class Bench:
 
     async def ends(self) -> dict[str | None, Completion | Cancelled]:
         """Read how jobs ended, by their ids."""
-        messages = await messages_of(self.connection, f"{self.queue.name}-events", f"completed.{self.queue.name}.>")
+        messages = await stream_messages(self.connection, f"{self.queue.name}-events", f"completed.{self.queue.name}.>")
         found = [parse_advisory(message.data) for message in messages]
         return {end.job_id: end for end in found if isinstance(end, Completion | Cancelled)}
 
@@ -140,7 +140,7 @@ async def test_a_worker_does_jobs_gives_up_what_cannot_be_done_and_stops_in_good
         results = {job_id: end.result for job_id, end in ends.items() if isinstance(end, Completion)}
         assert {job_id: result["item"] for job_id, result in results.items()} == {"0": "pear", "1": "plum"}
         assert process.pid not in {result["process"] for result in results.values()}
-        told = {job.header("Job-Id"): death for death, job in await kept_records(bench.connection, bench.queue)}
+        told = {job.header("Job-Id"): death for death, job in await dead_letter_records(bench.connection, bench.queue)}
         assert (told["2"].explanation, told["3"].error_class) == (
             "there is nothing to send",
             "airflow_provider_jetstream.worker.errors.InvalidBodyError",

@@ -11,13 +11,13 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from testbed.environments import executor_environment
 from testbed.nats_server import NatsServer
-from testbed.queues import let_die, make_queue
+from testbed.queues import make_dead_letters, make_queue
 from testbed.spark_cluster import SparkCluster
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ async def test_executors_need_neither_airflow_nor_an_installation(
     settings = connection_settings({"servers": (nats.url,), "user": "u", "password": secret})
     async with connect(settings) as connection:
         queue = await make_queue(connection, name)
-        await let_die(connection, queue, map(str, range(LETTERS)))
+        await make_dead_letters(connection, queue, map(str, range(LETTERS)))
     events = tmp_path / "events"
     events.mkdir()
     on_executors = {

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from demo.telling import failure
+from demo.output import failure_text
 from testbed.airflow import Airflow
 from testbed.environments import ROOT, create_environment, locked
 from testbed.nats_server import NatsServer
-from testbed.queues import let_die, make_queue
+from testbed.queues import make_dead_letters, make_queue
 
 # Not the locked one: pyspark-client lags behind pyspark.
 SPARK = "4.1.3"
@@ -53,7 +53,7 @@ async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: P
     with NatsServer(tmp_path / "nats") as nats:
         async with connect(connection_settings({"servers": (nats.url,)})) as connection:
             queue = await make_queue(connection, "beside")
-            await let_die(connection, queue, map(str, range(LETTERS)))
+            await make_dead_letters(connection, queue, map(str, range(LETTERS)))
         airflow = Airflow(
             tmp_path / "airflow",
             ROOT / "tests" / "environment" / "spark_provider_dags",
@@ -75,7 +75,7 @@ async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: P
             airflow.start("beside")
             run_id = airflow.trigger("beside")
             run = airflow.wait_for_run("beside", run_id, 300)
-            assert run["state"] == "success", failure(airflow, "beside", run_id)
+            assert run["state"] == "success", failure_text(airflow, "beside", run_id)
             counted = json.loads((tmp_path / "counted").read_text())
             assert counted["messages"] == LETTERS
             assert package.name in counted["package"]

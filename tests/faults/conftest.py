@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from testbed.nats_cluster import NatsCluster
-from testbed.table import table
+from testbed.text_table import text_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -36,4 +36,4 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     if rows := [row for report in reports for name, row in report.user_properties if name == "tried"]:
         terminalreporter.section("kill -9 during a redrive, then run again")
         headings = ("protocol", "run again", "workers", "killed instead of", "tries", "jobs lost", "jobs repeated")
-        terminalreporter.write_line(table(headings, sorted(rows)))
+        terminalreporter.write_line(text_table(headings, sorted(rows)))

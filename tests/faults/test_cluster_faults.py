@@ -12,7 +12,7 @@ import pytest
 from nats import errors
 from nats.js import errors as js_errors
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters

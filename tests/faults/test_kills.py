@@ -15,12 +15,21 @@ from typing import TYPE_CHECKING
 import pytest
 from faulty_redrive import order_by
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.dying import die_at_every_call
-from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take
+from testbed.crash_points import crash_at_every_call
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -28,7 +37,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from testbed.dying import Run
+    from testbed.crash_points import CrashRun
     from testbed.nats_server import NatsServer
 
 FULL = os.environ.get("FAULTS") == "full"
@@ -49,15 +58,15 @@ async def prepare(connection: Connection, name: str, protocol: str, when: str) -
         atomic_redrive=protocol == "atomic",
         duplicate_window=WINDOW if when == "after the duplicate window" else "2m",
     )
-    await put(connection, queue, TERMINATED)
-    for message in await take(connection, queue, len(TERMINATED)):
+    await publish_jobs(connection, queue, TERMINATED)
+    for message in await pull_jobs(connection, queue, len(TERMINATED)):
         await connection.request(message.reply, b"+TERM poison")
 
     async def told() -> bool:
         return await stored_count(connection, f"{name}-dead") == len(TERMINATED)
 
     await eventually(told)
-    await let_die(connection, queue, DEAD)
+    await make_dead_letters(connection, queue, DEAD)
     return queue
 
 
@@ -74,9 +83,9 @@ async def work(connection: Connection, queue: WorkQueue) -> Counter[str]:
     return done
 
 
-def may_repeat(protocol: str, when: str, workers: str, run: Run) -> bool:
+def may_repeat(protocol: str, when: str, workers: str, run: CrashRun) -> bool:
     """Tell whether this is the window that docs/redrive.md states."""
-    if protocol == "atomic" or not run.what.startswith("publish audit.<queue>.letters"):
+    if protocol == "atomic" or not run.kind.startswith("publish audit.<queue>.letters"):
         return False
     if protocol == "in_place" and int(run.subject.rsplit(".", 1)[1]) > len(TERMINATED):
         # Only letters that aren't stored any more come back by copies.
@@ -91,7 +100,7 @@ async def test_nothing_is_lost_or_repeated_beyond_what_is_stated(
     own_nats: NatsServer, protocol: str, when: str, workers: str, tmp_path: Path, tried: Callable[..., None]
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
-        deaths = await die_at_every_call(
+        deaths = await crash_at_every_call(
             [own_nats.url],
             "faulty_redrive:redrive_by",
             lambda call: prepare(connection, f"q{call}", protocol, when),
@@ -112,8 +121,8 @@ async def test_nothing_is_lost_or_repeated_beyond_what_is_stated(
         fates: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for run in deaths.runs:
             await again(connection, run.queue, protocol)
-            done[run.queue.name] += await drain(connection, run.queue, within=30)
-            fates[run.what or "nothing"].append(fate(done[run.queue.name]))
+            done[run.queue.name] += await process_all(connection, run.queue, within=30)
+            fates[run.kind or "nothing"].append(fate(done[run.queue.name]))
             assert fate(done[run.queue.name])[0] == 0, (run, done[run.queue.name])
             if not may_repeat(protocol, when, workers, run):
                 assert fate(done[run.queue.name])[1] == 0, (run, done[run.queue.name])
@@ -122,7 +131,7 @@ async def test_nothing_is_lost_or_repeated_beyond_what_is_stated(
         lost, repeated = sum(each[0] for each in found), sum(each[1] for each in found)
         tried(protocol, when, workers, what, len(found), lost, repeated)
     # Every step was cut off at least once, the way in which it changes something included.
-    steps = {run.what for run in deaths.runs}
+    steps = {run.kind for run in deaths.runs}
     expected = {
         "copy": {"publish jobs", "publish audit.<queue>.letters.*", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
         "atomic": {"publish jobs", "publish audit.<queue>.letters.*", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
@@ -155,7 +164,7 @@ def fate(done: Counter[str]) -> tuple[int, int]:
 async def test_the_stated_window_is_real(own_nats: NatsServer, tmp_path: Path) -> None:
     """What can't be repeated in any test would not have to be stated."""
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
-        deaths = await die_at_every_call(
+        deaths = await crash_at_every_call(
             [own_nats.url],
             "faulty_redrive:redrive_by",
             lambda call: prepare(connection, f"q{call}", "copy", WHEN[1]),
@@ -168,5 +177,5 @@ async def test_the_stated_window_is_real(own_nats: NatsServer, tmp_path: Path) -
         await asyncio.sleep(1.5)
         for run in runs:
             await redrive_dead_letters(connection, run.queue, order_by("copy"))
-            assert (await drain(connection, run.queue)).total() > len([*DEAD, *TERMINATED])
+            assert (await process_all(connection, run.queue)).total() > len([*DEAD, *TERMINATED])
             assert await stored_count(connection, run.queue.name) == 0

@@ -11,14 +11,23 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from nats import errors
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.worker import Worker
-from testbed.queues import CONSUMER, complete, eventually, make_queue, put, running, stored_count, take
-from testbed.waiting import reports, waiting
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    running_worker,
+    store_completion,
+    stored_count,
+)
+from testbed.waiters import start_waiting, wait_reports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -38,19 +47,19 @@ async def measured(connection: Connection, name: str, **consumer: Any) -> WorkQu
 async def test_jobs_that_are_only_acknowledged_are_completed(connection: Connection, name: str) -> None:
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(50)))
-    early, rest = waiting(connection, mark, jobs[:25]), waiting(connection, mark, jobs[25:])
-    messages = await take(connection, queue, 50)
+    jobs = await publish_jobs(connection, queue, map(str, range(50)))
+    early, rest = start_waiting(connection, mark, jobs[:25]), start_waiting(connection, mark, jobs[25:])
+    messages = await pull_jobs(connection, queue, 50)
     for message in messages[:25]:
         await message.ack()
-    (report,) = await reports([early])
+    (report,) = await wait_reports([early])
     assert (report.completed, report.vanished, report.results) == (set(jobs[:25]), set(), {})
     assert not rest.task.done()
     for message in messages[25:]:
         await message.ack()
-    (report,) = await reports([rest])
+    (report,) = await wait_reports([rest])
     assert report.completed == set(jobs[25:])
-    (late,) = await reports([waiting(connection, mark, jobs)])
+    (late,) = await wait_reports([start_waiting(connection, mark, jobs)])
     assert late.completed == set(jobs)
 
 
@@ -59,22 +68,22 @@ async def test_a_completion_and_a_metric_of_one_job_count_once_and_the_result_is
 ) -> None:
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(50)))
-    last = await put(connection, queue, ["last"], kind="by-hand")
-    during = waiting(connection, mark, [*jobs, *last], WaitPolicy(min_completed=51))
-    async with running(Worker(queue, "worker", lambda job: job.sequence, settings)):
+    jobs = await publish_jobs(connection, queue, map(str, range(50)))
+    last = await publish_jobs(connection, queue, ["last"], kind="by-hand")
+    during = start_waiting(connection, mark, [*jobs, *last], WaitPolicy(min_completed=51))
+    async with running_worker(Worker(queue, "worker", lambda job: job.sequence, settings)):
 
         async def told_twice() -> bool:
             return await stored_count(connection, f"{name}-events") == 102
 
         await eventually(told_twice)
-    (report,) = await reports([during])
-    assert during.ends == list(range(51))[::-1]
+    (report,) = await wait_reports([during])
+    assert during.remaining == list(range(51))[::-1]
     assert sorted(report.results.values()) == [*jobs, *last]
     # The metrics were read by now, and hide no result from who joins late.
-    keeping = waiting(connection, await take_cursor(connection, queue), [999])
+    keeping = start_waiting(connection, await take_cursor(connection, queue), [999])
     for _ in range(2):
-        (late,) = await reports([waiting(connection, mark, jobs)])
+        (late,) = await wait_reports([start_waiting(connection, mark, jobs)])
         assert sorted(late.results.values()) == jobs
     keeping.task.cancel()
 
@@ -84,17 +93,17 @@ async def test_a_metric_of_a_job_that_is_terminated_or_handed_back_there_is_none
 ) -> None:
     queue = await measured(connection, name, max_deliver=2)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abc")
-    waiter = waiting(connection, mark, jobs, WaitPolicy(max_dead=None))
-    first, second, third = await take(connection, queue, 3)
+    jobs = await publish_jobs(connection, queue, "abc")
+    waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_dead=None))
+    first, second, third = await pull_jobs(connection, queue, 3)
     await first.term()
     await second.nak()
     await third.in_progress()
-    (again,) = await take(connection, queue, 1)
-    assert waiter.ends in ([], [2])
+    (again,) = await pull_jobs(connection, queue, 1)
+    assert waiter.remaining in ([], [2])
     await again.ack()
     await third.ack()
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert (report.completed, set(report.dead)) == (set(jobs[1:]), {jobs[0]})
 
 
@@ -107,9 +116,9 @@ async def test_a_server_killed_in_a_burst_of_acknowledgements_leaves_nobody_wait
     async with connect(settings) as connection, connect(settings) as worker:
         queue = await measured(connection, name, ack_wait="2s", max_deliver=20, max_ack_pending=JOBS)
         mark = await take_cursor(connection, queue)
-        jobs = await put(connection, queue, map(str, range(JOBS)))
-        waiters = [waiting(connection, mark, [job], WaitPolicy(max_vanished=None)) for job in jobs]
-        messages = await take(worker, queue, JOBS)
+        jobs = await publish_jobs(connection, queue, map(str, range(JOBS)))
+        waiters = [start_waiting(connection, mark, [job], WaitPolicy(max_vanished=None)) for job in jobs]
+        messages = await pull_jobs(worker, queue, JOBS)
 
         for message in messages[:FIRST]:
             await message.ack()
@@ -124,7 +133,7 @@ async def test_a_server_killed_in_a_burst_of_acknowledgements_leaves_nobody_wait
         await eventually(lambda: connection.client.is_connected and worker.client.is_connected)
         # What the crash made undone is delivered again, and done.
         working = asyncio.create_task(acknowledge_all(worker, queue))
-        found = await reports(waiters, within=30)
+        found = await wait_reports(waiters, within=30)
         again = await working
         vanished = set().union(*(report.vanished for report in found))
         completed = set().union(*(report.completed for report in found))
@@ -156,12 +165,12 @@ async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(400)))
-    waiter = waiting(connection, mark, jobs, WaitPolicy(max_vanished=None))
-    messages = await take(connection, queue, 400)
+    jobs = await publish_jobs(connection, queue, map(str, range(400)))
+    waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_vanished=None))
+    messages = await pull_jobs(connection, queue, 400)
     for message in messages[:100]:
         await message.ack_sync()
-    await eventually(lambda: len(waiter.ends) == 100)
+    await eventually(lambda: len(waiter.remaining) == 100)
     # As with a server that is killed between an acknowledgement and its metric: nobody stores it.
     config = (await connection.api(f"STREAM.INFO.{name}-events"))["config"]
     only_completions = {"subjects": [subject for subject in config["subjects"] if not subject.startswith("$JS")]}
@@ -172,7 +181,7 @@ async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     for message in messages[200:300]:
         await message.ack_sync()
     for job in jobs[300:]:
-        await complete(connection, queue, job)
-    (report,) = await reports([waiter])
+        await store_completion(connection, queue, job)
+    (report,) = await wait_reports([waiter])
     assert report.vanished == {message.metadata.sequence.stream for message in messages[100:200]}
     assert report.completed == set(jobs) - report.vanished

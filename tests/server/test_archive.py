@@ -19,7 +19,16 @@ from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyP
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count, take
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -37,7 +46,7 @@ async def opened(connection: Connection, queue: WorkQueue) -> ArchiveReader:
 
 async def archived(connection: Connection, queue: WorkQueue, bodies: list[str]) -> list[int]:
     before = await stored_count(connection, f"{queue.name}-archive")
-    sequences = await put(connection, queue, bodies)
+    sequences = await publish_jobs(connection, queue, bodies)
     await eventually(lambda: holds(connection, queue, before + len(bodies)))
     return sequences
 
@@ -83,7 +92,7 @@ async def test_copies_after_gaps_in_the_numbers_are_found(connection: Connection
     await archived(connection, queue, ["1", "2", "3"])
     config = (await stream_info(connection, f"{name}-archive"))["config"]
     await connection.api(f"STREAM.UPDATE.{name}-archive", config | {"subjects": [f"{name}.elsewhere"]})
-    await put(connection, queue, ["4", "5"])
+    await publish_jobs(connection, queue, ["4", "5"])
     await connection.api(f"STREAM.UPDATE.{name}-archive", config)
     await archived(connection, queue, ["6", "7", "8"])
     archive = await opened(connection, queue)
@@ -158,7 +167,7 @@ def _no_youth(monkeypatch: pytest.MonkeyPatch) -> None:
 async def test_young_copies_stay(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, ["a", "b", "c"])
-    await drain(connection, queue)
+    await process_all(connection, queue)
     assert await keep_and_release(connection, queue) == 0
     assert await stored_count(connection, f"{name}-archive") == 3
 
@@ -167,7 +176,7 @@ async def test_young_copies_stay(connection: Connection, name: str) -> None:
 async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, [str(number) for number in range(50)])
-    await drain(connection, queue)
+    await process_all(connection, queue)
     assert await keep_and_release(connection, queue) == 49
     archive = await opened(connection, queue)
     assert (await archive.find(50)) is not None
@@ -183,20 +192,20 @@ async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: Con
 async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     await archived(connection, queue, [str(number) for number in range(10)])
-    messages = await take(connection, queue, 6)
+    messages = await pull_jobs(connection, queue, 6)
     for message in (*messages[:3], *messages[4:]):
         await message.ack_sync()
     assert await keep_and_release(connection, queue) == 3
     await messages[3].ack_sync()
     assert await keep_and_release(connection, queue) == 3
-    await drain(connection, queue)
+    await process_all(connection, queue)
     assert await keep_and_release(connection, queue) == 3
 
 
 @pytest.mark.usefixtures("_no_youth")
 async def test_a_look_at_some_letters_lets_nothing_go(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     some = Selection(sequences=frozenset({2, 3}))
     assert await keep_and_release(connection, queue, some) == 0
     # All are looked at, and those that aren't selected aren't kept.
@@ -208,7 +217,7 @@ async def test_a_look_at_some_letters_lets_nothing_go(connection: Connection, na
 async def test_news_that_come_after_the_look_are_heeded(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await archived(connection, queue, ["a", "b", "c"])
-    messages = await take(connection, queue, 3)
+    messages = await pull_jobs(connection, queue, 3)
     for message in (messages[0], messages[2]):
         await message.ack_sync()
     await connection.request(messages[1].reply, b"+TERM")
@@ -249,7 +258,7 @@ class Happenings:
         connection, name = self._connection, self._queue.name
         await archived(connection, self._queue, ["job"] * (1 + self.draw(8)))
         if pending := (await consumer_info(connection, name, CONSUMER))["num_pending"]:
-            for message in await take(connection, self._queue, 1 + self.draw(pending)):
+            for message in await pull_jobs(connection, self._queue, 1 + self.draw(pending)):
                 self._flying[message.metadata.sequence.stream] = message
         for sequence in sorted(self._flying):
             await self._end(sequence, self.draw(6))
@@ -286,7 +295,7 @@ async def test_whatever_happens_a_copy_that_is_needed_stays(connection: Connecti
         await happenings.happen()
         released += await keep_and_release(connection, queue)
         scan = await Scan.begin(connection, queue, vanished=True)
-        kept = {letter.sequence async for letter in scan.letters(everything) if letter.kept}
+        kept = {letter.sequence async for letter in scan.letters(everything) if letter.preserved}
         last = int((await stream_info(connection, name))["state"]["last_seq"])
         archive = await opened(connection, queue)
         needed = set(range(1, last + 1)) - happenings.done - kept

@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream.cancellation.cancel import (
     find_cancellation,
     is_cancelled,
 )
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
@@ -26,7 +26,16 @@ from airflow_provider_jetstream.jetstream.publishing.publisher import publish_pr
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from testbed.queues import complete, eventually, let_die, make_queue, put, small_queue, stored_count, take
+from testbed.queues import (
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    store_completion,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -67,10 +76,10 @@ async def _later(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
 @pytest.mark.parametrize("job_id", ["order-16", "a b.*.>", "日本\r\n", "/" * 5_000, "$JS.API", ""])
 async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: str, job_id: str) -> None:
     queue = await make_queue(connection, name)
-    (before,) = await put(connection, queue, ["before"])
+    (before,) = await publish_jobs(connection, queue, ["before"])
     assert not await is_cancelled(connection, queue, job_id)
     report = await cancel(connection, queue, job_id, "wrong price", "ann")
-    (after,) = await put(connection, queue, ["after"])
+    (after,) = await publish_jobs(connection, queue, ["after"])
     found = await find_cancellation(connection, queue, job_id)
     assert found == report.cancellation
     assert (found.job_id, found.why, found.by, report.schedules) == (job_id, "wrong price", "ann", 0)
@@ -85,7 +94,7 @@ async def test_a_follower_knows_old_cancellations_and_learns_new_ones_while_jobs
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    (sequence,) = await put(connection, queue, ["job"])
+    (sequence,) = await publish_jobs(connection, queue, ["job"])
     stored_at = await _stored_at(connection, queue, sequence)
     await connection.client.jetstream().publish(f"cancelled.{name}.x", b"no cancellation")
     await cancel(connection, queue, "old", "one")
@@ -124,12 +133,12 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
         Job(b"other", id="b", delay="1s"),
     )
     assert (await cancel(connection, queue, "a")).schedules == 3
-    assert [message.data for message in await take(connection, queue, 1)] == [b"other"]
+    assert [message.data for message in await pull_jobs(connection, queue, 1)] == [b"other"]
     with pytest.raises(TimeoutError):
-        await take(connection, queue, 1, within=1.5)
+        await pull_jobs(connection, queue, 1, within=1.5)
     assert (await cancel(connection, queue, "a")).schedules == 0
     await _later(connection, queue, Job(b"anew", id="a", every="1s"))
-    (message,) = await take(connection, queue, 1)
+    (message,) = await pull_jobs(connection, queue, 1)
     assert message.data == b"anew"
     assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
 
@@ -144,20 +153,20 @@ async def test_what_a_schedule_made_before_is_cancelled_too(connection: Connecti
 
     await eventually(made)
     await cancel(connection, queue, "a")
-    for message in await take(connection, queue, await made()):
+    for message in await pull_jobs(connection, queue, await made()):
         assert await is_cancelled(connection, queue, "a", message.metadata.timestamp)
 
 
 async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    sequences = await put(connection, queue, "ab")
+    sequences = await publish_jobs(connection, queue, "ab")
     waiting = asyncio.create_task(wait(connection, mark, sequences, policy=WaitPolicy(max_cancelled=1)))
     found = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
-    message, other = await take(connection, queue, 2)
+    message, other = await pull_jobs(connection, queue, 2)
     await _obey(connection, queue, message, found)
     await message.ack_sync()
-    await complete(connection, queue, other.metadata.sequence.stream)
+    await store_completion(connection, queue, other.metadata.sequence.stream)
     async with asyncio.timeout(10):
         report = await waiting
     assert (report.completed, report.cancelled, report.dead) == ({2}, {1: "ann: wrong price"}, {})
@@ -184,8 +193,8 @@ async def test_so_many_cancelled_jobs_are_put_up_with(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    sequences = await put(connection, queue, "abc")
-    for message in await take(connection, queue, 3):
+    sequences = await publish_jobs(connection, queue, "abc")
+    for message in await pull_jobs(connection, queue, 3):
         await _obey(connection, queue, message, Cancellation("x", datetime.now(UTC)))
     async with asyncio.timeout(10):
         report = await wait(connection, mark, sequences, policy=WaitPolicy(max_cancelled=max_cancelled))
@@ -196,13 +205,13 @@ async def test_so_many_cancelled_jobs_are_put_up_with(
 async def test_of_several_ends_of_one_job_the_first_counts(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    (sequence,) = await put(connection, queue, "a")
-    (message,) = await take(connection, queue, 1)
+    (sequence,) = await publish_jobs(connection, queue, "a")
+    (message,) = await pull_jobs(connection, queue, 1)
     found = Cancellation("x", datetime.now(UTC))
     receipts = [await _obey(connection, queue, message, found) for _ in range(2)]
     assert [receipt.duplicate for receipt in receipts] == [False, True]
     # From a worker in another language, which gives its completions other ids.
-    await complete(connection, queue, sequence)
+    await store_completion(connection, queue, sequence)
     report = await wait(connection, mark, [sequence], policy=WaitPolicy(max_cancelled=None))
     assert (report.completed, list(report.cancelled)) == (set(), [1])
 
@@ -210,7 +219,7 @@ async def test_of_several_ends_of_one_job_the_first_counts(connection: Connectio
 async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = (await take_cursor(connection, queue)).from_start()
-    (sequence,) = await let_die(connection, queue, ["slow"])
+    (sequence,) = await make_dead_letters(connection, queue, ["slow"])
     message = await get_message(connection, name, sequence)
     assert message is not None
     assert len((await find_dead_letters(connection, queue)).letters) == 1

@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
@@ -13,7 +13,17 @@ from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cur
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Worker
-from testbed.queues import complete, eventually, let_die, make_queue, put, running, small_queue, take, use_up
+from testbed.queues import (
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    running_worker,
+    small_queue,
+    store_completion,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -36,11 +46,11 @@ async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    async with running(Worker(queue, "worker", lambda job: job.attempt, settings)):
-        early = await put(connection, queue, ["early"])
+    async with running_worker(Worker(queue, "worker", lambda job: job.attempt, settings)):
+        early = await publish_jobs(connection, queue, ["early"])
         assert (await wait_within(connection, mark, early)).completed == {1}
         waiting = asyncio.create_task(wait_within(connection, mark, [1, 2, 3]))
-        await put(connection, queue, ["during", "later"])
+        await publish_jobs(connection, queue, ["during", "later"])
         report = await waiting
     assert (report.completed, report.awaited, report.dead) == ({1, 2, 3}, set(), {})
     assert report.as_json()["completed_sequences"] == [(1, 3)]
@@ -49,10 +59,10 @@ async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
 async def test_progress_is_told_after_each_end(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    sequences = await put(connection, queue, "abc")
+    sequences = await publish_jobs(connection, queue, "abc")
     seen: list[int] = []
     for sequence in sequences:
-        await complete(connection, queue, sequence)
+        await store_completion(connection, queue, sequence)
     await wait(connection, mark, sequences, progress=lambda report: seen.append(len(report.completed)))
     assert seen == [1, 2, 3]
 
@@ -61,9 +71,9 @@ async def test_who_joins_late_learns_of_ends_from_before_the_mark_by_reading_fro
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    sequences = await put(connection, queue, "ab")
+    sequences = await publish_jobs(connection, queue, "ab")
     for sequence in sequences:
-        await complete(connection, queue, sequence)
+        await store_completion(connection, queue, sequence)
     mark = await take_cursor(connection, queue)
     with pytest.raises(TimeoutError):
         await wait_within(connection, mark, sequences, within=0.3)
@@ -75,9 +85,9 @@ async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    await put(connection, queue, "abc")
+    await publish_jobs(connection, queue, "abc")
     for sequence in (2, 1, 1, 3):
-        await complete(connection, queue, sequence)
+        await store_completion(connection, queue, sequence)
     report = await wait_within(connection, mark, [1, 3])
     assert (report.completed, report.awaited) == ({1, 3}, set())
 
@@ -85,8 +95,8 @@ async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or
 async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
     mark = await take_cursor(connection, queue)
-    sequences = await let_die(connection, queue, ["poison"])
-    still_waiting = await put(connection, queue, ["good"])
+    sequences = await make_dead_letters(connection, queue, ["poison"])
+    still_waiting = await publish_jobs(connection, queue, ["good"])
     report = await wait_within(connection, mark, [*sequences, *still_waiting])
     assert report.dead == {1: "2 deliveries to worker"}
     assert (report.completed, report.awaited) == (set(), {2})
@@ -101,8 +111,8 @@ async def test_a_terminated_job_is_dead_with_its_reason(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    sequences = await put(connection, queue, ["hopeless"])
-    (message,) = await take(connection, queue, 1)
+    sequences = await publish_jobs(connection, queue, ["hopeless"])
+    (message,) = await pull_jobs(connection, queue, 1)
     await connection.client.publish(message.reply, answer)
     assert (await wait_within(connection, mark, sequences)).dead == {1: f"terminated by worker: {reason}"}
 
@@ -110,10 +120,10 @@ async def test_a_terminated_job_is_dead_with_its_reason(
 async def test_a_job_deleted_in_flight_is_not_taken_for_terminated(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     mark = await take_cursor(connection, queue)
-    sequences = await put(connection, queue, ["deleted", "good"])
-    await take(connection, queue, 2)
+    sequences = await publish_jobs(connection, queue, ["deleted", "good"])
+    await pull_jobs(connection, queue, 2)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
-    await complete(connection, queue, 2)
+    await store_completion(connection, queue, 2)
     with pytest.raises(TimeoutError):
         await wait_within(connection, mark, sequences, within=0.5)
     assert (await wait_within(connection, mark, [2])).completed == {2}
@@ -125,13 +135,13 @@ async def test_so_many_dead_letters_are_put_up_with(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    died = await let_die(connection, queue, "abc")
+    died = await make_dead_letters(connection, queue, "abc")
     assert died == [1, 2, 3]
-    good = await put(connection, queue, "de")
+    good = await publish_jobs(connection, queue, "de")
     waiting = asyncio.create_task(wait_within(connection, mark, [*died, *good], max_dead))
-    await complete(connection, queue, 4)
+    await store_completion(connection, queue, 4)
     if not awaited:
-        await complete(connection, queue, 5)
+        await store_completion(connection, queue, 5)
     report = await waiting
     assert report.awaited >= awaited
     assert len(report.dead) == (3 if max_dead is None else min(max_dead + 1, 3))
@@ -142,7 +152,10 @@ async def test_so_many_dead_letters_are_put_up_with(
 async def test_a_job_that_was_finished_after_its_death_counts_as_completed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    sequences = [*await let_die(connection, queue, ["slow"]), *await put(connection, queue, ["last"])]
+    sequences = [
+        *await make_dead_letters(connection, queue, ["slow"]),
+        *await publish_jobs(connection, queue, ["last"]),
+    ]
     seen: list[set[int]] = []
     waiting = asyncio.create_task(
         wait(
@@ -154,10 +167,10 @@ async def test_a_job_that_was_finished_after_its_death_counts_as_completed(conne
         )
     )
     await eventually(lambda: {1} in seen)
-    await complete(connection, queue, 1)
+    await store_completion(connection, queue, 1)
     await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
     await eventually(lambda: seen[-1] == set())
-    await complete(connection, queue, 2)
+    await store_completion(connection, queue, 2)
     async with asyncio.timeout(10):
         report = await waiting
     assert (report.completed, report.dead) == ({1, 2}, {})
@@ -167,10 +180,13 @@ async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    sequences = [*await let_die(connection, queue, ["slow"]), *await put(connection, queue, map(str, range(50)))]
+    sequences = [
+        *await make_dead_letters(connection, queue, ["slow"]),
+        *await publish_jobs(connection, queue, map(str, range(50))),
+    ]
     # Its completion comes last of all, long after its death in the order of reading.
     for sequence in reversed(sequences):
-        await complete(connection, queue, sequence)
+        await store_completion(connection, queue, sequence)
     mark = (await take_cursor(connection, queue)).from_start()
     report = await wait_within(connection, mark, sequences)
     assert (report.completed, report.dead) == (set(sequences), {})
@@ -178,19 +194,19 @@ async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_
 
 async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    old = [*await let_die(connection, queue, ["dies"]), *await put(connection, queue, ["done"])]
-    await complete(connection, queue, 2)
+    old = [*await make_dead_letters(connection, queue, ["dies"]), *await publish_jobs(connection, queue, ["done"])]
+    await store_completion(connection, queue, 2)
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
-    assert await put(connection, queue, ["new", "newer"]) == old
+    assert await publish_jobs(connection, queue, ["new", "newer"]) == old
     mark = (await take_cursor(connection, queue)).from_start()
     with pytest.raises(TimeoutError):
         await wait_within(connection, mark, [1, 2], within=0.5)
     # A death counts although the earlier stream's completion has the same subject.
-    await use_up(connection, queue, 2)
+    await exhaust_deliveries(connection, queue, 2)
     assert (await wait_within(connection, mark, [1, 2], None)).dead.keys() == {1, 2}
-    await complete(connection, queue, 1)
-    await complete(connection, queue, 2)
+    await store_completion(connection, queue, 1)
+    await store_completion(connection, queue, 2)
     assert (await wait_within(connection, mark, [1, 2])).completed == {1, 2}
 
 
@@ -198,7 +214,7 @@ async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer,
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
         mark = await take_cursor(connection, queue)
-        sequences = await put(connection, queue, "ab")
+        sequences = await publish_jobs(connection, queue, "ab")
         seen: list[int] = []
         waiting = asyncio.create_task(
             wait(
@@ -209,17 +225,17 @@ async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer,
                 progress=lambda report: seen.append(len(report.awaited)),
             )
         )
-        await complete(connection, queue, 1)
+        await store_completion(connection, queue, 1)
         await eventually(lambda: seen == [1])
         own_nats.kill()
         await asyncio.to_thread(own_nats.restart)
         await eventually(lambda: connection.client.is_connected)
-        (first, second) = await take(connection, queue, 2)
+        (first, second) = await pull_jobs(connection, queue, 2)
         await first.ack_sync()
         await second.nak()
         async with asyncio.timeout(10):
             with pytest.raises(TimeoutError):
-                await take(connection, queue, 1, within=0.2)
+                await pull_jobs(connection, queue, 1, within=0.2)
             report = await waiting
     assert (report.completed, list(report.dead)) == ({1}, [2])
 
@@ -245,7 +261,7 @@ async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retentio
     letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=letters)
     mark = await take_cursor(connection, queue)
-    sequences = await let_die(connection, queue, "ab")
+    sequences = await make_dead_letters(connection, queue, "ab")
     assert (await wait_within(connection, mark, sequences, None)).dead.keys() == {1, 2}
 
 
@@ -253,7 +269,7 @@ async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServe
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)
         mark = await take_cursor(connection, queue)
-        await put(connection, queue, "a")
+        await publish_jobs(connection, queue, "a")
 
         def subscribed() -> bool:
             listed = own_nats.monitor("connz?subs=1")["connections"][0].get("subscriptions_list", [])
@@ -261,7 +277,7 @@ async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServe
 
         waiting = asyncio.create_task(wait_within(connection, mark, [1]))
         await eventually(subscribed)
-        await complete(connection, queue, 1)
+        await store_completion(connection, queue, 1)
         await waiting
         await eventually(lambda: not subscribed())
         cancelled = asyncio.create_task(wait_within(connection, mark, [2]))

@@ -11,13 +11,21 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, group_fields, summarise
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, group_fields, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from testbed.queues import complete, eventually, let_die, make_queue, put, small_queue, take
+from testbed.queues import (
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    store_completion,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -28,7 +36,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter:
     died_at = NOW - timedelta(seconds=age)
     death = Death("queue", "", sequence, "worker", Reason.MAX_DELIVERIES, died_at)
-    return DeadLetter(death, subject, b"", (), "", Source.QUEUE, (), kept=True, ready_at=died_at)
+    return DeadLetter(death, subject, b"", (), "", Source.QUEUE, (), preserved=True, ready_at=died_at)
 
 
 def test_sequences_are_told_as_ranges_and_a_cut_is_said() -> None:
@@ -99,33 +107,33 @@ def test_fields_to_group_by_are_checked() -> None:
 
 async def test_what_is_seen_is_counted_and_kept_whatever_was_selected(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["one", "two"], kind="a")
-    await let_die(connection, queue, ["three"], kind="b")
-    await let_die(connection, queue, ["late"], kind="a")
-    await complete(connection, queue, 4)
-    summary = await summarise(connection, queue, Selection(subject=f"{name}.jobs.a"), ["subject"])
-    assert (summary.dead, summary.ranges, summary.kept) == (2, [(1, 2)], 3)
+    await make_dead_letters(connection, queue, ["one", "two"], kind="a")
+    await make_dead_letters(connection, queue, ["three"], kind="b")
+    await make_dead_letters(connection, queue, ["late"], kind="a")
+    await store_completion(connection, queue, 4)
+    summary = await summarise_dead_letters(connection, queue, Selection(subject=f"{name}.jobs.a"), ["subject"])
+    assert (summary.dead, summary.ranges, summary.preserved) == (2, [(1, 2)], 3)
     assert (summary.dismissed, summary.uncertain, summary.undeliverable) == ({"completed": 1}, 0, 0)
     assert str(summary) == "2 dead letters, 1 entries about other jobs (1 completed)"
-    assert (await summarise(connection, queue)).kept == 0
+    assert (await summarise_dead_letters(connection, queue)).preserved == 0
 
 
 async def test_parked_letters_are_counted_when_they_are_asked_for(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["one", "two"])
+    await make_dead_letters(connection, queue, ["one", "two"])
     await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({1})), max_redrives=0))
-    assert (await summarise(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
-    assert (await summarise(connection, queue)).ranges == [(2, 2)]
+    assert (await summarise_dead_letters(connection, queue, Selection(parked=True))).ranges == [(1, 1)]
+    assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
 
 
 async def test_jobs_that_nobody_told_of_are_counted(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, ["one", "two"])
+    await publish_jobs(connection, queue, ["one", "two"])
     # The worker dies with both, and nobody asks for more.
-    await take(connection, queue, 2)
+    await pull_jobs(connection, queue, 2)
 
     async def dead() -> Summary | None:
-        summary = await summarise(connection, queue)
+        summary = await summarise_dead_letters(connection, queue)
         return summary if summary.reached(2) else None
 
     assert (await eventually(dead)).ranges == [(1, 2)]
@@ -133,7 +141,7 @@ async def test_jobs_that_nobody_told_of_are_counted(connection: Connection, name
 
 async def test_a_queue_that_is_not_there_is_named(connection: Connection, name: str) -> None:
     with pytest.raises(NotFoundError, match=name):
-        await summarise(connection, small_queue(name))
+        await summarise_dead_letters(connection, small_queue(name))
 
 
 async def test_the_archive_lets_go_only_after_everything_was_seen(
@@ -142,20 +150,20 @@ async def test_the_archive_lets_go_only_after_everything_was_seen(
     monkeypatch.setattr(capture, "_YOUNG", timedelta())
     queue = await make_queue(connection, name)
     assert queue.archive is not None
-    await put(connection, queue, ["done"])
-    (job,) = await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["done"])
+    (job,) = await pull_jobs(connection, queue, 1)
     await job.ack()
-    await let_die(connection, queue, ["dead"])
+    await make_dead_letters(connection, queue, ["dead"])
 
     async def archived() -> int:
         assert queue.archive is not None
         return int((await stream_info(connection, queue.archive.name))["state"]["messages"])
 
     before = await archived()
-    await summarise(connection, queue, Selection(parked=True))
+    await summarise_dead_letters(connection, queue, Selection(parked=True))
     assert await archived() == before
-    await summarise(connection, queue, Selection(reasons=frozenset({Reason.UNDELIVERABLE})))
+    await summarise_dead_letters(connection, queue, Selection(reasons=frozenset({Reason.UNDELIVERABLE})))
     assert await archived() == before
-    summary = await summarise(connection, queue, Selection(error_class="of none"))
-    assert (summary.dead, summary.kept) == (0, 1)
+    summary = await summarise_dead_letters(connection, queue, Selection(error_class="of none"))
+    assert (summary.dead, summary.preserved) == (0, 1)
     assert await archived() < before

@@ -5,7 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -15,16 +16,16 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from testbed.queues import (
     CONSUMER,
-    drain,
     eventually,
-    let_die,
+    exhaust_deliveries,
+    make_dead_letters,
     make_queue,
-    pump,
-    put,
+    probe,
+    process_all,
+    publish_jobs,
+    pull_jobs,
     small_queue,
     stored_count,
-    take,
-    use_up,
 )
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ async def find(connection: Connection, queue: WorkQueue) -> tuple[list[int], dic
 
 
 def shown(findings: Findings) -> tuple[list[int], dict[int, Status]]:
-    dismissed = {each.sequence: each.verdict for each in findings.dismissed}
+    dismissed = {each.sequence: each.status for each in findings.dismissed}
     assert len(dismissed) == len(findings.dismissed)
     return [letter.sequence for letter in findings.letters], dismissed
 
@@ -59,7 +60,7 @@ async def repeat_advisories(connection: Connection, queue: WorkQueue) -> None:
 
 async def wait_until_idle(connection: Connection, queue: WorkQueue) -> None:
     async def idle() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return (await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0
 
     await eventually(idle)
@@ -67,7 +68,7 @@ async def wait_until_idle(connection: Connection, queue: WorkQueue) -> None:
 
 async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int) -> None:
     async def there() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return await stored_count(connection, require_dead_letters(queue).name) == count
 
     await eventually(there)
@@ -75,9 +76,11 @@ async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int)
 
 async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
-    await put(connection, queue, ["good"])
-    await drain(connection, queue)
-    sequences = await let_die(connection, queue, ["größe"], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"})
+    await publish_jobs(connection, queue, ["good"])
+    await process_all(connection, queue)
+    sequences = await make_dead_letters(
+        connection, queue, ["größe"], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"}
+    )
     letter = await one_letter(connection, queue)
     death = letter.death
     assert (death.stream, [death.sequence], death.consumer) == (name, sequences, "worker")
@@ -85,7 +88,7 @@ async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Con
     assert death.created == (await stream_info(connection, name))["created"]
     assert (letter.subject, letter.body, letter.source) == (f"{name}.jobs.a", "größe".encode(), Source.QUEUE)
     assert dict(letter.headers) == {"Job-Id": "order-7", "Customer": "Ünal"}
-    assert (letter.job_id, letter.redrives, letter.entries, letter.kept) == ("order-7", 0, (1,), False)
+    assert (letter.job_id, letter.redrives, letter.entries, letter.preserved) == ("order-7", 0, (1,), False)
     assert datetime.fromisoformat(letter.time) < death.died_at
 
 
@@ -97,7 +100,7 @@ async def test_a_letter_is_ready_when_its_worker_has_lost_the_job_for_sure(
     connection: Connection, name: str, consumer: dict[str, object], patience: float
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 1} | consumer)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     letter = await one_letter(connection, queue)
     assert letter.ready_at - letter.death.died_at == timedelta(seconds=patience)
 
@@ -107,15 +110,15 @@ async def test_the_count_of_redrives_is_read_from_the_job_and_nonsense_counts_as
     connection: Connection, name: str, count: str, redrives: int
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"], headers={"Redrive-Count": count})
+    await make_dead_letters(connection, queue, ["a"], headers={"Redrive-Count": count})
     letter = await one_letter(connection, queue)
     assert (letter.redrives, letter.job_id) == (redrives, "1")
 
 
 async def test_letters_come_in_the_order_of_their_jobs(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await put(connection, queue, "abc")
-    for count, message in enumerate(reversed(await take(connection, queue, 3)), 1):
+    await publish_jobs(connection, queue, "abc")
+    for count, message in enumerate(reversed(await pull_jobs(connection, queue, 3)), 1):
         await message.nak()
         await wait_for_entries(connection, queue, count)
     assert (await find(connection, queue)) == ([1, 2, 3], {})
@@ -123,7 +126,7 @@ async def test_letters_come_in_the_order_of_their_jobs(connection: Connection, n
 
 async def test_repeated_advisories_are_one_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await repeat_advisories(connection, queue)
     assert await stored_count(connection, f"{name}-dead") == 4
     letters = (await find_dead_letters(connection, queue)).letters
@@ -134,39 +137,39 @@ async def test_entries_of_an_earlier_stream_never_hit_a_job_of_the_same_sequence
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
-    assert await put(connection, queue, ["new"]) == [1]
+    assert await publish_jobs(connection, queue, ["new"]) == [1]
     assert await find(connection, queue) == ([], {1: Status.STALE, 2: Status.STALE})
     # A death of the new job counts, and takes the stale entry of its sequence along.
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.entries, letter.death.reason) == (b"new", (1, 3), Reason.MAX_DELIVERIES)
 
 
 async def test_entries_of_a_recreated_or_deleted_consumer_are_stale(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     await connection.api(f"CONSUMER.DELETE.{name}.worker")
     assert await find(connection, queue) == ([], {1: Status.STALE})
     await make_queue(connection, name)
     assert await find(connection, queue) == ([], {1: Status.STALE})
     # The new consumer delivers it again, and only that death counts.
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     assert await find(connection, queue) == ([1], {})
 
 
 async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     # A crash of the server right after the deaths does the same.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
     assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
     # In flight it has been delivered, as the dead ones have.
-    await take(connection, queue, 1)
+    await pull_jobs(connection, queue, 1)
     assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
-    assert await drain(connection, queue) == {"c": 1}
+    assert await process_all(connection, queue) == {"c": 1}
     await wait_until_idle(connection, queue)
     found = await find_dead_letters(connection, queue)
     assert ([letter.sequence for letter in found.letters], found.uncertain) == ([1, 2], 0)
@@ -176,8 +179,8 @@ async def test_what_else_a_shared_dead_letter_queue_holds_is_left_alone(connecti
     shared = {"name": f"{name}-shared", "subjects": [f"{MAX_DELIVERIES}.{name}x.*", f"{MAX_DELIVERIES}.{name}.*"]}
     queue = await make_queue(connection, name, dead_letters=shared)
     other = await make_queue(connection, f"{name}x", dead_letters=shared)
-    await let_die(connection, other, ["theirs", "theirs too"])
-    await let_die(connection, queue, ["ours"])
+    await make_dead_letters(connection, other, ["theirs", "theirs too"])
+    await make_dead_letters(connection, queue, ["ours"])
     lies = f'{{"type": "io.nats.jetstream.advisory.v1.max_deliver", "stream": "{name}x"}}'
     for body in (b"not JSON", b"{}", lies.encode()):
         await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.worker", body)

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -24,7 +25,7 @@ from airflow_provider_jetstream.jetstream.queue.discovery import (
 )
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
-from testbed.queues import eventually, make_queue, pump, small_queue, stored_count, take
+from testbed.queues import eventually, make_queue, probe, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -62,7 +63,7 @@ async def all_told(connection: Connection, queue: WorkQueue, consumer: str, coun
     letters = queue.dead_letters.name if queue.dead_letters else ""
 
     async def told() -> bool:
-        await pump(connection, queue, consumer=consumer)
+        await probe(connection, queue, consumer=consumer)
         return await stored_count(connection, letters) == count
 
     await eventually(told, within)
@@ -102,7 +103,7 @@ async def test_the_orders_of_the_article(alone: Connection) -> None:
         await publish(alone, "orders.new", f"order-{number}")
     for count in (20, 10):
         # Every other order fails: it isn't acknowledged.
-        for message in await take(alone, queue, count, consumer="processor", within=15):
+        for message in await pull_jobs(alone, queue, count, consumer="processor", within=15):
             if message.metadata.sequence.stream % 2 == 0:
                 await message.ack_sync()
     await all_told(alone, queue, "processor", 10, within=15)
@@ -153,7 +154,7 @@ async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
     for priority in ("high", "low"):
         await publish(alone, f"jobs.{priority}.my_job_id", f"{priority} job")
         for _ in range(3):
-            (message,) = await take(alone, queue, 1, consumer=priority)
+            (message,) = await pull_jobs(alone, queue, 1, consumer=priority)
             await message.nak()
     await all_told(alone, queue, "high", 1)
     await all_told(alone, queue, "low", 2)
@@ -192,9 +193,9 @@ async def test_the_poison_job_of_the_image_queue(alone: Connection) -> None:
     await publish(alone, "IMAGES.resize", '{"id": "1"}')
     for _ in range(5):
         # Where the document's worker crashes, this one hands back at once.
-        (message,) = await take(alone, found, 1, consumer="BW")
+        (message,) = await pull_jobs(alone, found, 1, consumer="BW")
         await message.nak()
-    await pump(alone, found, consumer="BW")
+    await probe(alone, found, consumer="BW")
     queue = WorkQueue(name="IMAGES", subjects="IMAGES.>", dead_letters="images-dead", consumers=found.consumers)
     await provision(alone, queue)
     # The advisory was sent when nobody kept it.
@@ -278,7 +279,7 @@ async def test_a_stream_of_all_advisories_serves_any_queue(alone: Connection) ->
     assert queue.dead_letters is not None
     assert queue.dead_letters.name == "all"
     await publish(alone, "work.a", "a")
-    (message,) = await take(alone, queue, 1)
+    (message,) = await pull_jobs(alone, queue, 1)
     await message.nak()
 
     async def found() -> bool:
@@ -313,4 +314,4 @@ async def test_dead_letters_of_a_discovered_queue_with_stale_entries(connection:
     }
     await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.worker", json.dumps(body).encode())
     findings = await find_dead_letters(connection, await discover_queue(connection, name))
-    assert [each.verdict for each in findings.dismissed] == [Status.STALE]
+    assert [each.status for each in findings.dismissed] == [Status.STALE]

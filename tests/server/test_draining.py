@@ -10,14 +10,25 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.inspection.drained import PAUSE, check_drained
 from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from testbed.letters import let_terminate
-from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, pump, put, small_queue, stored_count, take
+from testbed.dead_letters import make_terminated_letters
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    probe,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
@@ -43,10 +54,10 @@ async def two_kinds(connection: Connection, name: str) -> WorkQueue:
 async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     assert await drained(connection, queue)
-    await put(connection, queue, "ab")
+    await publish_jobs(connection, queue, "ab")
     waiting = await check_drained(connection, queue)
     assert str(waiting) == f"{name} is not drained: worker: 2 pending, 0 in flight"
-    first, second = await take(connection, queue, 2)
+    first, second = await pull_jobs(connection, queue, 2)
     assert str(await check_drained(connection, queue)) == f"{name} is not drained: worker: 0 pending, 2 in flight"
     await first.ack_sync()
     assert not await drained(connection, queue)
@@ -72,13 +83,13 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: Connec
 
 async def test_a_job_that_was_handed_back_with_a_delay_is_in_flight(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
-    await put(connection, queue, "a")
-    (job,) = await take(connection, queue, 1)
+    await publish_jobs(connection, queue, "a")
+    (job,) = await pull_jobs(connection, queue, 1)
     await job.nak(delay=2)
     until = time.monotonic() + 1
     while time.monotonic() < until:
         assert not await drained(connection, queue)
-    assert await drain(connection, queue) == {"a": 1}
+    assert await process_all(connection, queue) == {"a": 1}
     assert await drained(connection, queue)
 
 
@@ -87,16 +98,16 @@ async def test_a_paused_consumer_with_jobs_is_not_drained(connection: Connection
     until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
     await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
     assert await drained(connection, queue)
-    await put(connection, queue, "a")
+    await publish_jobs(connection, queue, "a")
     report = await check_drained(connection, queue)
     assert str(report) == f"{name} is not drained: worker: 1 pending, 0 in flight, paused"
 
 
 async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
-    await put(connection, queue, "abc")
-    await take(connection, queue, 3)
-    await take(connection, queue, 3)
+    await publish_jobs(connection, queue, "abc")
+    await pull_jobs(connection, queue, 3)
+    await pull_jobs(connection, queue, 3)
     await asyncio.sleep(1.2)
     assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
 
@@ -113,19 +124,19 @@ async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"})
-    await put(connection, queue, "a")
-    await take(connection, queue, 1)
+    await publish_jobs(connection, queue, "a")
+    await pull_jobs(connection, queue, 1)
     await asyncio.sleep(0.6)
     for _ in range(3):
         assert not await drained(connection, queue)
-    assert await drain(connection, queue) == {"a": 1}
+    assert await process_all(connection, queue) == {"a": 1}
     assert await drained(connection, queue)
 
 
 async def test_dead_letters_keep_a_queue_only_if_nothing_may_be_dead(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["used up"])
-    await let_terminate(connection, queue, ["terminated"])
+    await make_dead_letters(connection, queue, ["used up"])
+    await make_terminated_letters(connection, queue, ["terminated"])
     assert await drained(connection, queue)
     report = await check_drained(connection, queue, nothing_dead=True)
     assert (report.drained, report.dead_letters, report.dead_in_queue, report.uncertain) == (False, 2, 1, 0)
@@ -133,14 +144,14 @@ async def test_dead_letters_keep_a_queue_only_if_nothing_may_be_dead(connection:
     await redrive_dead_letters(connection, queue)
     # They are jobs again.
     assert not await drained(connection, queue)
-    assert sum((await drain(connection, queue)).values()) == 2
+    assert sum((await process_all(connection, queue)).values()) == 2
     report = await check_drained(connection, queue, nothing_dead=True)
     assert (report.drained, report.dead_letters, report.stored) == (True, 0, 0)
 
 
 async def test_parked_letters_are_out_of_the_way(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     assert not await drained(connection, queue, nothing_dead=True)
     await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
     assert await drained(connection, queue, nothing_dead=True)
@@ -148,7 +159,7 @@ async def test_parked_letters_are_out_of_the_way(connection: Connection, name: s
 
 async def test_dead_letters_that_nobody_told_of_are_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.PURGE.{name}-dead")
     report = await check_drained(connection, queue, nothing_dead=True)
     assert (report.drained, report.dead_letters) == (False, 2)
@@ -157,7 +168,7 @@ async def test_dead_letters_that_nobody_told_of_are_found(connection: Connection
 async def test_jobs_that_no_consumer_takes_are_awaited_and_named(connection: Connection, name: str) -> None:
     queue = await two_kinds(connection, name)
     for kind in "cdd":
-        await put(connection, queue, ["job"], kind=kind)
+        await publish_jobs(connection, queue, ["job"], kind=kind)
     report = await check_drained(connection, queue)
     assert not report.drained
     named = f"{name}.jobs.d: 2; {name}.jobs.c: 1"
@@ -171,7 +182,7 @@ async def test_of_many_subjects_the_largest_are_named(connection: Connection, na
     queue = await two_kinds(connection, name)
     for number in range(1_200):
         await connection.client.publish(f"{name}.jobs.c.{number}", b"job")
-    await put(connection, queue, ["job", "job"], kind="c.7")
+    await publish_jobs(connection, queue, ["job", "job"], kind="c.7")
     report = await check_drained(connection, queue)
     told = report.as_json()
     assert (told["drained"], told["undeliverable"]) == (False, 1_202)
@@ -182,7 +193,7 @@ async def test_of_many_subjects_the_largest_are_named(connection: Connection, na
 
 async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, "a")
+    await publish_jobs(connection, queue, "a")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     report = await check_drained(connection, queue)
     assert (report.drained, report.undeliverable) == (False, {f"{name}.jobs.plain": 1})
@@ -206,11 +217,11 @@ async def test_jobs_for_later_are_none_yet(connection: Connection, name: str) ->
 
 async def test_only_the_consumers_that_are_named_count(connection: Connection, name: str) -> None:
     queue = await two_kinds(connection, name)
-    await put(connection, queue, ["job"], kind="b")
+    await publish_jobs(connection, queue, ["job"], kind="b")
     assert (await check_drained(connection, queue, ["a"])).drained
     assert not (await check_drained(connection, queue, ["a", "b", "a"])).drained
     assert not await drained(connection, queue)
-    (job,) = await take(connection, queue, 1, consumer="b")
+    (job,) = await pull_jobs(connection, queue, 1, consumer="b")
     await job.term()
 
     async def dead() -> bool:
@@ -227,17 +238,17 @@ async def test_dead_letters_of_busy_consumers_that_cannot_be_told_yet_do_not_cou
     connection: Connection, name: str
 ) -> None:
     queue = await two_kinds(connection, name)
-    await put(connection, queue, ["dead", "working"], kind="b")
-    for job in (await take(connection, queue, 2, consumer="b"))[:1]:
+    await publish_jobs(connection, queue, ["dead", "working"], kind="b")
+    for job in (await pull_jobs(connection, queue, 2, consumer="b"))[:1]:
         await job.nak()
 
     async def told() -> bool:
-        await pump(connection, queue, consumer="b")
+        await probe(connection, queue, consumer="b")
         return await stored_count(connection, f"{name}-dead") == 1
 
     await eventually(told)
     await connection.api(f"STREAM.PURGE.{name}-dead")
-    assert (await summarise(connection, queue)).uncertain == 1
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 1
     report = await check_drained(connection, queue, ["a"], nothing_dead=True)
     assert (report.drained, report.dead_letters, report.uncertain) == (True, 0, 0)
 
@@ -258,7 +269,7 @@ async def test_some_consumers_can_be_drained_while_others_are_kept_busy(connecti
 
     async def go_on() -> None:
         while True:
-            await put(connection, queue, ["job"], kind="b")
+            await publish_jobs(connection, queue, ["job"], kind="b")
 
     publishing = asyncio.create_task(go_on())
     try:
@@ -279,7 +290,7 @@ async def test_what_is_not_there_is_named(connection: Connection, name: str) -> 
     queue = await two_kinds(connection, name)
     with pytest.raises(NotFoundError, match=f"expected consumer c of stream {name} on the server, found a, b: check"):
         await check_drained(connection, queue, ["a", "c"])
-    await put(connection, queue, ["job"], kind="a")
+    await publish_jobs(connection, queue, ["job"], kind="a")
     await connection.api(f"STREAM.DELETE.{name}-dead")
     # At once, and not when all jobs are done.
     with pytest.raises(NotFoundError, match=f"expected stream {name}-dead on the server, found none"):
@@ -304,14 +315,14 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
     async def relay() -> None:
         # As bad a worker as there is: it acknowledges first, and publishes what follows later.
         for _ in range(hops):
-            (job,) = await take(connection, queue, 1)
+            (job,) = await pull_jobs(connection, queue, 1)
             await job.ack_sync()
             await asyncio.sleep(PAUSE * 0.4)
-            await put(connection, queue, ["next"])
-        (last,) = await take(connection, queue, 1)
+            await publish_jobs(connection, queue, ["next"])
+        (last,) = await pull_jobs(connection, queue, 1)
         await last.ack_sync()
 
-    await put(connection, queue, ["first"])
+    await publish_jobs(connection, queue, ["first"])
     working, told = asyncio.create_task(relay()), set()
     watching = asyncio.create_task(watch())
     while not (report := await check_drained(connection, queue)).drained:
@@ -355,12 +366,12 @@ async def test_thousands_of_jobs_are_awaited_to_the_last(connection: Connection,
 
 async def test_a_look_costs_a_job_none_of_its_deliveries(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
-    await put(connection, queue, "a")
-    await take(connection, queue, 1)
+    await publish_jobs(connection, queue, "a")
+    await pull_jobs(connection, queue, 1)
     await asyncio.sleep(0.5)
     for _ in range(20):
         assert not await drained(connection, queue)
-    (job,) = await take(connection, queue, 1)
+    (job,) = await pull_jobs(connection, queue, 1)
     assert job.metadata.num_delivered == 2
     await job.ack_sync()
     assert await drained(connection, queue)

@@ -6,9 +6,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
@@ -19,7 +20,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from testbed.queues import drain, let_die, make_queue, small_queue, stored_count
+from testbed.queues import make_dead_letters, make_queue, process_all, small_queue, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -54,7 +55,7 @@ async def test_entries_are_deleted_where_that_is_allowed(connection: Connection,
     # Interest keeps only what a consumer waits for.
     fields = {"consumers": [HANDLER]} if retention == "interest" else {}
     queue = await make_queue(connection, name, dead_letters=letters(name, retention=retention, **fields))
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     report = await redrive_dead_letters(connection, queue, only(1, 3))
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3) == [2]
@@ -62,7 +63,7 @@ async def test_entries_are_deleted_where_that_is_allowed(connection: Connection,
 
 async def test_repeated_entries_of_one_letter_are_all_removed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     advisory = await get_message(connection, f"{name}-dead", 1)
     assert advisory is not None
     await connection.client.jetstream().publish(advisory.subject, advisory.data)
@@ -74,7 +75,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=work_queue_letters(name, HANDLER))
-    await let_die(connection, queue, "abcd")
+    await make_dead_letters(connection, queue, "abcd")
     report = await redrive_dead_letters(connection, queue, only(1, 3))
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3, 4) == [2, 4]
@@ -83,22 +84,22 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
     assert (await consumer_info(connection, f"{name}-dead", HANDLER["name"]))["delivered"]["stream_seq"] == 3
     report = await redrive_dead_letters(connection, queue)
     assert (report.entries_left, await stored_count(connection, f"{name}-dead")) == (0, 0)
-    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
 async def test_entries_under_deny_delete_are_acknowledged_through_an_own_consumer_that_does_not_stay(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name))
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     (own,) = await consumers(connection, f"{name}-dead")
     config = (await consumer_info(connection, f"{name}-dead", own))["config"]
     assert (own, config["inactive_threshold"]) == (f"redrive-{name}", 300 * 10**9)
     # It serves the next redrive as well.
-    await drain(connection, queue)
-    await let_die(connection, queue, ["c"])
+    await process_all(connection, queue)
+    await make_dead_letters(connection, queue, ["c"])
     assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await consumers(connection, f"{name}-dead") == [own]
 
@@ -110,7 +111,7 @@ async def test_a_consumer_of_other_entries_is_left_alone(connection: Connection,
         "filter_subject": f"$JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED.{name}.*",
     }
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, terminated))
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     assert (await redrive_dead_letters(connection, queue)).entries_left == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     assert (await consumer_info(connection, f"{name}-dead", "a"))["delivered"]["consumer_seq"] == 0
@@ -121,8 +122,8 @@ async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(conne
     shared = work_queue_letters(name) | {"subjects": subjects}
     ours = await make_queue(connection, name, dead_letters=shared)
     theirs = await make_queue(connection, f"{name}x", dead_letters=shared)
-    await let_die(connection, ours, "ab")
-    await let_die(connection, theirs, "cd")
+    await make_dead_letters(connection, ours, "ab")
+    await make_dead_letters(connection, theirs, "cd")
     assert (await redrive_dead_letters(connection, ours)).entries_left == 0
     assert await left(connection, ours, 1, 2, 3, 4) == [3, 4]
     assert (await redrive_dead_letters(connection, theirs)).entries_left == 0
@@ -134,7 +135,7 @@ async def test_more_entries_than_the_consumer_allows_unacknowledged_are_removed_
 ) -> None:
     handler = HANDLER | {"max_ack_pending": 2}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
-    sequences = await let_die(connection, queue, map(str, range(60)))
+    sequences = await make_dead_letters(connection, queue, map(str, range(60)))
     # Thirty rounds take longer than that, and none of them waits for it.
     connection.timeout = 1
     async with asyncio.timeout(15):
@@ -148,7 +149,7 @@ async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_ti
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 1})) as connection:
         handler = HANDLER | {"max_ack_pending": 2}
         queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
-        sequences = await let_die(connection, queue, "abcdefgh")
+        sequences = await make_dead_letters(connection, queue, "abcdefgh")
         # The first two aren't asked for, so they stay unacknowledged, and the server delivers nothing behind them.
         async with asyncio.timeout(4):
             assert await remove_entries(connection, queue, sequences[2:]) == 6
@@ -156,23 +157,23 @@ async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_ti
 
 async def test_entries_that_have_to_stay_are_never_taken_for_dead_again(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, dead_letters=letters(name, deny_delete=True))
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
     assert await left(connection, queue, 1, 2) == [1, 2]
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert [each.verdict for each in findings.dismissed] == [Status.REDRIVEN, Status.REDRIVEN]
+    assert [each.status for each in findings.dismissed] == [Status.REDRIVEN, Status.REDRIVEN]
     again = await redrive_dead_letters(connection, queue)
     assert (again.redriven, list(again.gone), again.entries_left) == ({}, [1, 2], 2)
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_the_report_is_kept_when_the_entries_cannot_be_removed(connection: Connection, name: str) -> None:
     # A consumer of some of the advisories keeps the server from accepting one of them all.
     narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.other"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow))
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
@@ -189,7 +190,7 @@ async def test_entries_that_are_gone_already_count_as_removed(connection: Connec
     for suffix, fields in (("a", letters(f"{name}a")), ("b", work_queue_letters(f"{name}b", HANDLER))):
         queue = small_queue(f"{name}{suffix}", dead_letters=fields)
         await provision(connection, queue)
-        sequences = await let_die(connection, queue, "ab")
+        sequences = await make_dead_letters(connection, queue, "ab")
         assert await remove_entries(connection, queue, sequences) == 0
         async with asyncio.timeout(2):
             assert await remove_entries(connection, queue, sequences) == 0
@@ -200,7 +201,7 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
 ) -> None:
     handler = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.*"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     scan = await Scan.begin(connection, queue)
     keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(Selection()):
@@ -217,7 +218,7 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
 async def test_a_page_of_entries_is_removed_together(connection: Connection, name: str, kind: str) -> None:
     fields = letters(name) if kind == "deleted" else work_queue_letters(name)
     queue = await make_queue(connection, name, dead_letters=fields, consumer={"max_ack_pending": -1})
-    sequences = await let_die(connection, queue, map(str, range(1_000)))
+    sequences = await make_dead_letters(connection, queue, map(str, range(1_000)))
     before = connection.client.stats["out_msgs"]
     started = time.monotonic()
     assert await remove_entries(connection, queue, sequences) == 0

@@ -9,15 +9,26 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from testbed.queues import complete, drain, eventually, let_die, make_queue, put, stored_count, take, use_up
-from testbed.waiting import Readers, complete_all, failures, reports, waiting
+from testbed.queues import (
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    store_completion,
+    stored_count,
+)
+from testbed.waiters import WaitingCost, start_waiting, store_completions, wait_failures, wait_reports
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
@@ -31,26 +42,28 @@ async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nat
     async with connect(settings) as connection, connect(settings) as other:
         queue = await make_queue(other, name)
         early = await take_cursor(other, queue)
-        jobs = await put(other, queue, map(str, range(2_500)))
-        await complete_all(other, queue, jobs[:2_000])
+        jobs = await publish_jobs(other, queue, map(str, range(2_500)))
+        await store_completions(other, queue, jobs[:2_000])
         late = await take_cursor(other, queue)
-        readers = Readers(own_nats, other, (f"{name}-events", f"{name}-dead"))
+        readers = WaitingCost(own_nats, other, (f"{name}-events", f"{name}-dead"))
         watch = asyncio.create_task(readers.watch())
-        waiters = [waiting(connection, late, [job]) for job in jobs[2_000:]]
-        await eventually(lambda: readers.are((2, 2)))
+        waiters = [start_waiting(connection, late, [job]) for job in jobs[2_000:]]
+        await eventually(lambda: readers.equals((2, 2)))
         # Those who come later were told where to read from before.
-        waiters += [waiting(connection, early, [done, job]) for done, job in zip(jobs, jobs[2_000:], strict=False)]
-        await eventually(lambda: sum(len(waiter.ends) for waiter in waiters) == 500)
-        await eventually(lambda: readers.are((2, 2)))
+        waiters += [
+            start_waiting(connection, early, [done, job]) for done, job in zip(jobs, jobs[2_000:], strict=False)
+        ]
+        await eventually(lambda: sum(len(waiter.remaining) for waiter in waiters) == 500)
+        await eventually(lambda: readers.equals((2, 2)))
         assert own_nats.monitor("connz")["num_connections"] == 2
-        await complete_all(other, queue, jobs[2_000:])
-        found = await reports(waiters)
-        await eventually(lambda: readers.are((0, 0)))
+        await store_completions(other, queue, jobs[2_000:])
+        found = await wait_reports(waiters)
+        await eventually(lambda: readers.equals((0, 0)))
         watch.cancel()
         await asyncio.wait([watch])
     assert [len(report.completed) for report in found] == [1] * 500 + [2] * 500
-    assert 2 <= readers.most_subscriptions <= 4
-    assert 2 <= readers.most_consumers <= 4
+    assert 2 <= readers.max_subscriptions <= 4
+    assert 2 <= readers.max_consumers <= 4
 
 
 @pytest.mark.parametrize("kept", [50_000, 40])
@@ -59,13 +72,13 @@ async def test_who_joins_with_an_older_mark_while_ends_stream_in_misses_none_and
 ) -> None:
     monkeypatch.setattr(KEPT, kept)
     queue = await make_queue(connection, name)
-    jobs = await put(connection, queue, map(str, range(1_500)))
+    jobs = await publish_jobs(connection, queue, map(str, range(1_500)))
     marks = {0: await take_cursor(connection, queue)}
 
     async def work() -> None:
         async with connect(settings) as worker:
             for start in range(0, len(jobs), 20):
-                await complete_all(worker, queue, jobs[start : start + 20])
+                await store_completions(worker, queue, jobs[start : start + 20])
                 if start % 100 == 80:
                     marks[start + 20] = await take_cursor(worker, queue)
                 # A few hundred a second.
@@ -79,10 +92,10 @@ async def test_who_joins_with_an_older_mark_while_ends_stream_in_misses_none_and
         start = list(marks)[number * 7 % len(marks)]
         if mine := set(jobs[start + number % 50 :: 11 + number % 40]):
             wanted.append(mine)
-            waiters.append(waiting(connection, marks[start], mine))
+            waiters.append(start_waiting(connection, marks[start], mine))
         await asyncio.sleep(0.01)
     await working
-    found = await reports(waiters)
+    found = await wait_reports(waiters)
     assert len(waiters) > 50
     assert [report.completed for report in found] == wanted
     # Each end was news, and there was one for each job.
@@ -93,24 +106,24 @@ async def test_a_death_from_before_the_mark_of_who_waits_for_the_redriven_job_do
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    jobs = await let_die(connection, queue, "ab")
+    jobs = await make_dead_letters(connection, queue, "ab")
     before = await take_cursor(connection, queue)
     # Keeps the follower that has read the first deaths.
-    others = waiting(connection, before.from_start(), [*jobs, 99])
+    others = start_waiting(connection, before.from_start(), [*jobs, 99])
     await eventually(others.task.done)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).failures == 0
     mark = await take_cursor(connection, queue)
-    keeping = waiting(connection, before.from_start(), [99])
-    again = [waiting(connection, mark, [job]) for job in jobs]
-    for message in await take(connection, queue, 2):
+    keeping = start_waiting(connection, before.from_start(), [99])
+    again = [start_waiting(connection, mark, [job]) for job in jobs]
+    for message in await pull_jobs(connection, queue, 2):
         if message.metadata.sequence.stream == jobs[0]:
             await message.ack_sync()
-            await complete(connection, queue, jobs[0])
+            await store_completion(connection, queue, jobs[0])
         else:
             await message.nak()
     with suppress(TimeoutError):
-        await take(connection, queue, 1, within=0.6)
-    completed, died = await reports(again)
+        await pull_jobs(connection, queue, 1, within=0.6)
+    completed, died = await wait_reports(again)
     keeping.task.cancel()
     assert (completed.completed, completed.dead) == ({jobs[0]}, {})
     assert (died.completed, died.dead.keys()) == (set(), {jobs[1]})
@@ -118,20 +131,20 @@ async def test_a_death_from_before_the_mark_of_who_waits_for_the_redriven_job_do
 
 async def test_reading_an_older_death_later_does_not_hide_the_newer_one(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    jobs = await let_die(connection, queue, "ab")
+    jobs = await make_dead_letters(connection, queue, "ab")
     # As a person does who has no redrive at hand: the entries of the first deaths stay.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": jobs[0]})
     mark = await take_cursor(connection, queue)
-    for message in await take(connection, queue, 2):
+    for message in await pull_jobs(connection, queue, 2):
         await (message.nak() if message.metadata.sequence.stream == jobs[0] else message.ack_sync())
     with suppress(TimeoutError):
-        await take(connection, queue, 1, within=0.6)
-    keeping = waiting(connection, mark, [98])
-    assert [*(await reports([waiting(connection, mark, jobs[:1])]))[0].dead] == jobs[:1]
+        await pull_jobs(connection, queue, 1, within=0.6)
+    keeping = start_waiting(connection, mark, [98])
+    assert [*(await wait_reports([start_waiting(connection, mark, jobs[:1])]))[0].dead] == jobs[:1]
     # Has everything read that was stored before, the only word of the second job among it.
-    older = waiting(connection, mark.from_start(), [*jobs, 99], WaitPolicy(max_dead=None))
-    await eventually(lambda: len(older.ends) == 2)
-    assert [*(await reports([waiting(connection, mark, jobs[:1])], within=3))[0].dead] == jobs[:1]
+    older = start_waiting(connection, mark.from_start(), [*jobs, 99], WaitPolicy(max_dead=None))
+    await eventually(lambda: len(older.remaining) == 2)
+    assert [*(await wait_reports([start_waiting(connection, mark, jobs[:1])], within=3))[0].dead] == jobs[:1]
     for waiter in (keeping, older):
         waiter.task.cancel()
 
@@ -143,15 +156,15 @@ async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_who
     letters = {"name": f"{name}-dead", "retention": "workqueue", "consumers": [handler]}
     queue = await make_queue(connection, name, dead_letters=letters)
     before = await take_cursor(connection, queue)
-    jobs = await let_die(connection, queue, "ab")
+    jobs = await make_dead_letters(connection, queue, "ab")
     mark = await take_cursor(connection, queue)
-    jobs += await put(connection, queue, "cd")
-    early = waiting(connection, mark, jobs[2:], WaitPolicy(max_dead=None))
-    await use_up(connection, queue, 1)
-    late = waiting(connection, before, jobs, WaitPolicy(max_dead=None))
-    await eventually(lambda: len(late.ends) == 3)
-    await use_up(connection, queue, 1)
-    first, second = await reports([early, late])
+    jobs += await publish_jobs(connection, queue, "cd")
+    early = start_waiting(connection, mark, jobs[2:], WaitPolicy(max_dead=None))
+    await exhaust_deliveries(connection, queue, 1)
+    late = start_waiting(connection, before, jobs, WaitPolicy(max_dead=None))
+    await eventually(lambda: len(late.remaining) == 3)
+    await exhaust_deliveries(connection, queue, 1)
+    first, second = await wait_reports([early, late])
     assert (sorted(first.dead), sorted(second.dead)) == (jobs[2:], jobs)
     # Nothing was taken from whose they are.
     assert await stored_count(connection, f"{name}-dead") == 4
@@ -163,12 +176,12 @@ async def test_a_stream_that_is_deleted_under_those_who_wait_ends_every_wait(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(101)))
-    waiters = [waiting(connection, mark, [job, jobs[0]]) for job in jobs[1:]]
-    await complete(connection, queue, jobs[0])
-    await eventually(lambda: all(waiter.ends for waiter in waiters))
+    jobs = await publish_jobs(connection, queue, map(str, range(101)))
+    waiters = [start_waiting(connection, mark, [job, jobs[0]]) for job in jobs[1:]]
+    await store_completion(connection, queue, jobs[0])
+    await eventually(lambda: all(waiter.remaining for waiter in waiters))
     await connection.api(f"STREAM.DELETE.{name}-{gone}")
-    found = await failures(waiters)
+    found = await wait_failures(waiters)
     assert {type(error) for error in found} == {NotFoundError}
     assert {str(error).split(":")[0] for error in found} == {f"expected stream {name}-{gone} on the server, found none"}
 
@@ -178,31 +191,31 @@ async def test_a_connection_that_is_closed_ends_every_wait_and_a_new_one_takes_i
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(100)))
+    jobs = await publish_jobs(connection, queue, map(str, range(100)))
     async with connect(settings) as closing:
-        waiters = [waiting(closing, mark, [job, jobs[0]]) for job in jobs]
-        await complete(connection, queue, jobs[0])
-        await eventually(lambda: all(waiter.ends for waiter in waiters))
-    found = await failures(waiters[1:])
+        waiters = [start_waiting(closing, mark, [job, jobs[0]]) for job in jobs]
+        await store_completion(connection, queue, jobs[0])
+        await eventually(lambda: all(waiter.remaining for waiter in waiters))
+    found = await wait_failures(waiters[1:])
     assert {type(error) for error in found} == {UnreachableError}
     assert all("the connection is closed while following" in str(error) for error in found)
-    again = [waiting(connection, mark, [job, jobs[0]]) for job in jobs]
-    await complete_all(connection, queue, jobs[1:])
-    assert all(len(report.awaited) == 0 for report in await reports(again))
+    again = [start_waiting(connection, mark, [job, jobs[0]]) for job in jobs]
+    await store_completions(connection, queue, jobs[1:])
+    assert all(len(report.awaited) == 0 for report in await wait_reports(again))
 
 
 async def test_a_follower_that_failed_is_not_joined_any_more(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "ab")
-    first = waiting(connection, mark, jobs[:1])
-    await complete(connection, queue, 0)
+    jobs = await publish_jobs(connection, queue, "ab")
+    first = start_waiting(connection, mark, jobs[:1])
+    await store_completion(connection, queue, 0)
     await connection.api(f"STREAM.DELETE.{name}-events")
-    await failures([first])
+    await wait_failures([first])
     await make_queue(connection, name)
     # The new stream counts from one again.
     mark = await take_cursor(connection, queue)
-    second = waiting(connection, mark, jobs)
-    await complete_all(connection, queue, jobs)
-    assert (await reports([second]))[0].completed == set(jobs)
-    assert (await drain(connection, queue)).total() == 2
+    second = start_waiting(connection, mark, jobs)
+    await store_completions(connection, queue, jobs)
+    assert (await wait_reports([second]))[0].completed == set(jobs)
+    assert (await process_all(connection, queue)).total() == 2

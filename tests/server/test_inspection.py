@@ -11,8 +11,8 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, inspect_queue, tell_apart
-from testbed.queues import CONSUMER, eventually, let_die, make_queue, put, take
+from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, count_left_over, inspect_queue
+from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -30,14 +30,14 @@ async def test_jobs_are_pending_or_in_flight_until_they_end(connection: Connecti
     empty = await inspect_queue(connection, name)
     assert (empty.stored, empty.pending, empty.in_flight, empty.oldest) == (0, 0, 0, None)
     before = datetime.now(UTC) - timedelta(seconds=1)
-    await put(connection, queue, "abc")
-    done, working, delayed = await take(connection, queue, 3)
+    await publish_jobs(connection, queue, "abc")
+    done, working, delayed = await pull_jobs(connection, queue, 3)
     await done.ack_sync()
     await delayed.nak(delay=30)
     await working.nak()
-    (again,) = await take(connection, queue, 1)
+    (again,) = await pull_jobs(connection, queue, 1)
     assert again.metadata.sequence.stream == working.metadata.sequence.stream
-    await put(connection, queue, "de")
+    await publish_jobs(connection, queue, "de")
 
     async def counted() -> bool:
         seen = await inspect_queue(connection, name)
@@ -46,7 +46,7 @@ async def test_jobs_are_pending_or_in_flight_until_they_end(connection: Connecti
     await eventually(counted)
     seen = await inspect_queue(connection, name)
     assert (seen.last_sequence, seen.left_over) == (5, 0)
-    assert before < (seen.oldest or before) <= seen.seen_at
+    assert before < (seen.oldest or before) <= seen.taken_at
     (consumer,) = seen.consumers.values()
     assert (consumer.name, consumer.filters, consumer.paused) == (CONSUMER, (">",), False)
     assert (consumer.deliveries, consumer.delivered, consumer.ack_floor) == (4, 3, 1)
@@ -79,7 +79,7 @@ async def test_thousands_of_jobs_cost_two_requests(connection: Connection, name:
     for number in range(5_000):
         await connection.client.publish(f"{name}.jobs.{'ab'[number % 2]}.{number}", b"job")
     await connection.client.flush()
-    taken = await take(connection, queue, 100, consumer="b")
+    taken = await pull_jobs(connection, queue, 100, consumer="b")
 
     async def stored() -> bool:
         return (await inspect_queue(connection, name)).stored == 5_000
@@ -87,7 +87,7 @@ async def test_thousands_of_jobs_cost_two_requests(connection: Connection, name:
     await eventually(stored)
     asked = mocker.spy(Connection, "api")
     seen = await inspect_queue(connection, name)
-    assert await tell_apart(connection, seen) == LeftOver({}, 0, 0)
+    assert await count_left_over(connection, seen) == LeftOver({}, 0, 0)
     assert [call.args[1] for call in asked.call_args_list] == [f"STREAM.INFO.{name}", f"CONSUMER.LIST.{name}"]
     numbers = {each.name: (each.pending, each.in_flight) for each in seen.consumers.values()}
     assert numbers == {"a": (2_500, 0), "b": (2_400, len(taken))}
@@ -116,26 +116,26 @@ async def test_what_is_left_over_is_told_apart(connection: Connection, name: str
         schedules=True,
         atomic_redrive=True,
     )
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     for kind in ("x", "y", "y"):
         await publish(connection, f"{name}.other.{kind}")
     await publish(connection, marker_subject(name, 1))
     schedule = {"Nats-Schedule": "@at 2099-01-01T00:00:00Z", "Nats-Schedule-Target": f"{name}.jobs.later"}
     await publish(connection, f"scheduled.{name}.once.a.b", schedule)
-    await put(connection, queue, ["waiting"])
+    await publish_jobs(connection, queue, ["waiting"])
     seen = await inspect_queue(connection, name)
     assert (seen.stored, seen.pending, seen.left_over) == (9, 1, 8)
-    left = await tell_apart(connection, seen)
+    left = await count_left_over(connection, seen)
     assert left == LeftOver({f"{name}.other.y": 2, f"{name}.other.x": 1}, schedules=1, dead=3)
 
 
 async def test_jobs_of_a_deleted_consumer_are_taken_by_none(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, "ab", kind="x")
+    await publish_jobs(connection, queue, "ab", kind="x")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     seen = await inspect_queue(connection, name)
     assert (dict(seen.consumers), seen.pending, seen.left_over) == ({}, 0, 2)
-    assert await tell_apart(connection, seen) == LeftOver({f"{name}.jobs.x": 2}, 0, 0)
+    assert await count_left_over(connection, seen) == LeftOver({f"{name}.jobs.x": 2}, 0, 0)
 
 
 async def test_numbers_that_a_cluster_does_not_give_are_never_taken_for_zero(

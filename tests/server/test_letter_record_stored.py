@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
-from testbed.letters import publish_raw
+from testbed.dead_letters import publish_raw
 from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ async def test_a_job_comes_back_from_its_record_as_it_was_stored(
     assert len(original.headers) >= 1
     death = Death(name, "2026-11-20T00:00:00.1Z", 1, "worker", Reason.TERMINATED, datetime.now(UTC), None, 2, "größe")
     kept = record_headers(
-        death, subject=original.subject, time=original.time, headers=original.headers, teller="worker"
+        death, subject=original.subject, time=original.time, headers=original.headers, writer="worker"
     )
     ack = await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=kept)
     record = read_record(await stored(connection, f"{name}-dead", ack.seq), name)
@@ -66,7 +66,7 @@ async def test_a_job_comes_back_from_its_record_as_it_was_stored(
 async def test_a_record_sent_twice_is_stored_once(connection: Connection, name: str) -> None:
     await make_queue(connection, name)
     death = Death(name, "", 1, "worker", Reason.TERMINATED, datetime.now(UTC), deliveries=1)
-    kept = record_headers(death, subject="a", time="2026-11-20T00:00:00.1Z", headers=(), teller="worker")
+    kept = record_headers(death, subject="a", time="2026-11-20T00:00:00.1Z", headers=(), writer="worker")
     publish = connection.client.jetstream().publish
     first, second = [await publish(f"dead.{name}.worker.1", b"a", headers=kept) for _ in range(2)]
     assert (second.seq, second.duplicate) == (first.seq, True)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -18,7 +18,16 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter,
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from testbed.queues import CONSUMER, eventually, let_die, make_queue, put, stored_count, take, use_up
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -41,7 +50,7 @@ async def keep(connection: Connection, queue: WorkQueue, selection: Selection | 
     keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(chosen):
         await keeper.preserve(page.letters)
-    return keeper.preserved, keeper.not_kept
+    return keeper.preserved, keeper.not_preserved
 
 
 async def letters(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> list[DeadLetter]:
@@ -70,22 +79,22 @@ async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name
         return await stored_count(connection, name) == 2
 
     await eventually(both)
-    await use_up(connection, queue, 2)
+    await exhaust_deliveries(connection, queue, 2)
     before = await letters(connection, queue)
-    assert [each.kept for each in before] == [False, False]
+    assert [each.preserved for each in before] == [False, False]
     assert await keep(connection, queue) == (2, 0)
     assert await keep(connection, queue) == (0, 0)
     after = await letters(connection, queue)
-    assert [(each.kept, each.entries) for each in after] == [(True, (1, 3)), (True, (2, 4))]
+    assert [(each.preserved, each.entries) for each in after] == [(True, (1, 3)), (True, (2, 4))]
     # The server deletes the originals, as it does after a change of leaders.
     for sequence in (1, 2):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert {each.verdict for each in findings.dismissed} == {Status.VANISHED}
+    assert {each.status for each in findings.dismissed} == {Status.VANISHED}
     back = await letters(connection, queue, Selection(vanished=True))
     for original, letter in zip(before, back, strict=True):
-        assert (letter.source, letter.kept) == (Source.COPY, True)
+        assert (letter.source, letter.preserved) == (Source.COPY, True)
         assert (letter.body, letter.subject, letter.time) == (original.body, original.subject, original.time)
         for header in {key for key, _ in original.headers}:
             assert [pair for pair in letter.headers if pair[0] == header] == [
@@ -97,8 +106,8 @@ async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name
 
 async def test_a_terminated_letter_is_kept_from_the_archive_and_outlives_it(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, ["a"])
-    (message,) = await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["a"])
+    (message,) = await pull_jobs(connection, queue, 1)
     await connection.request(message.reply, b"+TERM no paper")
     await eventually(lambda: _any(connection, f"{name}-dead"))
     (before,) = await letters(connection, queue)
@@ -122,13 +131,13 @@ async def test_orphans_and_undeliverable_jobs_are_kept_and_stay_what_they_are(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.plain"})
-    await let_die(connection, queue, ["orphan"])
+    await make_dead_letters(connection, queue, ["orphan"])
     await connection.api(f"STREAM.PURGE.{name}-dead")
-    await put(connection, queue, ["nobody's"], kind="other")
+    await publish_jobs(connection, queue, ["nobody's"], kind="other")
     both = Selection(reasons=frozenset({Reason.ORPHAN, Reason.UNDELIVERABLE}))
     assert await keep(connection, queue, both) == (2, 0)
     found = await letters(connection, queue, both)
-    assert [(each.sequence, each.death.reason, each.kept, len(each.entries)) for each in found] == [
+    assert [(each.sequence, each.death.reason, each.preserved, len(each.entries)) for each in found] == [
         (1, Reason.ORPHAN, True, 1),
         (2, Reason.UNDELIVERABLE, True, 1),
     ]
@@ -139,19 +148,19 @@ async def test_orphans_and_undeliverable_jobs_are_kept_and_stay_what_they_are(
 
 async def test_a_letter_of_which_a_copy_was_deleted_is_kept_again(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     assert await keep(connection, queue) == (1, 0)
     # The server remembers the copy's id for two minutes.
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 2})
     assert await keep(connection, queue) == (1, 0)
     (letter,) = await letters(connection, queue)
-    assert (letter.kept, letter.entries) == (True, (1, 3))
+    assert (letter.preserved, letter.entries) == (True, (1, 3))
     assert await keep(connection, queue) == (0, 0)
 
 
 async def test_scans_side_by_side_keep_one_copy(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     scans = [await Scan.begin(connection, queue) for _ in range(2)]
     for scan in scans:
         keeper = BodyPreserver(connection, scan)
@@ -176,21 +185,21 @@ async def test_where_nothing_can_be_kept_it_is_counted(
         for key, value in fields.items()
     }
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead"} | told)
-    await let_die(connection, queue, ["a" * 300, "b" * 300])
+    await make_dead_letters(connection, queue, ["a" * 300, "b" * 300])
     assert await keep(connection, queue) == (0, 2)
     findings = await find_dead_letters(connection, queue)
-    assert [(each.sequence, each.kept) for each in findings.letters] == [(1, False), (2, False)]
+    assert [(each.sequence, each.preserved) for each in findings.letters] == [(1, False), (2, False)]
     if "subjects" in fields:
         assert any(f"doesn't capture dead.{name}.>" in risk for risk in findings.risks)
 
 
 async def test_what_was_finished_late_after_it_was_kept_is_no_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     await keep(connection, queue)
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, [each.verdict for each in findings.dismissed]) == ((), [Status.VANISHED])
+    assert (findings.letters, [each.status for each in findings.dismissed]) == ((), [Status.VANISHED])
 
 
 async def test_twenty_thousand_letters(connection: Connection, name: str) -> None:
@@ -198,7 +207,7 @@ async def test_twenty_thousand_letters(connection: Connection, name: str) -> Non
     count = 20_000
     for start in range(0, count, 1_000):
         sequences = await _put_fast(connection, queue, start, 1_000)
-        await use_up(connection, queue, sequences)
+        await exhaust_deliveries(connection, queue, sequences)
     started = time.monotonic()
     scan = await Scan.begin(connection, queue)
     begun = time.monotonic()

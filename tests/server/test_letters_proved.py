@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -24,15 +25,15 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import (
     CONSUMER,
-    complete,
     eventually,
-    let_die,
+    exhaust_deliveries,
+    make_dead_letters,
     make_queue,
-    pump,
-    put,
+    probe,
+    publish_jobs,
+    pull_jobs,
+    store_completion,
     stored_count,
-    take,
-    use_up,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +58,7 @@ async def one_dismissed(connection: Connection, queue: WorkQueue, selection: Sel
     findings = await find_dead_letters(connection, queue, selection)
     assert findings.letters == ()
     (dismissal,) = findings.dismissed
-    return dismissal.verdict
+    return dismissal.status
 
 
 async def one_letter(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> DeadLetter:
@@ -67,7 +68,7 @@ async def one_letter(connection: Connection, queue: WorkQueue, selection: Select
 
 async def entries(connection: Connection, queue: WorkQueue, count: int) -> None:
     async def there() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return await stored_count(connection, f"{queue.name}-dead") >= count
 
     await eventually(there)
@@ -75,14 +76,14 @@ async def entries(connection: Connection, queue: WorkQueue, count: int) -> None:
 
 async def terminate(connection: Connection, queue: WorkQueue, answer: bytes = b"+TERM") -> None:
     """End the next job as a worker in any language does."""
-    (message,) = await take(connection, queue, 1)
+    (message,) = await pull_jobs(connection, queue, 1)
     before = await stored_count(connection, f"{queue.name}-dead")
     await connection.request(message.reply, answer)
     await entries(connection, queue, before + 1)
 
 
 def summary(findings: Findings) -> tuple[list[int], dict[int, Status]]:
-    return [each.sequence for each in findings.letters], {each.sequence: each.verdict for each in findings.dismissed}
+    return [each.sequence for each in findings.letters], {each.sequence: each.status for each in findings.dismissed}
 
 
 @pytest.mark.parametrize(("answer", "reason"), [(b"+TERM no such printer", "no such printer"), (b"+TERM", None)])
@@ -98,7 +99,7 @@ async def test_a_terminated_job_comes_back_from_the_archive(
     assert await get_message(connection, name, sequence) is None
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.headers, letter.subject, letter.time) == (body, AWKWARD, stored.subject, stored.time)
-    assert (letter.source, letter.kept, letter.entries) == (Source.ARCHIVE, False, (1,))
+    assert (letter.source, letter.preserved, letter.entries) == (Source.ARCHIVE, False, (1,))
     death = letter.death
     assert (death.reason, death.explanation, death.consumer, death.deliveries) == (
         Reason.TERMINATED,
@@ -146,7 +147,7 @@ async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_name
 ) -> None:
     queue = await make_queue(connection, name, archive=False)
     before = await find_dead_letters(connection, queue)
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     await terminate(connection, queue)
     findings = await find_dead_letters(connection, queue)
     assert summary(findings) == ([], {1: Status.LOST})
@@ -155,8 +156,8 @@ async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_name
 
 async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, max_age="1h")
-    await put(connection, queue, ["a"])
-    await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["a"])
+    await pull_jobs(connection, queue, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     await entries(connection, queue, 1)
     assert await one_dismissed(connection, queue) == Status.SPURIOUS
@@ -166,8 +167,8 @@ async def test_a_job_that_expired_in_a_workers_hands_is_a_dead_letter(connection
     queue = await make_queue(
         connection, name, max_age="1s", duplicate_window="1s", consumer={"ack_wait": "30s", "sample_freq": "100%"}
     )
-    await put(connection, queue, ["a"])
-    await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["a"])
+    await pull_jobs(connection, queue, 1)
     await entries(connection, queue, 1)
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, Source.ARCHIVE)
@@ -179,7 +180,7 @@ async def test_a_job_that_expired_by_its_own_limit_took_its_copy_along(connectio
     await connection.api(f"STREAM.UPDATE.{name}", config)
     await put_raw(connection, queue, b"a", (("Nats-TTL", "1s"),))
     await put_raw(connection, queue, b"b", (("Nats-TTL", "never"),))
-    await take(connection, queue, 2)
+    await pull_jobs(connection, queue, 2)
     await entries(connection, queue, 1)
     findings = await find_dead_letters(connection, queue)
     assert summary(findings) == ([], {1: Status.LOST})
@@ -193,8 +194,8 @@ async def test_a_metric_tells_a_job_acknowledged_in_time_from_one_whose_time_was
     queue = await make_queue(
         connection, name, max_age="1h", consumer={"ack_wait": "30s"} | ({"sample_freq": sampled} if sampled else {})
     )
-    await put(connection, queue, "abc")
-    for message in await take(connection, queue, 3):
+    await publish_jobs(connection, queue, "abc")
+    for message in await pull_jobs(connection, queue, 3):
         await message.ack_sync()
     # The server says so in error, long after.
     deletion = {
@@ -225,14 +226,14 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     async with connect(settings) as connection:
         queue = await make_queue(connection, name, consumer=consumer | sampled, **limited)
         # It keeps the consumer from leaving the others behind.
-        await let_die(connection, queue, ["dead"])
-        await put(connection, queue, map(str, range(50)))
-        messages = await take(connection, queue, 50)
+        await make_dead_letters(connection, queue, ["dead"])
+        await publish_jobs(connection, queue, map(str, range(50)))
+        messages = await pull_jobs(connection, queue, 50)
         # The server writes down that they are delivered, and has no time to write down that they are done.
         await asyncio.sleep(0.3)
         for message in messages:
             if told_by == "completions":
-                await complete(connection, queue, message.metadata.sequence.stream)
+                await store_completion(connection, queue, message.metadata.sequence.stream)
             await message.ack_sync()
         own_nats.kill()
     own_nats.start()
@@ -241,13 +242,13 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         assert {each.sequence for each in early.letters if each.source != Source.QUEUE} == set()
 
         async def idle() -> bool:
-            await pump(connection, queue)
+            await probe(connection, queue)
             return (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 0
 
         # The server may have lost the last acknowledgement itself; that job is stored, and is delivered once more.
         returned = await stored_count(connection, name) - 1
         if deliveries > 1 and returned:
-            (message,) = await take(connection, queue, returned)
+            (message,) = await pull_jobs(connection, queue, returned)
             await message.ack_sync()
         await eventually(idle)
         findings = await find_dead_letters(connection, queue)
@@ -275,12 +276,12 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
     connection: Connection, name: str, *, archive: bool, verdict: Status
 ) -> None:
     queue = await make_queue(connection, name, archive=archive)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     assert summary(await find_dead_letters(connection, queue)) == ([2], {1: verdict})
     again = await find_dead_letters(connection, queue, Selection(vanished=True))
     assert summary(again) == ([1, 2] if archive else [2], {} if archive else {1: verdict})
-    await complete(connection, queue, 1)
+    await store_completion(connection, queue, 1)
     for selection in (Selection(), Selection(vanished=True)):
         findings = await find_dead_letters(connection, queue, selection)
         assert summary(findings) == ([2], {1: Status.COMPLETED})
@@ -288,9 +289,9 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
 
 async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
-    (sequence, _) = await put(connection, queue, "ab")
-    await complete(connection, queue, sequence)
-    await use_up(connection, queue, 2)
+    (sequence, _) = await publish_jobs(connection, queue, "ab")
+    await store_completion(connection, queue, sequence)
+    await exhaust_deliveries(connection, queue, 2)
     findings = await find_dead_letters(connection, queue)
     assert summary(findings) == ([2], {1: Status.COMPLETED})
     assert findings.dismissed[0].stored
@@ -298,10 +299,10 @@ async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connectio
 
 async def test_a_completion_of_an_earlier_stream_does_not_count(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await complete(connection, queue, 1)
+    await store_completion(connection, queue, 1)
     await connection.api(f"STREAM.DELETE.{name}")
     await provision(connection, queue)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     assert summary(await find_dead_letters(connection, queue)) == ([1], {})
 
 
@@ -315,19 +316,19 @@ async def store_record(connection: Connection, queue: WorkQueue, sequence: int, 
 
 async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
-    await put(connection, queue, ["kept"])
+    await publish_jobs(connection, queue, ["kept"])
     await store_record(connection, queue, 1, Explanation="no paper", Error_Class="PaperError", Deliveries="1")
     await terminate(connection, queue, b"+TERM no paper at all")
     letter = await one_letter(connection, queue)
-    assert (letter.body, letter.source, letter.kept, letter.entries) == (b"kept", Source.COPY, True, (1, 2))
+    assert (letter.body, letter.source, letter.preserved, letter.entries) == (b"kept", Source.COPY, True, (1, 2))
     assert (letter.death.explanation, letter.death.error_class) == ("no paper", "PaperError")
     assert letter.death.reason == Reason.TERMINATED
 
 
 async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
-    await put(connection, queue, ["kept"])
-    (message,) = await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["kept"])
+    (message,) = await pull_jobs(connection, queue, 1)
     await store_record(connection, queue, 1)
     assert await one_dismissed(connection, queue) == Status.ALIVE
     # Another one gets the job and finishes it, and leaves no completion.
@@ -340,8 +341,8 @@ async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: C
 async def test_where_terminations_go_unheard_a_workers_copy_counts(connection: Connection, name: str) -> None:
     subjects = [f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.*", f"dead.{name}.>", f"parked.{name}.>"]
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": subjects})
-    await put(connection, queue, ["kept"])
-    (message,) = await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["kept"])
+    (message,) = await pull_jobs(connection, queue, 1)
     await store_record(connection, queue, 1)
     await message.term()
     await eventually(lambda: gone(connection, queue, 1))
@@ -358,7 +359,7 @@ async def test_a_workers_copy_of_a_stored_dead_job_tells_more_whatever_its_clock
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.PURGE.{name}-dead")
     past, future = "2001-01-01T00:00:00Z", "2099-01-01T00:00:00Z"
     for sequence, clock in ((1, past), (2, future)):
@@ -379,11 +380,11 @@ async def test_copies_of_an_earlier_stream_do_not_leak_into_a_letter(connection:
     # A slow worker of the earlier stream has its last word after the new one was created.
     await store_record(connection, queue, 1, Stream_Created=created, Explanation="about another job")
     await store_record(connection, queue, 2, Stream_Created=created)
-    await put(connection, queue, ["new"])
-    await use_up(connection, queue, 1)
+    await publish_jobs(connection, queue, ["new"])
+    await exhaust_deliveries(connection, queue, 1)
     findings = await find_dead_letters(connection, queue)
     (letter,) = findings.letters
-    assert (letter.body, letter.kept, letter.death.explanation, letter.entries) == (b"new", False, None, (1, 3))
+    assert (letter.body, letter.preserved, letter.death.explanation, letter.entries) == (b"new", False, None, (1, 3))
     assert summary(findings)[1] == {2: Status.STALE}
 
 
@@ -391,7 +392,7 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     created = (await stream_info(connection, name))["created"]
     audit = await AuditLog.open(connection, queue, created)
     assert audit is not None
@@ -411,7 +412,7 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
     await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
     alive = {1: Status.STALE, 2: Status.STALE}
     assert summary(await find_dead_letters(connection, queue)) == ([], alive)
-    first, second = await take(connection, queue, 2)
+    first, second = await pull_jobs(connection, queue, 2)
     assert summary(await find_dead_letters(connection, queue)) == ([], alive)
     await connection.request(first.reply, b"+TERM again")
     await second.ack_sync()
@@ -438,7 +439,7 @@ async def test_whatever_an_entry_says_the_others_are_read(
     connection: Connection, name: str, junk: dict[str, Any]
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     advisory = {
         "type": "io.nats.jetstream.advisory.v1.max_deliver",
         "timestamp": datetime.now(UTC).isoformat(),

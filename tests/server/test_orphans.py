@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead, Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -26,17 +27,17 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from testbed.queues import (
     CONSUMER,
-    complete,
-    drain,
     eventually,
-    let_die,
+    exhaust_deliveries,
+    make_dead_letters,
     make_queue,
-    pump,
-    put,
+    probe,
+    process_all,
+    publish_jobs,
+    pull_jobs,
     small_queue,
+    store_completion,
     stored_count,
-    take,
-    use_up,
 )
 
 if TYPE_CHECKING:
@@ -53,14 +54,14 @@ def sequences(findings: Findings) -> list[int]:
 
 async def delivered_for_the_last_time(connection: Connection, queue: WorkQueue, count: int) -> None:
     for _ in range(queue.consumer(CONSUMER).max_deliver or 1):
-        await take(connection, queue, count, within=20)
+        await pull_jobs(connection, queue, count, within=20)
 
 
 async def idle(connection: Connection, queue: WorkQueue, within: float = 10) -> None:
     """Wait until nothing is in flight, without a worker's help."""
 
     async def nothing_in_flight() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return (await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0
 
     await eventually(nothing_in_flight, within)
@@ -82,9 +83,9 @@ async def test_all_workers_died_before_the_last_ack_wait_was_over(
     connection: Connection, name: str, consumer: dict[str, Any]
 ) -> None:
     queue = await make_queue(connection, name, consumer=consumer)
-    await put(connection, queue, ["done"])
-    await drain(connection, queue)
-    await put(connection, queue, "abc")
+    await publish_jobs(connection, queue, ["done"])
+    await process_all(connection, queue)
+    await publish_jobs(connection, queue, "abc")
     await delivered_for_the_last_time(connection, queue, 3)
     early = await find_dead_letters(connection, queue)
     await asyncio.sleep(0.8)
@@ -97,7 +98,7 @@ async def test_all_workers_died_before_the_last_ack_wait_was_over(
 
 async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, dead_letters=None, consumer={"max_deliver": 2})
-    await put(connection, queue, "abc")
+    await publish_jobs(connection, queue, "abc")
     await delivered_for_the_last_time(connection, queue, 3)
     await asyncio.sleep(0.6)
     await idle(connection, queue)
@@ -105,7 +106,12 @@ async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Co
     findings = await find_dead_letters(connection, queue)
     assert (sequences(findings), findings.uncertain) == ([1, 2, 3], 0)
     (first, *_) = findings.letters
-    assert (first.death.reason, first.death.consumer, first.entries, first.kept) == (Reason.ORPHAN, "worker", (), False)
+    assert (first.death.reason, first.death.consumer, first.entries, first.preserved) == (
+        Reason.ORPHAN,
+        "worker",
+        (),
+        False,
+    )
     # Later than its last failure, yet not in the future.
     assert datetime.fromisoformat(first.time) < first.death.died_at <= datetime.now(UTC)
 
@@ -113,8 +119,8 @@ async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Co
 async def test_the_dead_letter_queue_was_full(connection: Connection, name: str) -> None:
     full = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
     queue = await make_queue(connection, name, dead_letters=full)
-    await put(connection, queue, "abcd")
-    for message in await take(connection, queue, 4):
+    await publish_jobs(connection, queue, "abcd")
+    for message in await pull_jobs(connection, queue, 4):
         await message.nak()
     await idle(connection, queue)
     findings = await find_dead_letters(connection, queue)
@@ -127,7 +133,7 @@ async def test_the_dead_letter_queue_was_full(connection: Connection, name: str)
 
 async def test_the_advisories_were_deleted_by_hand(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abcd")
+    await make_dead_letters(connection, queue, "abcd")
     for entry in (2, 3):
         await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": entry})
     findings = await find_dead_letters(connection, queue)
@@ -140,11 +146,11 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection:
         queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"})
-        await put(connection, queue, map(str, range(200)))
-        await take(connection, queue, 200)
-        await take(connection, queue, 200)
+        await publish_jobs(connection, queue, map(str, range(200)))
+        await pull_jobs(connection, queue, 200)
+        await pull_jobs(connection, queue, 200)
         # It is killed in the middle of telling.
-        asker = asyncio.ensure_future(pump(connection, queue))
+        asker = asyncio.ensure_future(probe(connection, queue))
         await asyncio.sleep(0.31)
         own_nats.kill()
         await asyncio.wait([asker], timeout=0.1)
@@ -155,7 +161,7 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
         # What the crash made alive again may be delivered once more.
         await asyncio.sleep(0.7)
         await idle(connection, queue)
-        left = (await drain(connection, queue)).total()
+        left = (await process_all(connection, queue)).total()
         findings = await find_dead_letters(connection, queue)
         assert len(findings.letters) + left == 200
         assert (findings.uncertain, findings.dismissed) == (0, ())
@@ -165,13 +171,13 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
 
 async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await put(connection, queue, "abcde")
-    alive, *others = await take(connection, queue, 4)
+    await publish_jobs(connection, queue, "abcde")
+    alive, *others = await pull_jobs(connection, queue, 4)
     for message in others:
         await message.nak()
 
     async def told() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return await stored_count(connection, f"{name}-dead") == 3
 
     await eventually(told)
@@ -186,24 +192,24 @@ async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(conne
 
 async def test_below_what_is_in_flight_the_untold_are_certain(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await let_die(connection, queue, "ab")
-    await put(connection, queue, ["done"])
-    await drain(connection, queue)
+    await make_dead_letters(connection, queue, "ab")
+    await publish_jobs(connection, queue, ["done"])
+    await process_all(connection, queue)
     await forget(connection, queue)
-    await put(connection, queue, ["alive"])
-    await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["alive"])
+    await pull_jobs(connection, queue, 1)
     findings = await find_dead_letters(connection, queue)
     assert (sequences(findings), findings.uncertain) == ([1, 2], 0)
 
 
 async def test_an_untold_death_behind_a_stale_entry_is_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.DELETE.{name}")
     await connection.api(f"STREAM.UPDATE.{name}-dead", {"name": f"{name}-dead", "subjects": [f"{name}.nothing"]})
     queue = await make_queue(connection, name, dead_letters=None)
-    await put(connection, queue, "cd")
-    for message in await take(connection, queue, 2):
+    await publish_jobs(connection, queue, "cd")
+    for message in await pull_jobs(connection, queue, 2):
         await message.nak()
     await idle(connection, queue)
     queue = small_queue(name)
@@ -217,13 +223,13 @@ async def test_an_untold_death_behind_a_stale_entry_is_found(connection: Connect
 
 async def test_an_orphan_whose_completion_is_stored_is_completed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await forget(connection, queue)
-    await complete(connection, queue, 1)
+    await store_completion(connection, queue, 1)
     findings = await find_dead_letters(connection, queue)
     assert sequences(findings) == [2]
     ((done),) = findings.dismissed
-    assert (done.sequence, done.verdict, done.consumer, done.stored) == (1, Status.COMPLETED, "worker", True)
+    assert (done.sequence, done.status, done.consumer, done.stored) == (1, Status.COMPLETED, "worker", True)
 
 
 async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_named(
@@ -231,9 +237,9 @@ async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_
 ) -> None:
     consumer = {"filter_subject": f"{name}.jobs.plain"}
     queue = await make_queue(connection, name, consumer=consumer)
-    await let_die(connection, queue, ["dead"])
-    await put(connection, queue, ["nobody's", "nobody's either"], kind="other")
-    await put(connection, queue, ["waiting"])
+    await make_dead_letters(connection, queue, ["dead"])
+    await publish_jobs(connection, queue, ["nobody's", "nobody's either"], kind="other")
+    await publish_jobs(connection, queue, ["waiting"])
     findings = await find_dead_letters(connection, queue)
     assert (sequences(findings), findings.undeliverable, findings.uncertain) == ([1], 2, 0)
     named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
@@ -248,12 +254,12 @@ async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_
 
 async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
-    await put(connection, queue, "c")
+    await make_dead_letters(connection, queue, "ab")
+    await publish_jobs(connection, queue, "c")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     findings = await find_dead_letters(connection, queue)
     assert (sequences(findings), findings.undeliverable) == ([], 3)
-    assert {each.verdict for each in findings.dismissed} == {Status.STALE}
+    assert {each.status for each in findings.dismissed} == {Status.STALE}
     named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     scan = await Scan.begin(connection, queue)
     letters = [letter async for letter in scan.letters(named)]
@@ -265,7 +271,7 @@ async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: Connecti
 async def test_the_markers_of_atomic_redrives_are_no_jobs(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True)
     await connection.client.jetstream().publish(marker_subject(name, 1), b"")
-    await put(connection, queue, ["job"])
+    await publish_jobs(connection, queue, ["job"])
     findings = await find_dead_letters(connection, queue)
     assert (findings.letters, findings.undeliverable, findings.uncertain) == ((), 0, 0)
 
@@ -274,9 +280,9 @@ async def test_a_death_that_the_server_forgot_in_a_crash_is_not_given_while_the_
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
-    await let_die(connection, queue, ["dead"])
-    (sequence,) = await put(connection, queue, ["alive"])
-    await take(connection, queue, 1)
+    await make_dead_letters(connection, queue, ["dead"])
+    (sequence,) = await publish_jobs(connection, queue, ["alive"])
+    await pull_jobs(connection, queue, 1)
     # The advisory is stored, and the job is in flight all the same.
     advisory = {
         "type": "io.nats.jetstream.advisory.v1.max_deliver",
@@ -293,7 +299,7 @@ async def test_a_death_that_the_server_forgot_in_a_crash_is_not_given_while_the_
     assert scan.dismissed == {Status.ALIVE: 2}
     await connection.request(f"$JS.ACK.{name}.{CONSUMER}.1.{sequence}.1.0.0", b"+ACK")
     findings = await find_dead_letters(connection, queue)
-    assert (sequences(findings), findings.dismissed[0].verdict) == ([1], Status.VANISHED)
+    assert (sequences(findings), findings.dismissed[0].status) == ([1], Status.VANISHED)
 
 
 async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_nats: NatsServer, name: str) -> None:
@@ -303,10 +309,10 @@ async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_na
         queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
     for _ in range(20):
         async with connect(settings) as connection:
-            await put(connection, queue, map(str, range(5)))
+            await publish_jobs(connection, queue, map(str, range(5)))
             told = await stored_count(connection, f"{name}-dead")
             for _ in range(2):
-                for message in await take(connection, queue, 5):
+                for message in await pull_jobs(connection, queue, 5):
                     await message.nak()
             await say_one_death(connection, queue, told)
             own_nats.kill()
@@ -317,7 +323,7 @@ async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_na
             alive = info["num_ack_pending"] + info["num_pending"]
             assert len(findings.letters) + findings.uncertain + alive <= await stored_count(connection, name)
             alive_again += alive
-            held_back += sum(each.verdict == Status.ALIVE for each in findings.dismissed)
+            held_back += sum(each.status == Status.ALIVE for each in findings.dismissed)
             await hand_back_until_dead(connection, queue)
             findings = await find_dead_letters(connection, queue)
             assert len(findings.letters) == await stored_count(connection, name)
@@ -360,7 +366,7 @@ async def test_a_busy_queue(connection: Connection, name: str) -> None:
         while not stopped.is_set():
             number += 1
             body = "poison" if number % 50 == 0 else "good"
-            (sequence,) = await put(connection, queue, [body])
+            (sequence,) = await publish_jobs(connection, queue, [body])
             (poison if body == "poison" else good).add(sequence)
 
     async def work() -> None:
@@ -388,7 +394,7 @@ async def test_a_busy_queue(connection: Connection, name: str) -> None:
         assert not set(given) & good
     stopped.set()
     await asyncio.gather(*tasks)
-    await drain(connection, queue)
+    await process_all(connection, queue)
     await idle(connection, queue)
     final = await find_dead_letters(connection, queue)
     # The last poison may have been drained.
@@ -399,16 +405,16 @@ async def test_a_busy_queue(connection: Connection, name: str) -> None:
 
 async def test_untold_deaths_below_the_floor_of_a_busy_queue_are_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     await forget(connection, queue)
-    await put(connection, queue, ["done"])
-    await drain(connection, queue)
+    await publish_jobs(connection, queue, ["done"])
+    await process_all(connection, queue)
     stopped = asyncio.Event()
 
     async def churn() -> None:
         while not stopped.is_set():
-            await put(connection, queue, map(str, range(5)))
-            for message in await take(connection, queue, 5):
+            await publish_jobs(connection, queue, map(str, range(5)))
+            for message in await pull_jobs(connection, queue, 5):
                 await message.ack()
 
     task = asyncio.create_task(churn())
@@ -420,10 +426,10 @@ async def test_untold_deaths_below_the_floor_of_a_busy_queue_are_found(connectio
 
 async def test_a_requeued_job_that_dies_again_untold_is_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     await provision(connection, queue)
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 2})
     assert await get_message(connection, f"{name}-dead", 1) is not None
     findings = await find_dead_letters(connection, queue)
@@ -433,26 +439,26 @@ async def test_a_requeued_job_that_dies_again_untold_is_found(connection: Connec
 async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-        await let_die(connection, queue, "ab")
+        await make_dead_letters(connection, queue, "ab")
         scan = await Scan.begin(connection, queue)
         letters = [letter async for letter in scan.letters()]
         assert [letter.sequence for letter in letters] == [1, 2]
         # A crash that makes the server forget the deaths.
         await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
-        await take(connection, queue, 2)
+        await pull_jobs(connection, queue, 2)
         # Long enough for the server to write it down.
         await asyncio.sleep(0.3)
         own_nats.kill()
         own_nats.start()
         await eventually(lambda: connection.client.is_connected and connection.client.stats["reconnects"] > 0)
         found = await scan.classify_again(letters)
-        assert [each.verdict for each in found if isinstance(each, NotDead)] == [Status.ALIVE, Status.ALIVE]
+        assert [each.status for each in found if isinstance(each, NotDead)] == [Status.ALIVE, Status.ALIVE]
 
 
 async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await put(connection, queue, "abc")
-    dead, dying, _ = await take(connection, queue, 3)
+    await publish_jobs(connection, queue, "abc")
+    dead, dying, _ = await pull_jobs(connection, queue, 3)
     await dead.nak()
     await eventually(lambda: _told(connection, queue, 1))
     around = await take_snapshot(connection, name)
@@ -464,13 +470,13 @@ async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Conn
 
 
 async def _told(connection: Connection, queue: WorkQueue, count: int) -> bool:
-    await pump(connection, queue)
+    await probe(connection, queue)
     return await stored_count(connection, f"{queue.name}-dead") == count
 
 
 async def test_a_stored_job_was_not_deleted_whatever_is_said(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     await forget(connection, queue)
     deletion = {
         "type": "io.nats.jetstream.advisory.v1.terminated",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.inspection.overview import look_over
+from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -26,7 +26,7 @@ async def test_a_dead_letter_queue_is_no_work_queue_whatever_its_retention(conne
     }
     for stream, config in streams.items():
         await connection.api(f"STREAM.CREATE.{stream}", {"name": stream, "storage": "memory", **config})
-    (look,) = [each for each in await look_over(connection) if each.name.startswith(name)]
+    (look,) = [each for each in await inspect_all_queues(connection) if each.name.startswith(name)]
     assert look.name == name
-    assert look.letters is not None
-    assert look.letters["config"]["name"] == letters
+    assert look.dead_letter_queue is not None
+    assert look.dead_letter_queue["config"]["name"] == letters

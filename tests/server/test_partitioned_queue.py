@@ -7,14 +7,15 @@ from uuid import uuid4
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names, get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.jetstream.errors import DriftError
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.queues import stored_count, take
+from testbed.queues import pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -65,7 +66,7 @@ async def test_the_jobs_of_a_key_go_to_the_one_consumer_of_their_partition(conne
     await _publish(connection, queue, *keys, *keys)
     for number in range(4):
         expected = [key for key in keys if partition_of(key, 4) == number] * 2
-        messages = await take(connection, queue, len(expected), consumer=f"worker-{number}")
+        messages = await pull_jobs(connection, queue, len(expected), consumer=f"worker-{number}")
         assert [message.data.decode() for message in messages] == expected
         assert (await consumer_info(connection, name, f"worker-{number}"))["num_pending"] == 0
 
@@ -114,14 +115,14 @@ async def test_the_number_changes_only_once_no_job_is_stored(
     }
     assert after == before
     for key in keys:
-        (message,) = await take(connection, queue, 1, consumer=f"worker-{partition_of(key, 4)}")
+        (message,) = await pull_jobs(connection, queue, 1, consumer=f"worker-{partition_of(key, 4)}")
         await message.ack_sync()
     assert await stored_count(connection, name) == 0
     await provision(connection, resized)
     await _publish(connection, resized, *keys)
     assert (await plan(connection, resized)).changes == ()
     for key in keys:
-        await take(connection, resized, 1, consumer=f"worker-{partition_of(key, number)}")
+        await pull_jobs(connection, resized, 1, consumer=f"worker-{partition_of(key, number)}")
 
 
 async def test_jobs_that_are_left_in_a_partition_that_is_no_longer_declared_are_told_of(

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.nats_py import sequence_set as presence
-from airflow_provider_jetstream.jetstream.client.sequence_set import SequenceSet, stored_sequences
+from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
 from airflow_provider_jetstream.jetstream.dead_letters import reconciliation as orphans
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from testbed.queues import let_die, make_queue, put, take
+from testbed.queues import make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -23,7 +23,7 @@ async def test_what_a_stream_holds_is_known_without_getting_it(
     queue = await make_queue(connection, name)
     found = await stored_sequences(connection, name)
     assert (0 in found, 1 in found, found.exact) == (False, False, True)
-    await put(connection, queue, "abcdefg")
+    await publish_jobs(connection, queue, "abcdefg")
     for gone in (1, 2, 4, 7):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
     found = await stored_sequences(connection, name)
@@ -46,14 +46,14 @@ async def test_letters_are_counted_alike_by_sequences_and_one_by_one(
 
         monkeypatch.setattr(orphans, "find_present", too_many)
     queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
-    await let_die(connection, queue, "abcdefgh")
+    await make_dead_letters(connection, queue, "abcdefgh")
     # One finished late after all, one deleted, and one nobody told of; one more is in a worker's hands.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3, "no_erase": True})
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 8, "no_erase": True})
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 5, "no_erase": True})
     if busy:
-        await put(connection, queue, "i")
-        await take(connection, queue, 1)
+        await publish_jobs(connection, queue, "i")
+        await pull_jobs(connection, queue, 1)
     scan = await Scan.begin(connection, queue)
     assert (scan.reconciliation.inconsistent_consumers, scan.reconciliation.uncertain) == (set(), int(busy))
     assert list(scan.reconciliation.orphans) == ([] if busy else [5])

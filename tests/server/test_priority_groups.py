@@ -18,8 +18,16 @@ from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from testbed.lanes import HIGH, LOW, lanes_queue
-from testbed.queues import eventually, let_die, make_queue, put, running, small_queue, stored_count
+from testbed.priority_consumers import HIGH, LOW, priority_queue
+from testbed.queues import (
+    eventually,
+    make_dead_letters,
+    make_queue,
+    publish_jobs,
+    running_worker,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -95,12 +103,12 @@ def small_consumer() -> dict[str, Any]:
 async def test_a_worker_asks_in_the_group_of_its_consumer(
     connection: Connection, settings: ConnectionSettings, name: str, policy: str, fallbacks: tuple[str, ...]
 ) -> None:
-    queue = lanes_queue(name, **GROUPS | {"priority_policy": policy})
+    queue = priority_queue(name, **GROUPS | {"priority_policy": policy})
     await provision(connection, queue)
     jobs: list[bytes] = []
-    async with running(Worker(queue, HIGH, lambda job: jobs.append(job.body), settings, fallbacks=fallbacks)):
+    async with running_worker(Worker(queue, HIGH, lambda job: jobs.append(job.body), settings, fallbacks=fallbacks)):
         for kind in (HIGH, *fallbacks):
-            await put(connection, queue, [kind], kind=kind)
+            await publish_jobs(connection, queue, [kind], kind=kind)
         await eventually(lambda: len(jobs) == 1 + len(fallbacks))
 
 
@@ -124,24 +132,24 @@ class Hands:
 async def test_a_consumers_own_worker_comes_before_one_that_only_helps_out(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = lanes_queue(name, **GROUPS)
+    queue = priority_queue(name, **GROUPS)
     await provision(connection, queue)
     hands = Hands()
     helper = Worker(queue, HIGH, hands.of("helper"), settings, fallbacks=[LOW])
     own = Worker(queue, LOW, hands.of("own"), settings)
     # The helper has been waiting for longer.
-    async with running(helper):
+    async with running_worker(helper):
         await eventually(lambda: waiting(connection, name))
-        async with running(own):
+        async with running_worker(own):
             await eventually(lambda: waiting(connection, name, 2))
             for number in range(1, 21):
-                await put(connection, queue, ["a"], kind=LOW)
+                await publish_jobs(connection, queue, ["a"], kind=LOW)
                 await eventually(lambda number=number: len(hands.done) == number)  # type: ignore[misc]
                 # As an own worker has it between two jobs.
                 await eventually(lambda: waiting(connection, name, 2))
             assert hands.done == ["own"] * 20
             hands.free.clear()
-            await put(connection, queue, ["a", "b"], kind=LOW)
+            await publish_jobs(connection, queue, ["a", "b"], kind=LOW)
             await eventually(lambda: hands.done[20:] == ["own", "helper"])
             hands.free.set()
 
@@ -153,7 +161,7 @@ async def waiting(connection: Connection, name: str, count: int = 1) -> bool:
 async def test_a_consumer_for_one_pinned_client_is_refused_with_what_to_do(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = lanes_queue(name, **GROUPS | {"priority_policy": "pinned_client"})
+    queue = priority_queue(name, **GROUPS | {"priority_policy": "pinned_client"})
     await provision(connection, queue)
     for consumer, fallbacks in ((HIGH, ()), (LOW, (HIGH,))):
         with pytest.raises(WorkerSetupError) as caught:
@@ -172,7 +180,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_is_lef
     groups = {"priority_groups": ["workers"], "priority_policy": policy}
     declared: dict[str, Any] = {"max_deliver": 2, "ack_wait": "1500ms", **groups}
     queue = await make_queue(connection, name, consumer=declared)
-    await put(connection, queue, "abc")
+    await publish_jobs(connection, queue, "abc")
     inbox = connection.client.new_inbox()
     theirs = await connection.client.subscribe(inbox)
     pin: dict[str, str] = {}
@@ -200,6 +208,6 @@ async def test_entries_are_acknowledged_through_a_consumer_with_groups(
     reader = small_consumer() | {"priority_groups": ["readers"], "priority_policy": policy}
     letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [reader]}
     queue = await make_queue(connection, name, dead_letters=letters)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     assert await remove_entries(connection, queue, [1]) == 0
     assert await stored_count(connection, f"{name}-dead") == 1

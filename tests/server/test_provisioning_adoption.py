@@ -5,11 +5,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.queues import put
+from testbed.queues import publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -137,7 +138,7 @@ async def test_the_images_stream_made_by_hand_is_adopted_as_it_is(own: Connectio
 async def test_jobs_that_wait_survive_an_adoption_with_changes(connection: Connection, name: str) -> None:
     await _create(connection, _by_hand(name, f"{name}.jobs.>"))
     queue = WorkQueue(name=name, subjects=[f"{name}.jobs.>"], max_msgs=5_000, discard="new")
-    sequences = await put(connection, queue, [f"job {number}" for number in range(10)])
+    sequences = await publish_jobs(connection, queue, [f"job {number}" for number in range(10)])
     created = await _created(connection, name)
     assert [step.action for step in (await provision(connection, queue)).steps] == ["update"]
     info = await connection.api(f"STREAM.INFO.{name}")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.errors import DriftError
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue

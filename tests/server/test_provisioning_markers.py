@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.queues import put, stored_count, take
+from testbed.queues import publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
@@ -48,8 +48,8 @@ async def test_a_consumer_without_a_filter_takes_jobs_and_no_markers(
     assert (consumer.get("filter_subjects") or [consumer["filter_subject"]]) == subjects
     assert (await plan(connection, queue)).changes == ()
     await _mark(connection, name, 1)
-    await put(connection, queue, ["job"])
-    (message,) = await take(connection, queue, 1)
+    await publish_jobs(connection, queue, ["job"])
+    (message,) = await pull_jobs(connection, queue, 1)
     assert message.data == b"job"
     info = await connection.api(f"CONSUMER.INFO.{name}.worker")
     assert (info["num_pending"], await stored_count(connection, name)) == (0, 2)
@@ -59,8 +59,8 @@ async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries
     connection: Connection, name: str
 ) -> None:
     await provision(connection, _queue(name))
-    await put(connection, _queue(name), ["job", "other"])
-    (first,) = await take(connection, _queue(name), 1)
+    await publish_jobs(connection, _queue(name), ["job", "other"])
+    (first,) = await pull_jobs(connection, _queue(name), 1)
     done = await provision(connection, _queue(name, atomic_redrive=True))
     jobs, more, markers = f"{name}.jobs.>", f"{name}.more.*", f"requeued.{name}.*"
     assert [str(step) for step in done.changes] == [
@@ -71,7 +71,7 @@ async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries
         f"update consumer {name}/worker\n    filter_subjects: unset → {[jobs, more]}",
     ]
     await first.ack_sync()
-    (second,) = await take(connection, _queue(name), 1)
+    (second,) = await pull_jobs(connection, _queue(name), 1)
     assert (second.data, second.metadata.num_delivered) == (b"other", 1)
 
 

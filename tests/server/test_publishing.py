@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.errors import (
     JobError,
     JobNotSerializableError,
@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError, PublishRefusedError
-from testbed.queues import eventually, make_queue, stored_count, take
+from testbed.queues import eventually, make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
@@ -50,7 +50,7 @@ async def test_five_thousand_jobs_are_stored_in_order(connection: Connection, na
     report = await publish_prepared(connection, _jobs(name, bodies))
     assert (report.stream, report.stored, report.duplicates, report.failures) == (name, 5_000, 0, [])
     assert list(report.sequences) == list(range(1, 5_001))
-    delivered = await take(connection, queue, 5_000, within=20)
+    delivered = await pull_jobs(connection, queue, 5_000, within=20)
     assert [message.data.decode() for message in delivered] == bodies
     report.raise_for_failures()
 
@@ -148,7 +148,7 @@ async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connectio
 async def test_room_in_a_full_queue_lets_the_same_call_succeed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, max_msgs=3, discard="new", consumer={"ack_wait": "1m"})
     assert (await publish_prepared(connection, _jobs(name, range(5)))).stored == 3
-    for message in await take(connection, queue, 3):
+    for message in await pull_jobs(connection, queue, 3):
         await message.ack_sync()
     again = await publish_prepared(connection, _jobs(name, range(5)))
     assert (again.stored, again.duplicates) == (5, 3)

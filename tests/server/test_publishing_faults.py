@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
-from testbed.queues import drain, eventually, make_queue, stored_count
+from testbed.queues import eventually, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Callable, Iterator
@@ -50,7 +51,7 @@ def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None
 
 async def _done_by_sequence(connection: Connection) -> Counter[str]:
     queue = await make_queue(connection, _NAME, consumer={"ack_wait": "1m", "max_ack_pending": -1})
-    return await drain(connection, queue, within=30)
+    return await process_all(connection, queue, within=30)
 
 
 def _check_unsent_and_unanswered(report: PublishReport, *, acknowledged: int) -> None:

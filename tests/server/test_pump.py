@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.queues import CONSUMER, drain, eventually, make_queue, put, stored_count, take
+from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -23,9 +23,9 @@ async def abandoned(connection: Connection, name: str, bodies: str) -> WorkQueue
     """Deliver every job twice, which is once too often, and then have no worker any more."""
     # Longer than the last pull may stay open on a busy machine: a waiting one makes the server tell.
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1500ms"})
-    await put(connection, queue, bodies)
-    await take(connection, queue, len(bodies))
-    await take(connection, queue, len(bodies))
+    await publish_jobs(connection, queue, bodies)
+    await pull_jobs(connection, queue, len(bodies))
+    await pull_jobs(connection, queue, len(bodies))
     return queue
 
 
@@ -57,13 +57,13 @@ async def test_what_nobody_told_of_is_redriven(connection: Connection, name: str
     await over(connection, queue)
     report = await redrive_dead_letters(connection, queue)
     assert set(report.redriven) == {1, 2, 3}
-    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
 async def test_jobs_in_flight_and_jobs_waiting_are_left_alone(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
-    await put(connection, queue, "abcd")
-    first, second = await take(connection, queue, 2)
+    await publish_jobs(connection, queue, "abcd")
+    first, second = await pull_jobs(connection, queue, 2)
     before = await consumer_info(connection, name, CONSUMER)
     for _ in range(5):
         after = await probe_consumer(connection, name, CONSUMER)
@@ -71,28 +71,28 @@ async def test_jobs_in_flight_and_jobs_waiting_are_left_alone(connection: Connec
     assert {field: after[field] for field in kept} == {field: before[field] for field in kept}
     await first.ack_sync()
     await second.ack_sync()
-    assert await drain(connection, queue) == {"c": 1, "d": 1}
+    assert await process_all(connection, queue) == {"c": 1, "d": 1}
 
 
 async def test_fifty_looks_cost_a_job_none_of_its_deliveries(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
-    await put(connection, queue, "a")
-    await take(connection, queue, 1)
+    await publish_jobs(connection, queue, "a")
+    await pull_jobs(connection, queue, 1)
     await over(connection, queue)
     for _ in range(50):
         await probe_consumer(connection, name, CONSUMER)
-    (message,) = await take(connection, queue, 1)
+    (message,) = await pull_jobs(connection, queue, 1)
     assert message.metadata.num_delivered == 2
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
 async def test_deaths_behind_jobs_that_are_due_again_are_told_too(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
-    await put(connection, queue, "abcdef")
-    await take(connection, queue, 6)
+    await publish_jobs(connection, queue, "abcdef")
+    await pull_jobs(connection, queue, 6)
     # Due before they are asked for: a pull that ends unanswered would take more than it shows.
     await over(connection, queue)
-    await take(connection, queue, 3)
+    await pull_jobs(connection, queue, 3)
     await over(connection, queue)
 
     async def found() -> bool:

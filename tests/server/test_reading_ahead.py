@@ -7,16 +7,16 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from airflow_provider_jetstream.jetstream.client.readahead import ReadAheadConnection
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message, next_message
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.letters import change_stream, let_terminate, order_for, publish_raw
-from testbed.queues import let_die, make_queue, put, stored_count
+from testbed.dead_letters import change_stream, make_terminated_letters, publish_raw, request_for
+from testbed.queues import make_dead_letters, make_queue, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -43,14 +43,14 @@ async def scanned(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLe
 @pytest.mark.parametrize("direct", [True, False])
 async def test_the_same_letters_are_found(connection: Connection, nats: NatsServer, name: str, *, direct: bool) -> None:
     queue = await make_queue(connection, name, allow_direct=direct, max_age="1h", **PATIENT)
-    await let_die(connection, queue, map(str, range(300)))
-    await let_terminate(connection, queue, map(str, range(30)))
+    await make_dead_letters(connection, queue, map(str, range(300)))
+    await make_terminated_letters(connection, queue, map(str, range(30)))
     await publish_raw(nats, f"{name}.jobs.odd", b"Twice: 1\r\nAirflow-Dag-Id: a\xff\r\nTwice: 2", b"odd")
-    await let_die(connection, queue, [])
-    await redrive_dead_letters(connection, queue, order_for([1, 2, 301]))
-    await redrive_dead_letters(connection, queue, order_for([3, 302], max_redrives=0))
+    await make_dead_letters(connection, queue, [])
+    await redrive_dead_letters(connection, queue, request_for([1, 2, 301]))
+    await redrive_dead_letters(connection, queue, request_for([3, 302], max_redrives=0))
     plain = await scanned(connection, queue)
-    ahead = await scanned(await ReadAheadConnection.over(connection, queue.name, queue.companion_names()), queue)
+    ahead = await scanned(await read_ahead(connection, queue.name, queue.companion_names()), queue)
     assert len(plain[0]) == 327
     assert ahead[0] == plain[0]
     assert ahead[1:] == plain[1:]
@@ -60,8 +60,8 @@ async def test_the_server_is_asked_far_less_often(own_nats: NatsServer, name: st
     asked = []
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
-        await let_die(connection, queue, map(str, range(1_000)))
-        for way in (connection, await ReadAheadConnection.over(connection, queue.name, queue.companion_names())):
+        await make_dead_letters(connection, queue, map(str, range(1_000)))
+        for way in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
             before = own_nats.monitor("varz")["in_msgs"]
             assert len((await scanned(way, queue))[0]) == 1_000
             asked.append(own_nats.monitor("varz")["in_msgs"] - before)
@@ -71,13 +71,13 @@ async def test_the_server_is_asked_far_less_often(own_nats: NatsServer, name: st
 
 async def test_single_reads_are_those_of_the_api(connection: Connection, nats: NatsServer, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
-    await put(connection, queue, ["first"])
+    await publish_jobs(connection, queue, ["first"])
     await publish_raw(nats, f"{name}.jobs.odd", b"Nats-Stream: mine\r\nNats-Sequence: 7\r\nA: 1\r\nA: 2", b"\0\xff")
     await publish_raw(nats, f"{name}.jobs.bare", b"", b"")
-    await put(connection, queue, ["last"] * 3)
+    await publish_jobs(connection, queue, ["last"] * 3)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 4, "no_erase": True})
     assert await stored_count(connection, name) == 5
-    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
     for sequence in (1, 2, 3, 4, 5, 6, 7, 2**63):
         assert await get_message(ahead, name, sequence) == await get_message(connection, name, sequence)
         for subject in (">", f"{name}.jobs.odd"):
@@ -92,8 +92,8 @@ async def test_single_reads_are_those_of_the_api(connection: Connection, nats: N
 
 async def test_nothing_older_than_two_seconds_is_given(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
-    await put(connection, queue, ["job"])
-    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
+    await publish_jobs(connection, queue, ["job"])
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
     assert await get_message(ahead, name, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1, "no_erase": True})
     # It was read just before.
@@ -104,8 +104,8 @@ async def test_nothing_older_than_two_seconds_is_given(connection: Connection, n
 
 async def test_one_who_gives_up_takes_nothing_from_the_others(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
-    await put(connection, queue, ["job"])
-    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
+    await publish_jobs(connection, queue, ["job"])
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
     reads = [asyncio.create_task(get_message(ahead, name, 1)) for _ in range(2)]
     lasts = [asyncio.create_task(last_message(ahead, name, f"{name}.jobs.plain")) for _ in range(2)]
     await asyncio.sleep(0)
@@ -118,8 +118,8 @@ async def test_a_stream_that_takes_no_direct_gets_any_more_is_read_all_the_same(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
-    await put(connection, queue, ["job"])
-    ahead = await ReadAheadConnection.over(connection, queue.name, queue.companion_names())
+    await publish_jobs(connection, queue, ["job"])
+    ahead = await read_ahead(connection, queue.name, queue.companion_names())
     await change_stream(connection, name, allow_direct=False)
     assert await get_message(ahead, name, 1)
     assert await last_message(ahead, name, f"{name}.jobs.plain")

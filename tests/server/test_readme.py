@@ -1,49 +1,91 @@
-"""The README's code runs, as it stands there."""
+"""The code of the README and of docs runs as it stands there; tests/unit has parsed and resolved all of it."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import inspect
 import os
-import re
 import subprocess
 import sys
-from pathlib import Path
+from types import FunctionType
 from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from testbed.queues import drain, let_die, make_queue
+from airflow_provider_jetstream.jetstream import (
+    ConnectionSettings,
+    Job,
+    RedriveRequest,
+    WorkQueue,
+    connect,
+    provision,
+    publish,
+    redrive_dead_letters,
+    take_cursor,
+    wait,
+)
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.code_blocks import ROOT, code_blocks
+from testbed.queues import make_dead_letters, make_queue, process_all, running_worker
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from airflow.sdk import DAG
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream import Connection
+    from testbed.code_blocks import CodeBlock
     from testbed.nats_server import NatsServer
 
-ROOT = Path(__file__).resolve().parent.parent.parent
+QUEUE = {
+    "name": "orders",
+    "subjects": ["orders.>"],
+    "dead_letters": "orders-dead",
+    "events": "orders-events",
+    "consumers": [
+        {"name": "sender", "filter_subject": "orders.new", "max_deliver": 2, "ack_wait": "30s"},
+        {"name": "high", "filter_subject": "orders.high", "max_deliver": 2, "ack_wait": "30s"},
+        {"name": "low", "filter_subject": "orders.low", "max_deliver": 2, "ack_wait": "30s"},
+    ],
+}
+BULK = {
+    "name": "bulk",
+    "subjects": ["bulk.>"],
+    "dead_letters": "bulk-dead",
+    "events": "bulk-events",
+    "consumers": [{"name": "worker", "max_deliver": 2, "ack_wait": "30s"}],
+}
 
 
-def _block(heading: str) -> str:
-    section = (ROOT / "README.md").read_text().split(f"## {heading}\n", 1)[1].split("\n## ", 1)[0]
-    found = re.search(r"```python\n(.*?)```", section, re.DOTALL)
-    assert found, f"the README has no Python under {heading!r}"
-    return found[1]
+def _needs_spark(block: CodeBlock) -> bool:
+    """Return whether a block uses a Spark session; tests/spark makes the same calls."""
+    return any(isinstance(node, ast.Name) and node.id == "spark" for node in ast.walk(ast.parse(block.code)))
+
+
+RUNNABLE = [block for block in code_blocks("python") if not _needs_spark(block)]
+PAGES = sorted({block.page for block in RUNNABLE} - {"README.md"})
+
+
+def _readme_block(heading: str) -> str:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    start = text[: text.index(f"\n## {heading}\n")].count("\n") + 1
+    return next(block.code for block in RUNNABLE if block.page == "README.md" and block.line > start)
+
+
+async def _run(block: CodeBlock, names: dict[str, Any]) -> None:
+    code = compile(block.numbered_code, block.page, "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
+    result = FunctionType(code, names)()
+    if inspect.isawaitable(result):
+        await result
 
 
 @pytest.fixture(scope="module")
 def dag_block() -> dict[str, Any]:
     names: dict[str, Any] = {}
-    exec(compile(_block("A DAG"), "README.md", "exec"), names)
+    exec(compile(_readme_block("A DAG"), "README.md", "exec"), names)
     return names
 
 
@@ -52,19 +94,19 @@ def test_the_dag_has_its_three_tasks_in_a_row(dag_block: dict[str, Any]) -> None
     assert [task.task_id for task in dag.topological_sort()] == ["provision", "send", "retry_dead_letters"]
 
 
-async def test_the_dag_of_dead_letters_repairs_those_it_names(
+async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
     dag_block: dict[str, Any], connection: Connection, name: str
 ) -> None:
     names = dict(dag_block)
-    exec(compile(_block("Dead letters"), "README.md", "exec"), names)
+    exec(compile(_readme_block("Dead letters"), "README.md", "exec"), names)
     dag: DAG = names["dag"]
     assert [task.task_id for task in dag.topological_sort()] == ["found", "repair"]
     operator = dag.get_task("repair")
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ['{"to": "ADA@EXAMPLE.ORG"}'])
-    order = RedriveRequest(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
-    assert (await redrive_dead_letters(connection, queue, order)).redriven == {1: 2}
-    assert await drain(connection, queue) == {'{"to":"ada@example.org"}': 1}
+    await make_dead_letters(connection, queue, ['{"to": "ADA@EXAMPLE.ORG"}'])
+    request = RedriveRequest(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
+    assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 2}
+    assert await process_all(connection, queue) == {'{"to":"ada@example.org"}': 1}
 
 
 async def test_the_worker_does_the_jobs_of_the_dag(
@@ -72,7 +114,7 @@ async def test_the_worker_does_the_jobs_of_the_dag(
 ) -> None:
     queue: WorkQueue = dag_block["EMAILS"]
     (tmp_path / "emails.yaml").write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))
-    (tmp_path / "mailer.py").write_text(_block("A worker"))
+    (tmp_path / "mailer.py").write_text(_readme_block("A worker"))
     env = {**os.environ, "NATS_URL": nats.url, "PYTHONPATH": str(tmp_path)}
 
     await provision(connection, queue)
@@ -81,21 +123,48 @@ async def test_the_worker_does_the_jobs_of_the_dag(
     )
     try:
         task = dag_block["send"]
-        mark = await take_cursor(connection, queue)
-        jobs = prepare_jobs(list(task.jobs), subject=task.subject, origin=None, batch="readme")
-        report = await publish_prepared(connection, jobs)
+        cursor = await take_cursor(connection, queue)
+        jobs = [Job(body) for body in task.jobs]
+        report = await publish(connection, queue, jobs, subject=task.subject)
         async with asyncio.timeout(30):
-            ended = await wait(connection, mark, report.sequences)
+            ended = await wait(connection, cursor, report.sequences)
     finally:
         worker.terminate()
     assert len(ended.completed) == 2
 
 
 def test_the_session_without_airflow_prints_what_it_did(nats: NatsServer) -> None:
-    program = _block("Without Airflow").replace("nats://127.0.0.1:4222", nats.url)
+    program = _readme_block("Without Airflow").replace("nats://127.0.0.1:4222", nats.url)
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=False, timeout=60
     )
     assert done.returncode == 0, done.stderr
     assert "orders_stream/processor" in done.stdout
     assert "0 dead letters" in done.stdout
+
+
+@pytest.mark.parametrize("page", PAGES)
+async def test_the_code_of_a_page_runs(
+    page: str, own_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "queues").mkdir()
+    for file, declared in {"queue.yaml": QUEUE, "bulk.yaml": BULK, "queues/orders.yaml": QUEUE}.items():
+        (tmp_path / file).write_text(yaml.safe_dump(declared))
+    monkeypatch.setenv("NATS_URL", own_nats.url)
+    monkeypatch.chdir(tmp_path)
+    # A worker that runs until a signal arrives is stopped at once.
+    loop = asyncio.get_running_loop()
+    monkeypatch.setattr(loop, "add_signal_handler", lambda _, stop: loop.call_later(0.1, stop))
+    queue = WorkQueue(**QUEUE)
+    settings = ConnectionSettings(servers=(own_nats.url,))
+
+    async def process(job: Delivery) -> None:
+        """Do the jobs that a page publishes and waits for."""
+
+    async with asyncio.timeout(30), connect(settings) as connection:
+        await provision(connection, queue)
+        async with running_worker(Worker(queue, "sender", process, settings)):
+            names: dict[str, Any] = {"connection": connection, "queue": queue, "__name__": page}
+            for block in RUNNABLE:
+                if block.page == page:
+                    await _run(block, names)

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishL
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from testbed.queues import complete, make_queue, take
+from testbed.queues import make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -58,7 +58,7 @@ async def ever_stored(connection: Connection, queue: WorkQueue) -> int:
 async def test_a_late_try_publishes_nothing_twice_although_the_jobs_are_done(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
     first = await publish_as_a_task(connection, queue, "abc")
-    for job in await take(connection, queue, 3):
+    for job in await pull_jobs(connection, queue, 3):
         await job.ack_sync()
     await asyncio.sleep(FORGOTTEN)
     again = await publish_as_a_task(connection, queue, "abc")
@@ -70,12 +70,12 @@ async def test_a_late_try_publishes_what_is_missing(connection: Connection, name
     queue = await make_queue(connection, name, duplicate_window=WINDOW, discard="new", max_msgs=3)
     first = await publish_as_a_task(connection, queue, "abcde")
     assert [failure.index for failure in first.failures] == [3, 4]
-    for job in await take(connection, queue, 3):
+    for job in await pull_jobs(connection, queue, 3):
         await job.ack_sync()
     await asyncio.sleep(FORGOTTEN)
     again = await publish_as_a_task(connection, queue, "abcde")
     assert (list(again.sequences), again.duplicates) == ([1, 2, 3, 4, 5], 3)
-    assert [job.data for job in await take(connection, queue, 2)] == [b"d", b"e"]
+    assert [job.data for job in await pull_jobs(connection, queue, 2)] == [b"d", b"e"]
 
 
 @pytest.mark.parametrize("archive", [True, False])
@@ -83,9 +83,9 @@ async def test_what_a_try_stored_that_was_cut_off_is_found(connection: Connectio
     queue = await make_queue(connection, name, duplicate_window=WINDOW, archive=archive, consumer={"ack_wait": "30s"})
     await connection.client.jetstream().publish(f"{name}.jobs.other", b"somebody else's")
     await publish_as_a_task(connection, queue, "abc", cut_off=True)
-    await take(connection, queue, 1)
-    (job,) = await take(connection, queue, 1)
-    await complete(connection, queue, job.metadata.sequence.stream, job_id=(job.headers or {})["Job-Id"])
+    await pull_jobs(connection, queue, 1)
+    (job,) = await pull_jobs(connection, queue, 1)
+    await store_completion(connection, queue, job.metadata.sequence.stream, job_id=(job.headers or {})["Job-Id"])
     await job.ack_sync()
     await asyncio.sleep(FORGOTTEN)
     again = await publish_as_a_task(connection, queue, "abcd")
@@ -97,8 +97,8 @@ async def test_an_id_of_the_users_own_is_not_taken_for_another_publishers(connec
     await publish_as_a_task(connection, queue, [], cut_off=True)
     jetstream = connection.client.jetstream()
     await jetstream.publish(f"{name}.jobs.other", b"another's", headers={"Job-Id": "same"})
-    (job,) = await take(connection, queue, 1)
-    await complete(connection, queue, 1, job_id="same")
+    (job,) = await pull_jobs(connection, queue, 1)
+    await store_completion(connection, queue, 1, job_id="same")
     await job.ack_sync()
     await asyncio.sleep(FORGOTTEN)
     report = await publish_as_a_task(connection, queue, [Job(b"mine", id="same")])

@@ -7,13 +7,22 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
-from testbed.queues import CONSUMER, complete, eventually, make_queue, put, stored_count, take, tell_deaths
-from testbed.waiting import complete_all, reports, waiting
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    store_completion,
+    stored_count,
+    wait_for_entries,
+)
+from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -35,11 +44,11 @@ async def test_a_job_that_is_acknowledged_without_a_word_vanishes_and_ends_the_w
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abc")
-    waiter = waiting(connection, mark, jobs)
-    (message,) = await take(connection, queue, 1)
+    jobs = await publish_jobs(connection, queue, "abc")
+    waiter = start_waiting(connection, mark, jobs)
+    (message,) = await pull_jobs(connection, queue, 1)
     await message.ack_sync()
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert (report.vanished, report.awaited, report.dead) == ({jobs[0]}, set(jobs[1:]), {})
     assert report.as_json()["vanished_sequences"] == [(1, 1)]
 
@@ -52,10 +61,10 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
     expiring = {"max_age": "1s", "duplicate_window": "1s"} if how == "expired" else {}
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, **expiring)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(5)))
-    waiter = waiting(connection, mark, jobs, ANY)
+    jobs = await publish_jobs(connection, queue, map(str, range(5)))
+    waiter = start_waiting(connection, mark, jobs, ANY)
     if delivered:
-        await take(connection, queue, 5)
+        await pull_jobs(connection, queue, 5)
     if how == "purged":
         await connection.api(f"STREAM.PURGE.{name}")
     elif how == "purged in part":
@@ -63,17 +72,17 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
     elif how == "deleted":
         for job in jobs:
             await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert (report.vanished, report.dead) == (set(jobs), {})
 
 
 async def test_one_that_is_gone_is_found_among_many_that_nobody_takes(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(500)))
-    waiter = waiting(connection, mark, jobs)
+    jobs = await publish_jobs(connection, queue, map(str, range(500)))
+    waiter = start_waiting(connection, mark, jobs)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": jobs[400]})
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert (report.vanished, len(report.awaited)) == ({jobs[400]}, 499)
 
 
@@ -86,25 +95,25 @@ async def test_one_that_is_gone_is_found_although_another_consumer_has_many_to_d
     ]
     queue = await make_queue(connection, name, consumers=consumers)
     mark = await take_cursor(connection, queue)
-    waiting_for = await put(connection, queue, map(str, range(200)), kind="busy")
-    jobs = await put(connection, queue, "ab", kind="quiet")
-    waiter = waiting(connection, mark, [*waiting_for, jobs[0]])
-    for message in await take(connection, queue, 2, consumer="quiet"):
+    waiting_for = await publish_jobs(connection, queue, map(str, range(200)), kind="busy")
+    jobs = await publish_jobs(connection, queue, "ab", kind="quiet")
+    waiter = start_waiting(connection, mark, [*waiting_for, jobs[0]])
+    for message in await pull_jobs(connection, queue, 2, consumer="quiet"):
         await message.ack_sync()
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert (report.vanished, len(report.awaited)) == ({jobs[0]}, 200)
 
 
 async def test_a_death_of_which_no_entry_tells_is_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abc")
-    for message in await take(connection, queue, 2):
+    jobs = await publish_jobs(connection, queue, "abc")
+    for message in await pull_jobs(connection, queue, 2):
         await message.nak()
-    await tell_deaths(connection, queue, 2)
+    await wait_for_entries(connection, queue, 2)
     await connection.api(f"STREAM.PURGE.{name}-dead")
-    waiter = waiting(connection, mark, jobs, WaitPolicy(max_dead=1))
-    (report,) = await reports([waiter])
+    waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_dead=1))
+    (report,) = await wait_reports([waiter])
     assert (report.dead, report.vanished) == ({1: UNTOLD, 2: UNTOLD}, set())
 
 
@@ -113,12 +122,12 @@ async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_p
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "ab")
-    waiter = waiting(connection, mark, jobs, ANY)
+    jobs = await publish_jobs(connection, queue, "ab")
+    waiter = start_waiting(connection, mark, jobs, ANY)
     # The worker dies with them, and no other one comes.
-    await take(connection, queue, 2)
+    await pull_jobs(connection, queue, 2)
     assert await stored_count(connection, f"{name}-dead") == 0
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert report.dead.keys() == set(jobs)
     assert set(report.dead.values()) <= {"1 deliveries to worker", UNTOLD}
 
@@ -127,21 +136,21 @@ async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nat
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
         mark = await take_cursor(connection, queue)
-        jobs = await put(connection, queue, map(str, range(50)))
-        waiter = waiting(connection, mark, jobs, ANY)
+        jobs = await publish_jobs(connection, queue, map(str, range(50)))
+        waiter = start_waiting(connection, mark, jobs, ANY)
         # The dead letter queue is away at the moment of their deaths.
         stream = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
         await connection.api(f"STREAM.UPDATE.{name}-dead", stream | {"subjects": [f"{name}.nothing"]})
-        for message in await take(connection, queue, 50):
+        for message in await pull_jobs(connection, queue, 50):
             await message.nak()
         own_nats.kill()
         await asyncio.to_thread(own_nats.restart)
         await eventually(lambda: connection.client.is_connected)
         # What the crash made undone comes again.
         while undone := (await consumer_info(connection, name, CONSUMER))["num_pending"]:
-            for message in await take(connection, queue, undone):
+            for message in await pull_jobs(connection, queue, undone):
                 await message.nak()
-        (report,) = await reports([waiter], within=20)
+        (report,) = await wait_reports([waiter], within=20)
         assert report.dead == dict.fromkeys(jobs, UNTOLD)
         assert await stored_count(connection, f"{name}-dead") == 0
 
@@ -151,18 +160,18 @@ async def test_jobs_in_flight_and_jobs_for_which_their_turn_has_not_come_stay_aw
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(6)))
-    waiter = waiting(connection, mark, jobs, ANY)
-    messages = await take(connection, queue, 4)
+    jobs = await publish_jobs(connection, queue, map(str, range(6)))
+    waiter = start_waiting(connection, mark, jobs, ANY)
+    messages = await pull_jobs(connection, queue, 4)
     await messages[0].nak()
     await messages[1].nak(delay=20)
     await messages[2].in_progress()
     await asyncio.sleep(2)
-    assert waiter.ends == []
+    assert waiter.remaining == []
     info = await consumer_info(connection, name, CONSUMER)
     assert (info["num_ack_pending"], info["num_pending"]) == (4, 2)
-    await complete_all(connection, queue, jobs)
-    assert (await reports([waiter]))[0].completed == set(jobs)
+    await store_completions(connection, queue, jobs)
+    assert (await wait_reports([waiter]))[0].completed == set(jobs)
 
 
 async def test_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
@@ -171,15 +180,15 @@ async def test_whose_completion_is_stored_has_not_vanished_however_long_reading_
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.01)
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(20)))
-    for message in await take(connection, queue, 20):
+    jobs = await publish_jobs(connection, queue, map(str, range(20)))
+    for message in await pull_jobs(connection, queue, 20):
         await message.ack_sync()
     # Long before the completions that matter there are many others to be read.
-    await complete_all(connection, queue, list(range(1_000, 9_000)))
-    await complete_all(connection, queue, jobs)
+    await store_completions(connection, queue, list(range(1_000, 9_000)))
+    await store_completions(connection, queue, jobs)
     now = await take_cursor(connection, queue)
-    keeping = waiting(connection, now, [99])
-    found = await reports([waiting(connection, mark, [job]) for job in jobs])
+    keeping = start_waiting(connection, now, [99])
+    found = await wait_reports([start_waiting(connection, mark, [job]) for job in jobs])
     assert [report.vanished for report in found] == [set()] * len(jobs)
     assert [report.completed for report in found] == [{job} for job in jobs]
     keeping.task.cancel()
@@ -190,13 +199,13 @@ async def test_a_completion_that_comes_after_all_takes_back_that_a_job_has_vanis
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "ab")
-    waiter = waiting(connection, mark, jobs, ANY)
-    (message,) = await take(connection, queue, 1)
+    jobs = await publish_jobs(connection, queue, "ab")
+    waiter = start_waiting(connection, mark, jobs, ANY)
+    (message,) = await pull_jobs(connection, queue, 1)
     await message.ack_sync()
-    await eventually(lambda: waiter.ends == [1])
-    await complete(connection, queue, jobs[0])
-    await eventually(lambda: waiter.ends == [1, 1])
-    await complete(connection, queue, jobs[1])
-    (report,) = await reports([waiter])
+    await eventually(lambda: waiter.remaining == [1])
+    await store_completion(connection, queue, jobs[0])
+    await eventually(lambda: waiter.remaining == [1, 1])
+    await store_completion(connection, queue, jobs[1])
+    (report,) = await wait_reports([waiter])
     assert (report.completed, report.vanished) == (set(jobs), set())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -23,8 +23,17 @@ from airflow_provider_jetstream.jetstream.redrive import redrive as running
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import publish_raw
-from testbed.queues import drain, let_die, make_queue, put, small_queue, stored_count, take, use_up
+from testbed.dead_letters import publish_raw
+from testbed.queues import (
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -50,7 +59,7 @@ def only(*sequences: int) -> RedriveRequest:
 async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     headers = {"Nats-Msg-Id": "first", "Nats-Expected-Stream": name, "Job-Id": "order-1", "Customer": "Ünal"}
-    await let_die(connection, queue, ["größe"], headers=headers)
+    await make_dead_letters(connection, queue, ["größe"], headers=headers)
     original = await stored(connection, queue, 1)
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.failed, list(report.gone), report.entries_left) == ({1: 2}, {}, [], 0)
@@ -72,7 +81,7 @@ async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(connect
     pairs = (("Tag", "one"), ("Tag", "zwölf"), ("Empty", ""))
     body = bytes(range(256))
     await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(pairs))
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     await redrive_dead_letters(connection, queue)
     copy = await stored(connection, queue, 2)
     assert copy.data == body
@@ -84,10 +93,10 @@ async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
     connection: Connection, name: str, *, deny_delete: bool
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=deny_delete, consumer={"max_deliver": 3})
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     await redrive_dead_letters(connection, queue)
     assert await get_message(connection, name, 1) is None
-    (message,) = await take(connection, queue, 1)
+    (message,) = await pull_jobs(connection, queue, 1)
     assert (message.metadata.num_delivered, message.metadata.sequence.stream) == (1, 2)
     await message.ack_sync()
     assert await stored_count(connection, name) == 0
@@ -96,26 +105,26 @@ async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
 
 async def test_the_count_grows_with_every_redrive(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     for count in (1, 2, 3):
         assert (await redrive_dead_letters(connection, queue)).redriven == {count: count + 1}
         copy = await stored(connection, queue, count + 1)
         assert (copy.header("Redrive-Count"), copy.header("Redrive-Sequence")) == (str(count), str(count))
         assert len([key for key, _ in copy.headers if key.startswith("Redrive-")]) == 4
-        await use_up(connection, queue, 1)
+        await exhaust_deliveries(connection, queue, 1)
     assert await stored_count(connection, name) == 1
 
 
 async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, duplicate_window="2m")
-    await let_die(connection, queue, ["a"], headers={"Nats-Msg-Id": "dag/run/task/-1/0"})
+    await make_dead_letters(connection, queue, ["a"], headers={"Nats-Msg-Id": "dag/run/task/-1/0"})
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 2}
-    assert await drain(connection, queue) == {"a": 1}
+    assert await process_all(connection, queue) == {"a": 1}
 
 
 async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     letters = (await find_dead_letters(connection, queue)).letters
     report = await redrive_dead_letters(connection, queue)
     for letter in letters:
@@ -127,7 +136,7 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
 
     async def finish_late(_: datetime) -> bool:
         await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
@@ -136,14 +145,14 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
     monkeypatch.setattr(running, "_until", finish_late)
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
-    assert await drain(connection, queue) == {"b": 1}
+    assert await process_all(connection, queue) == {"b": 1}
 
 
 async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
 
     async def forget_the_deaths(_: datetime) -> bool:
         await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
@@ -152,15 +161,15 @@ async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
     monkeypatch.setattr(running, "_until", forget_the_deaths)
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({1: 3}, [2])
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_only_the_letters_that_were_asked_for_are_redriven(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abcd")
+    await make_dead_letters(connection, queue, "abcd")
     report = await redrive_dead_letters(connection, queue, only(4, 2, 4))
     assert report.redriven == {2: 5, 4: 6}
-    assert await drain(connection, queue) == {"b": 1, "d": 1}
+    assert await process_all(connection, queue) == {"b": 1, "d": 1}
     assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 3]
     assert await stored_count(connection, f"{name}-dead") == 2
 
@@ -169,7 +178,7 @@ async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     await connection.request(late_ack_subject(name, "worker", 2), b"+ACK")
     expected = (
         f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored,"
@@ -179,26 +188,26 @@ async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
     )
     with pytest.raises(DeadLetterGoneError, match=f"^{re.escape(expected)}$"):
         await redrive_dead_letters(connection, queue, only(1, 2, 99))
-    assert await drain(connection, queue) == {}
+    assert await process_all(connection, queue) == {}
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({1: 4, 3: 5}, [2])
 
 
 async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Connection, name: str) -> None:
-    await let_die(connection, await make_queue(connection, name), ["old"])
+    await make_dead_letters(connection, await make_queue(connection, name), ["old"])
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
-    await put(connection, queue, ["new"])
+    await publish_jobs(connection, queue, ["new"])
     told = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
     with pytest.raises(DeadLetterGoneError, match=told):
         await redrive_dead_letters(connection, queue, only(1))
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
-    assert await drain(connection, queue) == {"new": 1}
+    assert await process_all(connection, queue) == {"new": 1}
 
 
 async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=2)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     by_copy = RedriveRequest(protocol=Protocol.COPY)
     report = await redrive_dead_letters(connection, queue, by_copy)
     refusal = f"{name} refused the copy of 1: maximum messages exceeded"
@@ -211,7 +220,7 @@ async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connecti
     await make_queue(connection, name, discard="new", max_msgs=4)
     report = await redrive_dead_letters(connection, queue, by_copy)
     report.raise_for_failures()
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_others(
@@ -220,20 +229,20 @@ async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_oth
     queue = await make_queue(connection, name)
     await publish_raw(nats, f"{name}.jobs.a", b"City: K\xf6ln", b"latin")
     await publish_raw(nats, f"{name}.jobs.a", b"Two Words: x", b"spaced")
-    await put(connection, queue, ["x" * (connection.client.max_payload - 20), "good"])
-    await use_up(connection, queue, 4)
+    await publish_jobs(connection, queue, ["x" * (connection.client.max_payload - 20), "good"])
+    await exhaust_deliveries(connection, queue, 4)
     report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {4: 5}
     assert report.failed[1].startswith("expected headers in UTF-8, found others on job 1: it can't be copied unchanged")
     assert report.failed[2].startswith(f"nothing was sent on {name}.jobs.a: nats: invalid header")
     assert re.match(r"expected a copy of at most 1048576 bytes, found 10487\d\d for job 3 with", report.failed[3])
     assert (await stored(connection, queue, 1)).data == b"latin"
-    assert await drain(connection, queue) == {"good": 1}
+    assert await process_all(connection, queue) == {"good": 1}
 
 
 async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     # The stream stops capturing the subject, and a service answers there.
     config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
     await connection.api(f"STREAM.UPDATE.{name}", config | {"subjects": [f"{name}.elsewhere"]})
@@ -289,7 +298,7 @@ async def test_a_queue_without_dead_letters_or_without_its_streams_is_told(conne
 
 async def test_nothing_dead_means_nothing_done(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, "ab")
+    await publish_jobs(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, report.failed, list(report.gone)) == ({}, {}, [])
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}

@@ -10,15 +10,24 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive import redrive as running
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import change_stream, let_terminate, letter_records, messages_of, run_records
-from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, take, use_up
+from testbed.dead_letters import change_stream, letter_records, make_terminated_letters, run_records, stream_messages
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    exhaust_deliveries,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,8 +48,8 @@ def after(batches: int) -> Callable[[], bool]:
 async def test_each_letter_has_one_record_that_tells_all(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     started = datetime.now(UTC)
-    await let_die(connection, queue, "a")
-    await let_terminate(connection, queue, "b")
+    await make_dead_letters(connection, queue, "a")
+    await make_terminated_letters(connection, queue, "b")
     letters = (await find_dead_letters(connection, queue)).letters
     report = await redrive_dead_letters(connection, queue, RUN)
     records = await letter_records(connection, queue)
@@ -69,7 +78,7 @@ async def test_a_run_is_recorded_from_its_beginning_to_its_end(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     monkeypatch.setattr(running, "PAGE", 1)
     monkeypatch.setattr(running, "_PROGRESS_SECONDS", 0)
     seen: list[int] = []
@@ -93,7 +102,7 @@ async def test_redrives_at_once_record_each_letter_once(
 ) -> None:
     atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **atomic)
-    await let_die(connection, queue, map(str, range(80)))
+    await make_dead_letters(connection, queue, map(str, range(80)))
     async with connect(settings) as second, connect(settings) as third:
         reports = await asyncio.gather(*(redrive_dead_letters(each, queue) for each in (connection, second, third)))
     assert {report.protocol for report in reports} == {protocol}
@@ -104,7 +113,7 @@ async def test_a_stopped_run_goes_on_under_its_key_and_its_report_covers_both_tr
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abcdef")
+    await make_dead_letters(connection, queue, "abcdef")
     await redrive_dead_letters(connection, queue, RedriveRequest(run="other"), stopped=after(0))
     monkeypatch.setattr(running, "PAGE", 2)
     first = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))
@@ -116,13 +125,13 @@ async def test_a_stopped_run_goes_on_under_its_key_and_its_report_covers_both_tr
     assert (third.redriven, third.resumed) == ({number: number + 6 for number in range(1, 7)}, 4)
     assert (third.cancelled, list(third.gone), third.as_json()["to_sequences"]) == (False, [], [(7, 12)])
     assert (await run_records(connection, queue, "orders-1"))[-1].finished
-    assert await drain(connection, queue) == dict.fromkeys("abcdef", 1)
+    assert await process_all(connection, queue) == dict.fromkeys("abcdef", 1)
 
 
 async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
-    await let_die(connection, queue, jobs)
+    await make_dead_letters(connection, queue, jobs)
     first = asyncio.create_task(redrive_dead_letters(connection, queue, RUN))
 
     async def begun() -> bool:
@@ -135,14 +144,14 @@ async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, nam
     report = await redrive_dead_letters(connection, queue, RUN)
     assert report.resumed >= 100
     assert (len(report.redriven), report.failures) == (1_000, 0)
-    assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
+    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
 
 
 async def test_a_finished_run_with_the_same_key_starts_afresh(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     assert (await redrive_dead_letters(connection, queue, RUN)).redriven == {1: 3, 2: 4}
-    await use_up(connection, queue, 2)
+    await exhaust_deliveries(connection, queue, 2)
     report = await redrive_dead_letters(connection, queue, RUN)
     assert (report.redriven, report.resumed) == ({3: 5, 4: 6}, 0)
     report = await redrive_dead_letters(connection, queue, RUN)
@@ -151,15 +160,15 @@ async def test_a_finished_run_with_the_same_key_starts_afresh(connection: Connec
 
 async def test_a_run_that_is_kept_open_goes_on_until_it_is_finished(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     order = RedriveRequest(run="waits", keep_open=True)
     assert (await redrive_dead_letters(connection, queue, order)).redriven == {1: 2}
     report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, report.resumed) == ({1: 2}, 1)
     audit = await AuditLog.open(connection, queue, (await stream_info(connection, name))["created"])
     assert audit is not None
-    await audit.finish("waits")
-    await audit.finish("waits")
+    await audit.finish_run("waits")
+    await audit.finish_run("waits")
     assert [each.finished for each in await run_records(connection, queue, "waits")][-2:] == [False, True]
     report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, report.resumed) == ({}, 0)
@@ -167,12 +176,12 @@ async def test_a_run_that_is_kept_open_goes_on_until_it_is_finished(connection: 
 
 async def test_without_an_audit_a_redrive_works_and_the_risk_is_named(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.DELETE.{name}-audit")
     report = await redrive_dead_letters(connection, queue, RUN)
     assert report.redriven == {1: 3, 2: 4}
     assert any(risk.startswith(f"{name} has no audit: ") for risk in report.risks)
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("gone", ["dead", "terminated"])
@@ -180,7 +189,7 @@ async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_n
     connection: Connection, name: str, gone: str
 ) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
-    await (let_die if gone == "dead" else let_terminate)(connection, queue, "abc")
+    await (make_dead_letters if gone == "dead" else make_terminated_letters)(connection, queue, "abc")
     report = await redrive_dead_letters(connection, queue)
     assert (len(report.redriven), report.failures) == (1, 2)
     for told in report.failed.values():
@@ -194,30 +203,30 @@ async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_n
         *report.redriven,
         *sorted(again.redriven),
     ]
-    assert await drain(connection, queue) == dict.fromkeys("abc", 1)
+    assert await process_all(connection, queue) == dict.fromkeys("abc", 1)
 
 
 async def test_a_run_that_cannot_be_recorded_does_nothing(connection: Connection, name: str) -> None:
     audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 1}
     queue = await make_queue(connection, name, audit=audit)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     await redrive_dead_letters(connection, queue, RedriveRequest(run="first"), stopped=after(0))
     told = (
         f"^expected {name}-audit to record the redrive, found: maximum messages exceeded .*; nothing was redriven: see"
     )
     with pytest.raises(RedriveError, match=told):
         await redrive_dead_letters(connection, queue, RUN)
-    assert len(await messages_of(connection, name)) == 1
+    assert len(await stream_messages(connection, name)) == 1
 
 
 async def test_a_letter_requeued_twice_is_recorded_twice(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     for _ in range(2):
         assert (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))).redriven == {
             1: 1
         }
-        for message in await take(connection, queue, 1, consumer=CONSUMER):
+        for message in await pull_jobs(connection, queue, 1, consumer=CONSUMER):
             await message.nak()
 
         async def dead() -> bool:
@@ -225,6 +234,6 @@ async def test_a_letter_requeued_twice_is_recorded_twice(connection: Connection,
 
         await eventually(dead)
     assert [each.action for each in await letter_records(connection, queue)] == ["requeued", "requeued"]
-    await put(connection, queue, "b")
+    await publish_jobs(connection, queue, "b")
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}

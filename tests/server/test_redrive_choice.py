@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import change_stream, messages_of, publish_raw, stored
-from testbed.queues import drain, let_die, make_queue, put, stored_count, use_up
+from testbed.dead_letters import change_stream, publish_raw, stored_message, stream_messages
+from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -29,11 +29,11 @@ FULL = {"discard": "new", "max_msgs": 2}
 
 
 async def assert_refused(connection: Connection, queue: WorkQueue, order: RedriveRequest, told: str) -> None:
-    before = [await messages_of(connection, each) for each in (queue.name, f"{queue.name}-dead")]
+    before = [await stream_messages(connection, each) for each in (queue.name, f"{queue.name}-dead")]
     for work in (redrive_dead_letters, preview):
         with pytest.raises(RedriveRequestError, match=told):
             await work(connection, queue, order)
-    assert [await messages_of(connection, each) for each in (queue.name, f"{queue.name}-dead")] == before
+    assert [await stream_messages(connection, each) for each in (queue.name, f"{queue.name}-dead")] == before
     assert await stored_count(connection, f"{queue.name}-audit") == 0
 
 
@@ -57,7 +57,7 @@ async def test_the_queue_decides_how_letters_come_back(
     connection: Connection, name: str, fields: dict[str, Any], order: dict[str, Any], protocol: Protocol
 ) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **fields)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     shown = await preview(connection, queue, RedriveRequest(**order))
     assert (shown.protocol, shown.guarantee) == (protocol, GUARANTEES[protocol])
     report = await redrive_dead_letters(connection, queue, RedriveRequest(**order))
@@ -65,21 +65,21 @@ async def test_the_queue_decides_how_letters_come_back(
     assert (report.protocol, report.guarantee) == (protocol, GUARANTEES[protocol])
     assert report.as_json()["protocol"] == protocol.value
     assert len(report.redriven) == 2
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_an_atomic_redrive_leaves_a_marker_that_nobody_takes_for_a_job(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 4, 2: 6}
-    assert [each.subject for each in await messages_of(connection, name, f"requeued.{name}.*")] == [
+    assert [each.subject for each in await stream_messages(connection, name, f"requeued.{name}.*")] == [
         marker_subject(name, 1),
         marker_subject(name, 2),
     ]
-    copy = await stored(connection, name, 4)
+    copy = await stored_message(connection, name, 4)
     assert (copy.data, copy.header("Redrive-Sequence")) == (b"a", "1")
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
     found = await find_dead_letters(connection, queue)
     assert (found.letters, found.undeliverable) == ((), 0)
 
@@ -91,8 +91,8 @@ async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_
         connection, name, atomic_redrive=True, max_msg_size=2_000, consumer={"filter_subject": f"{name}.jobs.>"}
     )
     await publish_raw(nats, f"{name}.jobs.plain", b"Two Words: x", b"spaced")
-    await put(connection, queue, "abc")
-    await use_up(connection, queue, 4)
+    await publish_jobs(connection, queue, "abc")
+    await exhaust_deliveries(connection, queue, 4)
     large = {b"b": Repair(body="x" * 3_000)}
     report = await redrive_dead_letters(
         connection, queue, RedriveRequest(transform=lambda letter: large.get(letter.body))
@@ -102,12 +102,12 @@ async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_
         1: f"nothing was sent on {name}.jobs.plain: nats: invalid header: 'Two Words'",
         3: f"{name} refused the copy of 3: message size exceeds maximum allowed",
     }
-    assert await drain(connection, queue) == {"a": 1, "c": 1}
+    assert await process_all(connection, queue) == {"a": 1, "c": 1}
     report = await redrive_dead_letters(
         connection, queue, RedriveRequest(transform=lambda _: Repair(headers={"Two Words": None}))
     )
     assert set(report.redriven) == {1, 3}
-    assert await drain(connection, queue) == {"spaced": 1, "b": 1}
+    assert await process_all(connection, queue) == {"spaced": 1, "b": 1}
 
 
 @pytest.mark.parametrize(
@@ -129,19 +129,19 @@ async def test_what_the_server_is_too_old_for_is_refused(
     connection: Connection, name: str, level: int, order: Protocol, told: str
 ) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     connection.api_level = level
     await assert_refused(connection, queue, RedriveRequest(protocol=order), told)
     report = await redrive_dead_letters(connection, queue)
     assert report.protocol == (Protocol.ATOMIC if level >= 2 else Protocol.COPY)
-    assert await drain(connection, queue) == {"a": 1}
+    assert await process_all(connection, queue) == {"a": 1}
 
 
 async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_says_why(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, **FULL)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     connection.api_level = 2
     report = await redrive_dead_letters(connection, queue)
     assert (report.protocol, report.failures) == (Protocol.COPY, 2)
@@ -150,7 +150,7 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
 
 async def test_atomic_batches_have_to_be_allowed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"})
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     atomic = RedriveRequest(protocol=Protocol.ATOMIC)
     told = (
         f"^expected a queue that allows atomic batches, found otherwise: {name} doesn't allow atomic batches; provision"
@@ -165,7 +165,7 @@ async def test_atomic_batches_have_to_be_allowed(connection: Connection, name: s
 
 async def test_a_consumer_that_would_take_the_markers_rules_batches_out(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     subjects = [*queue.subjects, f"requeued.{name}.*"]
     await change_stream(connection, name, allow_atomic=True, allow_msg_ttl=True, subjects=subjects)
     config = (await consumer_info(connection, name, "worker"))["config"] | {"filter_subject": ""}
@@ -179,22 +179,22 @@ async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, discard="old", max_msgs=3)
-    await let_die(connection, queue, "ab")
-    await put(connection, queue, "c")
+    await make_dead_letters(connection, queue, "ab")
+    await publish_jobs(connection, queue, "c")
     told = f"^expected room for copies, found otherwise: {name} has no room for copies .*discards its oldest jobs"
     await assert_refused(connection, queue, RedriveRequest(Selection(consumer="worker")), told)
     await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.COPY), told)
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 1, 2: 2}
-    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
 async def test_letters_go_to_another_subject_of_their_queue(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, RedriveRequest(subject=f"{name}.jobs.slow"))
     assert report.redriven == {1: 3, 2: 4}
-    assert {each.subject for each in await messages_of(connection, name)} == {f"{name}.jobs.slow"}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert {each.subject for each in await stream_messages(connection, name)} == {f"{name}.jobs.slow"}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("protocol", [Protocol.AUTO, Protocol.COPY])
@@ -203,7 +203,7 @@ async def test_a_subject_that_nobody_would_take_the_jobs_from_is_refused(
 ) -> None:
     consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
     queue = await make_queue(connection, name, consumers=consumers)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     told = f"^expected a subject of {name} \\({name}.jobs.>\\), found elsewhere.a: a dead letter comes back as a job of"
     await assert_refused(connection, queue, RedriveRequest(subject="elsewhere.a", protocol=protocol), told)
     told = f"^expected a subject that a consumer of {name} takes, found {name}.jobs.b: nobody would do the jobs$"

@@ -13,8 +13,8 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError, Unreachabl
 from airflow_provider_jetstream.jetstream.redrive import steps as doing
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import let_terminate, letter_records, run_records
-from testbed.queues import CONSUMER, drain, eventually, let_die, make_queue, put, stored_count
+from testbed.dead_letters import letter_records, make_terminated_letters, run_records
+from testbed.queues import CONSUMER, eventually, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -47,7 +47,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     queue = await make_queue(connection, name, duplicate_window="100ms")
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     if death == "untold":
         await connection.api(f"STREAM.PURGE.{name}-dead")
     with monkeypatch.context() as patch:
@@ -56,7 +56,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
     assert await stored_count(connection, name) == 4
     await duplicates_forgotten(connection, queue)
-    assert (await drain(connection, queue)).keys() == {"a", "b", "probe"}
+    assert (await process_all(connection, queue)).keys() == {"a", "b", "probe"}
 
     def refuse(_: object) -> None:
         raise ValueError("it isn't to be asked again")
@@ -64,7 +64,7 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     again = await redrive_dead_letters(connection, queue, RedriveRequest(run="orders-1", transform=refuse))
     again.raise_for_failures()
     assert (again.redriven, list(again.gone)) == ({1: 3, 2: 4}, [])
-    assert await drain(connection, queue) == {}
+    assert await process_all(connection, queue) == {}
     assert await stored_count(connection, name) == 0
     assert len(await letter_records(connection, queue)) == 2
     assert (await run_records(connection, queue, "orders-1"))[-1].finished
@@ -80,7 +80,7 @@ async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
     queue = await make_queue(
         connection, name, atomic_redrive=True, duplicate_window="100ms", consumer={"filter_subject": f"{name}.jobs.>"}
     )
-    await (let_die if death == "dead" else let_terminate)(connection, queue, "ab")
+    await (make_dead_letters if death == "dead" else make_terminated_letters)(connection, queue, "ab")
 
     async def cut_off(_: AuditLog, records: Sequence[LetterRecord]) -> list[UnreachableError]:
         return [UnreachableError("cut off")] * len(records)
@@ -89,12 +89,12 @@ async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
         patch.setattr(AuditLog, "write", cut_off)
         assert (await redrive_dead_letters(connection, queue)).failures == 2
     await duplicates_forgotten(connection, queue)
-    done = await drain(connection, queue)
+    done = await process_all(connection, queue)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(**then))
     report.raise_for_failures()
     assert ({*report.redriven}, list(report.parked)) == ({1, 2}, [])
     assert [each.action for each in await letter_records(connection, queue)] == ["redriven"] * 2
-    done += await drain(connection, queue)
+    done += await process_all(connection, queue)
     assert (done["a"], done["b"]) == (1, 1)
 
 
@@ -103,7 +103,7 @@ async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without
 ) -> None:
     consumers = [{"name": CONSUMER, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.probe"}]
     queue = await make_queue(connection, name, consumers=consumers, duplicate_window="100ms")
-    await put(connection, queue, "a", kind="typo")
+    await publish_jobs(connection, queue, "a", kind="typo")
     undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     order = RedriveRequest(undeliverable, subject=f"{name}.jobs.probe")
     with monkeypatch.context() as patch:
@@ -112,5 +112,5 @@ async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without
     await duplicates_forgotten(connection, queue)
     report = await redrive_dead_letters(connection, queue, order)
     assert report.redriven == {1: 2}
-    assert (await drain(connection, queue))["a"] == 1
+    assert (await process_all(connection, queue))["a"] == 1
     assert len(await letter_records(connection, queue)) == 1

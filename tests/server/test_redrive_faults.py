@@ -10,14 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.jetstream.redrive import redrive as redriving
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.dying import die_at_every_call
-from testbed.queues import drain, eventually, let_die, make_queue, stored_count, use_up
+from testbed.crash_points import crash_at_every_call
+from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -48,21 +48,23 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
 ) -> None:
     async def prepare(call: int) -> WorkQueue:
         queue = await make_queue(connection, f"{name}-{call}", **fields(kind, f"{name}-{call}"))
-        await let_die(connection, queue, JOBS)
+        await make_dead_letters(connection, queue, JOBS)
         return queue
 
-    deaths = await die_at_every_call((nats.url,), f"{redrive_dead_letters.__module__}:redrive", prepare, logs=tmp_path)
+    deaths = await crash_at_every_call(
+        (nats.url,), f"{redrive_dead_letters.__module__}:redrive", prepare, logs=tmp_path
+    )
     print(deaths.table())
     assert set(deaths.statuses) == {-signal.SIGKILL, 0}
     # Reading, then five calls for each of three letters, then the removal of the entries.
-    assert len(deaths.killed) >= 20
+    assert len(deaths.killed_calls) >= 20
     for queue in deaths.queues:
         done: Counter[str] = Counter()
         if workers == "workers take each copy at once":
-            done += await drain(connection, queue)
+            done += await process_all(connection, queue)
         report = await redrive_dead_letters(connection, queue)
         assert report.failed == {}
-        done += await drain(connection, queue)
+        done += await process_all(connection, queue)
         assert done == dict.fromkeys(JOBS, 1), queue.name
         assert await stored_count(connection, queue.name) == 0
         assert (await find_dead_letters(connection, queue)).letters == ()
@@ -75,7 +77,7 @@ async def test_redrives_side_by_side_lose_and_repeat_nothing(
 ) -> None:
     queue = await make_queue(connection, name, **fields(kind, name))
     jobs = [str(number) for number in range(40)]
-    await let_die(connection, queue, jobs, headers={"Customer": "x"})
+    await make_dead_letters(connection, queue, jobs, headers={"Customer": "x"})
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(redrivers)]
         draining = asyncio.create_task(drain_until_empty(connection, queue, len(jobs)))
@@ -93,7 +95,7 @@ async def drain_until_empty(connection: Connection, queue: WorkQueue, count: int
     done: Counter[str] = Counter()
 
     async def over() -> bool:
-        done.update(await drain(connection, queue))
+        done.update(await process_all(connection, queue))
         return done.total() >= count and not await stored_count(connection, queue.name)
 
     await eventually(over, within=20)
@@ -106,12 +108,12 @@ async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
-        await let_die(connection, queue, JOBS)
+        await make_dead_letters(connection, queue, JOBS)
         await kill_server_before(own_nats, connection, call, redrive_dead_letters(connection, queue))
         await eventually(lambda: connection.client.is_connected)
         report = await redrive_dead_letters(connection, queue)
         assert report.failed == {}
-        assert await drain(connection, queue) == dict.fromkeys(JOBS, 1)
+        assert await process_all(connection, queue) == dict.fromkeys(JOBS, 1)
         assert await stored_count(connection, name) == 0
 
 
@@ -140,7 +142,7 @@ async def kill_server_before(server: NatsServer, connection: Connection, call: i
 async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
-    await let_die(connection, queue, jobs)
+    await make_dead_letters(connection, queue, jobs)
     first = asyncio.create_task(redrive_dead_letters(connection, queue))
 
     async def begun() -> bool:
@@ -152,19 +154,19 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connectio
     assert first.cancelled()
     second = await redrive_dead_letters(connection, queue)
     assert second.redriven
-    assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
+    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
 
 
 async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, JOBS)
+    await make_dead_letters(connection, queue, JOBS)
     for first in (4, 7, 10):
         assert (await redrive_dead_letters(connection, queue)).redriven == {
             first - 3: first,
             first - 2: first + 1,
             first - 1: first + 2,
         }
-        await use_up(connection, queue, 3)
+        await exhaust_deliveries(connection, queue, 3)
     assert [letter.redrives for letter in (await find_dead_letters(connection, queue)).letters] == [3, 3, 3]
     assert await stored_count(connection, name) == 3
 
@@ -173,7 +175,7 @@ async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     looked_at = 0
 
     async def delete_before_the_second(_: datetime) -> bool:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import QueueFullError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.publishing.report import PublishIncomp
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.queues import eventually, pump, stored_count
+from testbed.queues import eventually, probe, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -78,7 +78,7 @@ async def test_a_queue_filled_by_its_dead_letters_gets_going_again(own_nats: Nat
 
         async def all_dead() -> bool:
             for kind in ("high", "low"):
-                await pump(connection, JOBS, consumer=kind)
+                await probe(connection, JOBS, consumer=kind)
             return await stored_count(connection, "jobs_dlq") == MANY
 
         await eventually(all_dead)

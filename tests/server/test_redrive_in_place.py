@@ -16,8 +16,8 @@ from airflow_provider_jetstream.jetstream.redrive import in_place as resetting
 from airflow_provider_jetstream.jetstream.redrive import steps as doing
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import deliver_all, let_terminate, letter_records, messages_of
-from testbed.queues import drain, eventually, let_die, make_queue, put, stored_count, take
+from testbed.dead_letters import acknowledge_jobs, letter_records, make_terminated_letters, stream_messages
+from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -43,9 +43,9 @@ async def three_kinds(connection: Connection, name: str, **fields: Any) -> WorkQ
     queue = await make_queue(connection, name, consumers=consumers, **fields)
     for number in range(2):
         for kind in KINDS:
-            await put(connection, queue, [f"{kind}{number}"], kind=kind)
+            await publish_jobs(connection, queue, [f"{kind}{number}"], kind=kind)
     for kind in KINDS:
-        for message in await take(connection, queue, 2, consumer=kind):
+        for message in await pull_jobs(connection, queue, 2, consumer=kind):
             await message.nak()
 
     async def dead() -> bool:
@@ -60,19 +60,19 @@ async def test_all_letters_of_all_consumers_come_back_as_themselves(
     connection: Connection, name: str, fields: dict[str, Any]
 ) -> None:
     queue = await three_kinds(connection, name, **fields)
-    before = await messages_of(connection, name)
+    before = await stream_messages(connection, name)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     report.raise_for_failures()
     assert report.redriven == {number: number for number in range(1, 7)}
     assert (list(report.gone), report.entries_left) == ([], 0)
-    assert await messages_of(connection, name) == before
+    assert await stream_messages(connection, name) == before
     assert await stored_count(connection, f"{name}-dead") == 0
     assert {each.sequence: each.action for each in await letter_records(connection, queue)} == dict.fromkeys(
         range(1, 7), "requeued"
     )
     for place, kind in enumerate(KINDS, 1):
         assert not await paused(connection, queue, kind)
-        messages = await take(connection, queue, 2, consumer=kind)
+        messages = await pull_jobs(connection, queue, 2, consumer=kind)
         assert [each.metadata.sequence.stream for each in messages] == [place, place + 3]
         assert [each.metadata.num_delivered for each in messages] == [1, 1]
         for message in messages:
@@ -87,17 +87,17 @@ async def test_what_is_no_dead_letter_is_told_once_and_not_delivered_again(conne
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (sorted(report.redriven), list(report.gone)) == ([1, 3, 4, 5, 6], [2])
     for kind, sequences in zip(KINDS, ([1, 4], [5], [3, 6]), strict=True):
-        assert await deliver_all(connection, queue, len(sequences), consumer=kind) == sequences
+        assert await acknowledge_jobs(connection, queue, len(sequences), consumer=kind) == sequences
 
 
 async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
-    await let_terminate(connection, queue, "cd")
+    await make_dead_letters(connection, queue, "ab")
+    await make_terminated_letters(connection, queue, "cd")
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (report.redriven, report.failed, list(report.gone)) == ({1: 1, 2: 2, 3: 5, 4: 6}, {}, [])
     assert [each.action for each in await letter_records(connection, queue)] == ["requeued"] * 2 + ["redriven"] * 2
-    assert await drain(connection, queue) == dict.fromkeys("abcd", 1)
+    assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {}
 
 
@@ -105,9 +105,9 @@ async def test_jobs_in_flight_keep_it_from_happening(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
-    await let_die(connection, queue, "ab")
-    await put(connection, queue, "cde")
-    working = await take(connection, queue, 3)
+    await make_dead_letters(connection, queue, "ab")
+    await publish_jobs(connection, queue, "cde")
+    working = await pull_jobs(connection, queue, 3)
     monkeypatch.setattr(resetting, "_MARGIN", timedelta(seconds=-59.5))
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive._until", at_once)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
@@ -120,7 +120,7 @@ async def test_jobs_in_flight_keep_it_from_happening(
     for message in working:
         await message.ack_sync()
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def at_once(_: datetime) -> bool:
@@ -129,12 +129,12 @@ async def at_once(_: datetime) -> bool:
 
 async def test_no_letter_is_delivered_before_its_worker_has_lost_it_for_sure(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     ready_at = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
     assert ready_at > datetime.now(UTC)
     await redrive_dead_letters(connection, queue, IN_PLACE)
     assert datetime.now(UTC) >= ready_at
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("moment", ["_wait_until_idle", "record"])
@@ -142,7 +142,7 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     reached = asyncio.Event()
 
     async def hang(*_: object) -> None:
@@ -162,19 +162,19 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
     assert task.cancelled()
     assert not await paused(connection, queue)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("minutes", [1, 60])
 async def test_a_pause_that_somebody_else_made_stands(connection: Connection, name: str, minutes: int) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     await pause(connection, queue, datetime.now(UTC) + timedelta(minutes=minutes))
     before = (await consumer_info(connection, name, "worker"))["config"]["pause_until"]
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
     assert (await consumer_info(connection, name, "worker"))["config"]["pause_until"] == before
     await pause(connection, queue, datetime.now(UTC))
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_told_to_stop_it_stops_between_consumers(connection: Connection, name: str) -> None:
@@ -185,14 +185,14 @@ async def test_told_to_stop_it_stops_between_consumers(connection: Connection, n
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (list(report.redriven), report.cancelled) == ([2, 5, 3, 6], False)
     for kind in KINDS:
-        assert len(await deliver_all(connection, queue, 2, consumer=kind)) == 2
+        assert len(await acknowledge_jobs(connection, queue, 2, consumer=kind)) == 2
 
 
 async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
 
     async def fail(*_: object) -> None:
         raise RedriveError("the original could not be removed")
@@ -203,20 +203,20 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
         assert (await redrive_dead_letters(connection, queue, only_a)).failures == 1
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert report.redriven == {1: 3, 2: 2}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_what_cannot_be_recorded_is_not_requeued(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (report.redriven, sorted(report.failed)) == ({}, [1, 2])
     told = "nothing was requeued, since that couldn't be recorded (maximum messages exceeded"
     assert report.failed[1].startswith(told)
     assert not await paused(connection, queue)
-    assert await drain(connection, queue) == {}
+    assert await process_all(connection, queue) == {}
     await connection.api(f"STREAM.PURGE.{name}-audit")
     audit = (await connection.api(f"STREAM.INFO.{name}-audit"))["config"]
     await connection.api(f"STREAM.UPDATE.{name}-audit", audit | {"max_msgs": -1})
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}

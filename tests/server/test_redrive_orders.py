@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, Red
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import let_terminate, letter_records, messages_of, order_for, stored
-from testbed.queues import drain, eventually, let_die, make_queue, put, stored_count, take
+from testbed.dead_letters import letter_records, make_terminated_letters, request_for, stored_message, stream_messages
+from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -44,11 +44,14 @@ async def five_letters(connection: Connection, name: str) -> WorkQueue:
         for consumer, end in (("worker", "plain.*"), ("other", "else"))
     ]
     queue = await make_queue(connection, name, consumers=consumers)
-    await put(connection, queue, ["from airflow"], kind="plain.a", headers=ORIGIN)
-    await put(connection, queue, ["terminated", "printer"], kind="plain.a")
-    await put(connection, queue, ["subject"], kind="plain.b")
-    await put(connection, queue, ["consumer"], kind="else")
-    first, second, *others = [*await take(connection, queue, 4), *await take(connection, queue, 1, consumer="other")]
+    await publish_jobs(connection, queue, ["from airflow"], kind="plain.a", headers=ORIGIN)
+    await publish_jobs(connection, queue, ["terminated", "printer"], kind="plain.a")
+    await publish_jobs(connection, queue, ["subject"], kind="plain.b")
+    await publish_jobs(connection, queue, ["consumer"], kind="else")
+    first, second, *others = [
+        *await pull_jobs(connection, queue, 4),
+        *await pull_jobs(connection, queue, 1, consumer="other"),
+    ]
     told = {"Dead-Letter-Version": "1", "Dead-Letter-Subject": second.subject, **ERROR}
     await connection.client.jetstream().publish(f"dead.{name}.worker.3", b"printer", headers=told)
     await second.respond(b"+TERM no such customer")
@@ -75,11 +78,11 @@ async def test_letters_are_selected_by_everything_that_is_known_about_them(conne
         {"consumer": "worker", "subject": f"{name}.jobs.else"},
         {"reasons": []},
     )
-    before = [await messages_of(connection, stream) for stream in (name, f"{name}-dead")]
+    before = [await stream_messages(connection, stream) for stream in (name, f"{name}-dead")]
     for selected in nothing:
         report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(**selected)))
         assert (report.redriven, report.failed, list(report.gone), list(report.parked)) == ({}, {}, [], [])
-    assert [await messages_of(connection, stream) for stream in (name, f"{name}-dead")] == before
+    assert [await stream_messages(connection, stream) for stream in (name, f"{name}-dead")] == before
     assert await stored_count(connection, f"{name}-audit") == 0
     for new, (sequence, selected) in enumerate(selections.items(), 6):
         report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(**selected)))
@@ -90,7 +93,7 @@ async def test_letters_are_selected_by_everything_that_is_known_about_them(conne
 
 async def drain_of(connection: Connection, queue: WorkQueue, consumer: str) -> int:
     pending = (await connection.api(f"CONSUMER.INFO.{queue.name}.{consumer}"))["num_pending"]
-    messages = await take(connection, queue, pending, consumer=consumer) if pending else []
+    messages = await pull_jobs(connection, queue, pending, consumer=consumer) if pending else []
     for message in messages:
         await message.ack_sync()
     return len(messages)
@@ -98,9 +101,9 @@ async def drain_of(connection: Connection, queue: WorkQueue, consumer: str) -> i
 
 async def test_sequences_that_the_rest_of_the_selection_excludes_are_told(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
-    await let_terminate(connection, queue, "c")
-    await redrive_dead_letters(connection, queue, order_for([2], max_redrives=0))
+    await make_dead_letters(connection, queue, "ab")
+    await make_terminated_letters(connection, queue, "c")
+    await redrive_dead_letters(connection, queue, request_for([2], max_redrives=0))
     terminated = Selection(sequences=frozenset({1, 2, 3}), reasons=frozenset({Reason.TERMINATED}))
     told = (
         r"found otherwise for 2 of 3 sequences \(1: it is dead, but the rest of the selection excludes it; 2: it is"
@@ -112,12 +115,12 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_told(connec
     assert await stored_count(connection, name) == 1
     both = Selection(sequences=frozenset({3}), reasons=frozenset({Reason.TERMINATED}))
     assert (await redrive_dead_letters(connection, queue, RedriveRequest(both))).redriven == {3: 4}
-    assert await drain(connection, queue) == {"c": 1}
+    assert await process_all(connection, queue) == {"c": 1}
 
 
 async def test_vanished_letters_come_back_only_when_they_are_selected(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     # As a server does that loses it.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     selected = RedriveRequest(Selection(vanished=True))
@@ -128,7 +131,7 @@ async def test_vanished_letters_come_back_only_when_they_are_selected(connection
     report = await redrive_dead_letters(connection, queue, selected)
     assert report.redriven == {1: 4}
     assert (await redrive_dead_letters(connection, queue, selected)).redriven == {}
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 UNDELIVERABLE = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
@@ -137,8 +140,8 @@ UNDELIVERABLE = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
 async def with_undeliverable(connection: Connection, name: str, **fields: Any) -> WorkQueue:
     consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
     queue = await make_queue(connection, name, consumers=consumers, **fields)
-    await let_die(connection, queue, "a")
-    await put(connection, queue, "bc", kind="typo")
+    await make_dead_letters(connection, queue, "a")
+    await publish_jobs(connection, queue, "bc", kind="typo")
     return queue
 
 
@@ -154,12 +157,12 @@ async def test_undeliverable_jobs_come_back_when_named_to_a_subject_that_is_take
     assert (await preview(connection, queue, order)).redriven == 2
     report = await redrive_dead_letters(connection, queue, order)
     assert (report.redriven, report.failed) == ({2: 5, 3: 6}, {})
-    copy = await stored(connection, name, 5)
+    copy = await stored_message(connection, name, 5)
     assert (copy.subject, copy.header("Redrive-Consumer")) == (f"{name}.jobs.plain", "")
     assert [each.reason for each in await letter_records(connection, queue)] == ["max_deliveries"] + [
         "undeliverable"
     ] * 2
-    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
     assert await stored_count(connection, name) == 0
 
 
@@ -198,14 +201,14 @@ async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_d
     for number in range(300):
         subject = f"{name}.jobs.{number % 3}"
         await connection.client.publish(subject, str(number).encode().ljust(size))
-    for message in reversed(await take(connection, queue, 300)):
+    for message in reversed(await pull_jobs(connection, queue, 300)):
         await message.nak()
     await wait_for_letters(connection, queue, 300)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=protocol))
     report.raise_for_failures()
     assert list(report.redriven) == [*range(1, 301)]
     for kind in range(3):
-        copies = await messages_of(connection, name, f"{name}.jobs.{kind}")
+        copies = await stream_messages(connection, name, f"{name}.jobs.{kind}")
         assert [int(each.data) for each in copies] == [*range(kind, 300, 3)]
 
 
@@ -219,7 +222,7 @@ async def test_three_redrives_at_once_lose_and_repeat_nothing_while_workers_drai
         connection, name, consumer={"filter_subject": f"{name}.jobs.>", "ack_wait": "2s"}, **atomic
     )
     jobs = [str(number) for number in range(300)]
-    await (let_die if death == "dead" else let_terminate)(connection, queue, jobs)
+    await (make_dead_letters if death == "dead" else make_terminated_letters)(connection, queue, jobs)
     over = asyncio.Event()
 
     async def work() -> Counter[str]:

@@ -12,8 +12,8 @@ from airflow_provider_jetstream.jetstream.redrive import redrive as running
 from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from testbed.letters import messages_of
-from testbed.queues import drain, let_die, make_queue
+from testbed.dead_letters import stream_messages
+from testbed.queues import make_dead_letters, make_queue, process_all
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -35,11 +35,11 @@ async def test_no_window_of_time_has_more_letters_than_the_rate_allows(
     connection: Connection, name: str, rate: int, letters: int
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, map(str, range(letters)))
+    await make_dead_letters(connection, queue, map(str, range(letters)))
     report = await redrive_dead_letters(connection, queue, RedriveRequest(rate=rate))
     report.raise_for_failures()
     # The server's own timestamps.
-    moments = [copy.stored_at.timestamp() for copy in await messages_of(connection, name)]
+    moments = [copy.stored_at.timestamp() for copy in await stream_messages(connection, name)]
     assert len(moments) == letters
     burst = RateLimiter(rate).burst
     fullest = {window: most_within(moments, window) for window in (1.0, 10.0)}
@@ -56,7 +56,7 @@ async def test_it_tells_how_far_it_is(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abcd")
+    await make_dead_letters(connection, queue, "abcd")
     monkeypatch.setattr(running, "PAGE", 2)
     monkeypatch.setattr(running, "_PROGRESS_SECONDS", 0)
     seen: list[tuple[int, bool]] = []
@@ -78,12 +78,12 @@ async def test_told_to_stop_it_stops_between_batches(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "abcde")
+    await make_dead_letters(connection, queue, "abcde")
     monkeypatch.setattr(running, "PAGE", 2)
     asked = count(1)
     report = await redrive_dead_letters(connection, queue, stopped=lambda: next(asked) == 3)
     assert (report.redriven, report.cancelled) == ({1: 6, 2: 7, 3: 8, 4: 9}, True)
-    assert await drain(connection, queue) == dict.fromkeys("abcd", 1)
+    assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
     report = await redrive_dead_letters(connection, queue, stopped=lambda: True)
     assert (report.redriven, report.cancelled) == ({}, True)
     assert (await redrive_dead_letters(connection, queue)).redriven == {5: 10}

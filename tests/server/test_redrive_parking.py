@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream.redrive import steps as doing
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import let_terminate, letter_records, messages_of, order_for, stored
-from testbed.queues import drain, let_die, make_queue, put, stored_count, use_up
+from testbed.dead_letters import letter_records, make_terminated_letters, request_for, stored_message, stream_messages
+from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -36,12 +36,12 @@ async def parked_letters(connection: Connection, queue: WorkQueue) -> dict[int, 
 
 async def test_a_letter_is_parked_when_it_has_been_redriven_often_enough(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     order = RedriveRequest(max_redrives=2)
     for sequence in (1, 2):
         report = await redrive_dead_letters(connection, queue, order)
         assert (report.redriven, list(report.parked)) == ({sequence: sequence + 1}, [])
-        await use_up(connection, queue, 1)
+        await exhaust_deliveries(connection, queue, 1)
     shown = await preview(connection, queue, order)
     assert (shown.redriven, shown.parked) == (0, 1)
     report = await redrive_dead_letters(connection, queue, order)
@@ -61,14 +61,14 @@ async def test_all_are_parked_with_all_that_is_known_and_no_scan_counts_them(con
     pairs = (("Tag", "one"), ("Tag", "zwölf"), ("Job-Id", "order-7"), ("Nats-Msg-Id", "first"))
     body = bytes(range(256))
     await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(pairs))
-    await use_up(connection, queue, 1)
-    await let_terminate(connection, queue, "b", reason="no such customer")
+    await exhaust_deliveries(connection, queue, 1)
+    await make_terminated_letters(connection, queue, "b", reason="no such customer")
     before = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}
     report = await redrive_dead_letters(connection, queue, ALL)
     assert (report.redriven, list(report.parked), report.failed, report.entries_left) == ({}, [1, 2], {}, 0)
     found = await find_dead_letters(connection, queue)
     assert (found.letters, found.dismissed, found.uncertain) == ((), (), 0)
-    assert [each.subject for each in await messages_of(connection, f"{name}-dead")] == [
+    assert [each.subject for each in await stream_messages(connection, f"{name}-dead")] == [
         parked_subject(name, "worker", 1),
         parked_subject(name, "worker", 2),
     ]
@@ -92,32 +92,32 @@ async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing
 ) -> None:
     atomic = {"atomic_redrive": protocol == Protocol.ATOMIC, "consumer": {"filter_subject": f"{name}.jobs.>"}}
     queue = await make_queue(connection, name, **atomic)
-    await let_die(connection, queue, "ab", headers={"Customer": "x"})
+    await make_dead_letters(connection, queue, "ab", headers={"Customer": "x"})
     await redrive_dead_letters(connection, queue, ALL)
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
     one = RedriveRequest(Selection(parked=True, sequences=frozenset({2})), subject=f"{name}.jobs.slow")
     report = await redrive_dead_letters(connection, queue, one)
     assert (report.protocol, list(report.redriven), report.entries_left) == (protocol, [2], 0)
-    copy = await stored(connection, name, report.redriven[2])
+    copy = await stored_message(connection, name, report.redriven[2])
     assert (copy.header("Customer"), copy.header("Redrive-Count")) == ("x", "1")
     assert [key for key, _ in copy.headers if key.startswith("Dead-Letter-")] == []
     assert set(await parked_letters(connection, queue)) == {1}
     assert list((await redrive_dead_letters(connection, queue, PARKED)).redriven) == [1]
     assert await stored_count(connection, f"{name}-dead") == 0
-    assert await drain(connection, queue) == {"a": 1, "b": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 async def test_three_that_bring_parked_letters_back_at_once_do_so_once(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(60)]
-    await let_die(connection, queue, jobs)
+    await make_dead_letters(connection, queue, jobs)
     reports = await asyncio.gather(*(redrive_dead_letters(connection, queue, ALL) for _ in range(3)))
     assert all(report.failed == {} for report in reports)
     assert len(await parked_letters(connection, queue)) == 60
     assert await stored_count(connection, f"{name}-dead") == 60
     reports = await asyncio.gather(*(redrive_dead_letters(connection, queue, PARKED) for _ in range(3)))
     assert all(report.failed == {} for report in reports)
-    assert await drain(connection, queue) == dict.fromkeys(jobs, 1)
+    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
@@ -127,7 +127,7 @@ async def test_a_dead_letter_queue_that_cannot_park_keeps_the_letter_and_says_wh
     *others, parked = dead_letter_subjects(name)
     assert parked == parked_filter(name)
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": others})
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, ALL)
     told = f"expected {name}-dead to capture parked.{name}.>, found that no stream does: add that subject to be able to"
     assert (list(report.parked), report.failures) == ([], 2)
@@ -140,7 +140,7 @@ async def test_a_dead_letter_queue_that_cannot_park_keeps_the_letter_and_says_wh
 async def test_a_full_dead_letter_queue_keeps_the_letter(connection: Connection, name: str) -> None:
     letters = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
     queue = await make_queue(connection, name, dead_letters=letters)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == {
         sequence: f"{name}-dead refused to park {sequence}: maximum messages exceeded" for sequence in (1, 2)
@@ -150,20 +150,20 @@ async def test_a_full_dead_letter_queue_keeps_the_letter(connection: Connection,
 
 async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=3)
-    await let_die(connection, queue, "abc")
+    await make_dead_letters(connection, queue, "abc")
     report = await redrive_dead_letters(connection, queue, ALL)
     assert (list(report.parked), report.failed) == ([1, 2, 3], {})
-    await put(connection, queue, "def")
-    assert await drain(connection, queue) == {"d": 1, "e": 1, "f": 1}
+    await publish_jobs(connection, queue, "def")
+    assert await process_all(connection, queue) == {"d": 1, "e": 1, "f": 1}
     assert (await redrive_dead_letters(connection, queue, PARKED)).redriven == {1: 7, 2: 8, 3: 9}
-    assert await drain(connection, queue) == {"a": 1, "b": 1, "c": 1}
+    assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
 async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finished(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab")
+    await make_dead_letters(connection, queue, "ab")
 
     async def fail(*_: object) -> None:
         raise RedriveError("the original could not be removed")
@@ -173,20 +173,20 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
         report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == dict.fromkeys((1, 2), "it is parked, but the original could not be removed")
     assert len((await find_dead_letters(connection, queue)).letters) == 2
-    report = await redrive_dead_letters(connection, queue, order_for([1], max_redrives=0))
+    report = await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
     assert list(report.parked) == [1]
     assert set(await parked_letters(connection, queue)) == {1}
     # The other one may also be redriven after all.
     assert (await redrive_dead_letters(connection, queue)).redriven == {2: 3}
     assert set(await parked_letters(connection, queue)) == {1}
-    assert await drain(connection, queue) == {"b": 1}
+    assert await process_all(connection, queue) == {"b": 1}
 
 
 async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
 
     async def fail(*_: object) -> None:
         raise RedriveError("the original could not be removed")
@@ -197,4 +197,4 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
     report = await redrive_dead_letters(connection, queue, ALL)
     assert (report.redriven, list(report.parked)) == ({1: 2}, [])
     assert await parked_letters(connection, queue) == {}
-    assert await drain(connection, queue) == {"a": 1}
+    assert await process_all(connection, queue) == {"a": 1}

@@ -11,8 +11,8 @@ from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import let_terminate, messages_of, order_for
-from testbed.queues import let_die, make_queue, put, take, use_up
+from testbed.dead_letters import make_terminated_letters, request_for, stream_messages
+from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -30,7 +30,7 @@ async def everything(connection: Connection, queue: WorkQueue) -> list[Any]:
     return [
         consumer,
         [(info["config"], info["state"]) for info in infos],
-        [await messages_of(connection, stream) for stream in streams],
+        [await stream_messages(connection, stream) for stream in streams],
     ]
 
 
@@ -38,14 +38,14 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "a")
+    await make_dead_letters(connection, queue, "a")
     await redrive_dead_letters(connection, queue)
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     jobs = [f"job {number}" for number in range(7)]
-    await let_die(connection, queue, jobs, headers={"Job-Id": "order"})
-    await let_terminate(connection, queue, ["terminated", "x" * 300])
-    await put(connection, queue, ["waiting", "in flight"])
-    await take(connection, queue, 2)
+    await make_dead_letters(connection, queue, jobs, headers={"Job-Id": "order"})
+    await make_terminated_letters(connection, queue, ["terminated", "x" * 300])
+    await publish_jobs(connection, queue, ["waiting", "in flight"])
+    await pull_jobs(connection, queue, 2)
 
     def repair(letter: DeadLetter) -> Repair | None:
         if letter.body == b"terminated":
@@ -67,7 +67,7 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
     assert [each["sequence"] for each in shown.sample] == [3, 4, 5, 6, 7]
     first = shown.sample[0]
     assert (first["job_id"], first["body"], first["changes"], first["redrives"]) == ("order", "job 0", None, 0)
-    long = await preview(connection, queue, order_for([11], transform=repair))
+    long = await preview(connection, queue, request_for([11], transform=repair))
     (last,) = long.sample
     assert (last["body"], last["reason"]) == ("x" * 200, "terminated")
     assert last["changes"]["body"]["after"]["bytes"] == 301
@@ -80,7 +80,7 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
 
 async def test_a_preview_counts_failures_beyond_those_it_names(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, map(str, range(120)))
+    await make_dead_letters(connection, queue, map(str, range(120)))
 
     def refuse(_: DeadLetter) -> Repair:
         raise ValueError("no")
@@ -92,8 +92,8 @@ async def test_a_preview_counts_failures_beyond_those_it_names(connection: Conne
 
 async def test_a_preview_groups_by_what_is_asked_for(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})
-    await let_die(connection, queue, "c", kind="other")
+    await make_dead_letters(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})
+    await make_dead_letters(connection, queue, "c", kind="other")
     shown = await preview(connection, queue, RedriveRequest(), ["dag_id", "subject"])
     assert shown.groups == {("shop", f"{name}.jobs.plain"): 2, (None, f"{name}.jobs.other"): 1}
     shown = await preview(connection, queue, RedriveRequest(Selection(dag_id="shop")), ["consumer"])

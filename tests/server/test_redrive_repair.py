@@ -14,8 +14,8 @@ from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.letters import letter_records, publish_raw, stored
-from testbed.queues import drain, let_die, make_queue, put, use_up
+from testbed.dead_letters import letter_records, publish_raw, stored_message
+from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -32,7 +32,7 @@ async def test_a_repaired_job_is_what_is_stored_and_the_audit_tells_the_differen
     pairs = (("Tag", "one"), ("Tag", "two"), ("Customer", "x"), ("Old", "1"), ("Nats-Msg-Id", "first"))
     body = json.dumps({"id": 7, "amount": "12,50", "secret": "x" * 600}).encode()
     await connection.client.jetstream().publish(f"{name}.jobs.a", body, headers=Headers(pairs))
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
 
     def repair(letter: DeadLetter) -> Repair:
         fields = json.loads(letter.body)
@@ -41,7 +41,7 @@ async def test_a_repaired_job_is_what_is_stored_and_the_audit_tells_the_differen
 
     report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=repair, protocol=protocol))
     report.raise_for_failures()
-    copy = await stored(connection, name, report.redriven[1])
+    copy = await stored_message(connection, name, report.redriven[1])
     assert json.loads(copy.data) == {"id": 7, "amount": 12.5}
     own = [pair for pair in copy.headers if not pair[0].startswith(("Nats-", "Redrive-"))]
     assert own == [("Tag", "one"), ("Tag", "two"), ("Customer", "Ünal"), ("New", "n")]
@@ -65,8 +65,8 @@ async def test_a_transform_that_raises_or_gives_what_cannot_be_sent_keeps_just_i
 ) -> None:
     queue = await make_queue(connection, name)
     jobs = ["raises", "returns", "unserialisable", "servers", "large", "unchanged", "good"]
-    await let_die(connection, queue, jobs)
-    before = {number: await stored(connection, name, number) for number in range(1, 8)}
+    await make_dead_letters(connection, queue, jobs)
+    before = {number: await stored_message(connection, name, number) for number in range(1, 8)}
 
     def repair(letter: DeadLetter) -> Repair | None:
         match letter.body:
@@ -99,12 +99,12 @@ async def test_a_transform_that_raises_or_gives_what_cannot_be_sent_keeps_just_i
     }
     for number, expected in told.items():
         assert re.fullmatch(expected, report.failed[number])
-        assert await stored(connection, name, number) == before[number]
+        assert await stored_message(connection, name, number) == before[number]
     assert [each.changes is None for each in await letter_records(connection, queue)] == [True, False]
     assert [each.sequence for each in (await find_dead_letters(connection, queue)).letters] == [1, 2, 3, 4, 5]
-    assert await drain(connection, queue) == {"unchanged": 1, "better": 1}
+    assert await process_all(connection, queue) == {"unchanged": 1, "better": 1}
     assert set((await redrive_dead_letters(connection, queue)).redriven) == {1, 2, 3, 4, 5}
-    assert await drain(connection, queue) == dict.fromkeys(jobs[:5], 1)
+    assert await process_all(connection, queue) == dict.fromkeys(jobs[:5], 1)
 
 
 async def test_what_utf_8_cannot_hold_is_repaired_and_recorded(
@@ -112,11 +112,11 @@ async def test_what_utf_8_cannot_hold_is_repaired_and_recorded(
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_raw(nats, f"{name}.jobs.a", b"City: K\xf6ln\r\nTwo Words: x", b'{"name": "\\ud800"}')
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     repair = Repair({"name": "?"}, {"City": "Köln", "Two Words": None})
     report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=lambda _: repair))
     assert report.redriven == {1: 2}
-    copy = await stored(connection, name, 2)
+    copy = await stored_message(connection, name, 2)
     assert (copy.data, copy.header("City"), copy.header("Two Words")) == (b'{"name":"?"}', "Köln", None)
     (record,) = await letter_records(connection, queue)
     assert record.changes is not None
@@ -129,12 +129,12 @@ async def test_what_utf_8_cannot_hold_is_repaired_and_recorded(
 async def test_a_change_of_many_fields_still_fits_the_audit(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     body = json.dumps({f"field{number}": "x" * 50 for number in range(8_000)})
-    await put(connection, queue, [body])
-    await use_up(connection, queue, 1)
+    await publish_jobs(connection, queue, [body])
+    await exhaust_deliveries(connection, queue, 1)
     emptied = dict.fromkeys(json.loads(body), "y" * 50)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=lambda _: Repair(emptied)))
     report.raise_for_failures()
     (record,) = await letter_records(connection, queue)
     assert record.changes is not None
     assert record.changes["body"]["before"]["bytes"] == len(body)
-    assert await drain(connection, queue) == {json.dumps(emptied, separators=(",", ":")): 1}
+    assert await process_all(connection, queue) == {json.dumps(emptied, separators=(",", ":")): 1}

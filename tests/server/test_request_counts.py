@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.queues import let_die, make_queue
+from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -36,7 +36,7 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a", "b"])
+    await make_dead_letters(connection, queue, ["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
         found = await find_dead_letters(connection, queue)
     assert [letter.body for letter in found.letters] == [b"a", b"b"]
@@ -48,7 +48,7 @@ async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a", "b"])
+    await make_dead_letters(connection, queue, ["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
         report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3, 2: 4}

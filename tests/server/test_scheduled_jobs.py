@@ -9,21 +9,23 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
+from airflow_provider_jetstream.jetstream.publishing.cron import cron_problem
 from nats.js.errors import APIError
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
-from airflow_provider_jetstream.jetstream.publishing.cron import cron_problem
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishRefusedError
-from testbed.queues import eventually, make_queue, small_queue, stored_count, take, use_up
+from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
@@ -50,8 +52,8 @@ async def test_jobs_come_at_their_time_with_their_headers_and_leave_no_schedule(
     job = Job({"n": 1}, f"{name}.jobs.later", id="order-1", at=at, advisory="told", headers={"X": "y"})
     report = await _publish(connection, queue, job, Job(b"now"), Job(b"past", at=at - timedelta(days=1)), origin=origin)
     assert (report.scheduled, report.stored, list(report.sequences)) == ({0, 2}, 3, [1, 2, 3])
-    assert sorted([message.data for message in await take(connection, queue, 2)]) == [b"now", b"past"]
-    (message,) = await take(connection, queue, 1)
+    assert sorted([message.data for message in await pull_jobs(connection, queue, 2)]) == [b"now", b"past"]
+    (message,) = await pull_jobs(connection, queue, 1)
     assert (message.subject, message.data) == (f"{name}.jobs.later", b'{"n":1}')
     assert message.metadata.timestamp >= at
     headers = {key: value for key, value in (message.headers or {}).items() if not key.startswith("Nats-Schedule")}
@@ -65,9 +67,9 @@ async def test_a_repeated_publishing_of_the_same_task_makes_one_job(connection: 
     for _ in range(3):
         report = await _publish(connection, queue, Job(b"once", id="a", delay="1s"), origin=origin)
     assert (report.duplicates, list(report.sequences)) == (1, [1])
-    await take(connection, queue, 1)
+    await pull_jobs(connection, queue, 1)
     with pytest.raises(TimeoutError):
-        await take(connection, queue, 1, within=1)
+        await pull_jobs(connection, queue, 1, within=1)
 
 
 async def test_a_schedule_that_is_published_after_the_duplicate_window_takes_the_place_of_the_first(
@@ -90,18 +92,18 @@ async def test_a_repeated_job_comes_again_and_a_later_schedule_takes_its_place(
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish(connection, queue, Job(b"first", id="tick", every="1s"))
-    for message in await take(connection, queue, 2):
+    for message in await pull_jobs(connection, queue, 2):
         assert (message.data, (message.headers or {})["Job-Id"]) == (b"first", "tick")
         await message.ack_sync()
     await _publish(connection, queue, Job(b"second", id="tick", every="*/1 * * * * *"))
 
     async def second_came() -> bool:
-        (message,) = await take(connection, queue, 1)
+        (message,) = await pull_jobs(connection, queue, 1)
         await message.ack_sync()
         return message.data == b"second"
 
     await eventually(second_came)
-    for message in await take(connection, queue, 2):
+    for message in await pull_jobs(connection, queue, 2):
         assert message.data == b"second"
         await message.ack_sync()
     await _publish(connection, queue, Job(b"third", id="tick", every="@yearly"))
@@ -116,14 +118,14 @@ async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name
         own_nats.kill()
         own_nats.restart()
         await eventually(lambda: connection.client.is_connected)
-        (message,) = await take(connection, queue, 1, within=15)
+        (message,) = await pull_jobs(connection, queue, 1, within=15)
         assert message.data == b"later"
 
 
 async def test_what_comes_of_a_schedule_has_a_copy_and_the_schedule_has_none(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish(connection, queue, Job(b"later", delay="500ms"), Job(b"never", delay="1d"))
-    (message,) = await take(connection, queue, 1)
+    (message,) = await pull_jobs(connection, queue, 1)
     sequence = message.metadata.sequence.stream
 
     async def copied() -> bool:
@@ -144,7 +146,7 @@ async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connectio
         return bool(info["num_pending"])
 
     await eventually(came)
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
     findings = await find_dead_letters(connection, queue, Selection())
     assert [letter.body for letter in findings.letters] == [b"poison"]
 
@@ -159,7 +161,7 @@ async def test_a_queue_that_exists_gets_schedules_and_keeps_them_when_the_flag_g
     assert config["filter_subject"] == f"{name}.jobs.>"
     await _publish(connection, small_queue(name, schedules=True), Job(b"later", delay="1s"))
     assert (await provision(connection, small_queue(name))).changes == ()
-    assert (await take(connection, small_queue(name), 1))[0].data == b"later"
+    assert (await pull_jobs(connection, small_queue(name), 1))[0].data == b"later"
 
 
 @pytest.mark.parametrize(
@@ -230,7 +232,7 @@ async def test_a_cron_expression_is_meant_in_its_time_zone(connection: Connectio
         Job(b"unread", id="unread", every=each_second_of(there)),
     )
     found = {
-        message.data: (message.headers or {})["Nats-Schedule-Next"] for message in await take(connection, queue, 4)
+        message.data: (message.headers or {})["Nats-Schedule-Next"] for message in await pull_jobs(connection, queue, 4)
     }
     assert set(found) == {b"there", b"in UTC"}
     assert datetime.fromisoformat(found[b"there"]).utcoffset() == timedelta(hours=5, minutes=45)

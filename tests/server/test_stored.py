@@ -7,18 +7,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import follow, get_message, next_message
 from airflow_provider_jetstream.jetstream.client.nats_py import stream_api as stored
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import (
-    consumer_info,
-    follow,
-    get_message,
-    next_message,
-    stream_info,
-)
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from testbed.queues import eventually, make_queue, put, take
+from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -84,8 +79,8 @@ async def test_an_empty_body_is_read_as_empty_bytes(connection: Connection, name
 
 async def test_times_keep_the_servers_nanoseconds(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    sequences = await put(connection, queue, "abcdefgh")
-    delivered = {message.metadata.sequence.stream: message for message in await take(connection, queue, 8)}
+    sequences = await publish_jobs(connection, queue, "abcdefgh")
+    delivered = {message.metadata.sequence.stream: message for message in await pull_jobs(connection, queue, 8)}
     messages = [message for sequence in sequences if (message := await get_message(connection, name, sequence))]
     # The server drops zeros at the end, so one time may look shorter, but never eight of them.
     assert any(re.search(r"\.\d{7,9}Z$", message.time) for message in messages)

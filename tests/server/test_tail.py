@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 
 from nats.errors import SlowConsumerError
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
-from testbed.queues import eventually, make_queue, put
-from testbed.waiting import complete_all, reports, waiting
+from testbed.queues import eventually, make_queue, publish_jobs
+from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
     import pytest
@@ -30,17 +30,17 @@ async def test_what_the_client_drops_as_a_slow_consumer_is_read_again_the_last_o
     monkeypatch.setattr(f"{TAIL}._RETRY_PAUSE", 0.01)
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(200)))
+    jobs = await publish_jobs(connection, queue, map(str, range(200)))
     async with connect(settings) as slow:
         subscribe = partial(slow.client.subscribe, pending_msgs_limit=20)
         monkeypatch.setattr(slow.client, "subscribe", subscribe)
-        waiter = waiting(slow, mark, jobs)
+        waiter = start_waiting(slow, mark, jobs)
         await eventually(lambda: consumer_names(connection, f"{name}-events"))
-        await complete_all(connection, queue, jobs)
-        (report,) = await reports([waiter], within=14)
+        await store_completions(connection, queue, jobs)
+        (report,) = await wait_reports([waiter], within=14)
         assert isinstance(slow.last_error, SlowConsumerError)
     assert report.completed == set(jobs)
-    assert waiter.ends == list(range(200))[::-1]
+    assert waiter.remaining == list(range(200))[::-1]
 
 
 async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended(
@@ -48,8 +48,8 @@ async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(300)))
-    waiter = waiting(connection, mark, jobs)
+    jobs = await publish_jobs(connection, queue, map(str, range(300)))
+    waiter = start_waiting(connection, mark, jobs)
     events = f"{name}-events"
 
     async def delete() -> None:
@@ -63,20 +63,20 @@ async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended
 
     deleting = asyncio.create_task(delete())
     for start in range(0, 300, 10):
-        await complete_all(connection, queue, jobs[start : start + 10])
+        await store_completions(connection, queue, jobs[start : start + 10])
         await asyncio.sleep(0.05)
     await deleting
-    (report,) = await reports([waiter])
+    (report,) = await wait_reports([waiter])
     assert report.completed == set(jobs)
-    assert waiter.ends == list(range(300))[::-1]
+    assert waiter.remaining == list(range(300))[::-1]
 
 
 async def test_more_ends_than_one_request_asks_for_are_read(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
     jobs = list(range(1, 2_002))
-    await complete_all(connection, queue, jobs[:1_000])
-    waiter = waiting(connection, mark, jobs)
-    await eventually(lambda: len(waiter.ends) == 1_000)
-    await complete_all(connection, queue, jobs[1_000:])
-    assert (await reports([waiter]))[0].completed == set(jobs)
+    await store_completions(connection, queue, jobs[:1_000])
+    waiter = start_waiting(connection, mark, jobs)
+    await eventually(lambda: len(waiter.remaining) == 1_000)
+    await store_completions(connection, queue, jobs[1_000:])
+    assert (await wait_reports([waiter]))[0].completed == set(jobs)

@@ -19,8 +19,17 @@ from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Worker
-from testbed.queues import complete, eventually, make_queue, put, running, take, tell_deaths, use_up
-from testbed.waiting import complete_all, reports, waiting
+from testbed.queues import (
+    eventually,
+    exhaust_deliveries,
+    make_queue,
+    publish_jobs,
+    pull_jobs,
+    running_worker,
+    store_completion,
+    wait_for_entries,
+)
+from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -31,7 +40,9 @@ if TYPE_CHECKING:
 
 async def cancel(connection: Connection, queue: WorkQueue, sequence: int) -> None:
     """Store what a worker stores of a cancelled job."""
-    await complete(connection, queue, sequence, type="io.airflow.jetstream.v1.cancelled", why="wrong price", by="ann")
+    await store_completion(
+        connection, queue, sequence, type="io.airflow.jetstream.v1.cancelled", why="wrong price", by="ann"
+    )
 
 
 async def test_what_handlers_return_comes_back_by_job_id(
@@ -39,14 +50,16 @@ async def test_what_handlers_return_comes_back_by_job_id(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = [(await put(connection, queue, ["x"], headers={"Job-Id": f"order-{number}"}))[0] for number in range(3)]
-    jobs += await put(connection, queue, ["nameless", "nothing"])
+    jobs = [
+        (await publish_jobs(connection, queue, ["x"], headers={"Job-Id": f"order-{number}"}))[0] for number in range(3)
+    ]
+    jobs += await publish_jobs(connection, queue, ["nameless", "nothing"])
 
     def handle(job: Delivery) -> Any:
         return None if job.body == b"nothing" else {"sequence": job.sequence, "worked": [True, 0.5, "ä"]}
 
-    async with running(Worker(queue, "worker", handle, settings)):
-        (report,) = await reports([waiting(connection, mark, jobs)])
+    async with running_worker(Worker(queue, "worker", handle, settings)):
+        (report,) = await wait_reports([start_waiting(connection, mark, jobs)])
     assert report.completed == set(jobs)
     expected = {f"order-{number}": number + 1 for number in range(3)}
     assert {key: value["sequence"] for key, value in report.results.items() if key in expected} == expected
@@ -58,8 +71,10 @@ async def test_what_handlers_return_comes_back_by_job_id(
 async def test_results_are_limited_together_and_those_left_out_are_counted(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, map(str, range(100)))
-    await asyncio.gather(*(complete(connection, queue, job, result="r" * 1_000, job_id=f"j{job}") for job in jobs))
+    jobs = await publish_jobs(connection, queue, map(str, range(100)))
+    await asyncio.gather(
+        *(store_completion(connection, queue, job, result="r" * 1_000, job_id=f"j{job}") for job in jobs)
+    )
     report = await wait(connection, mark, jobs)
     # 64 KiB hold so many strings of 1,002 bytes in JSON.
     assert list(report.results) == [f"j{job}" for job in jobs[:65]]
@@ -71,11 +86,11 @@ async def test_the_result_of_a_job_that_was_finished_before_its_waiter_joined_co
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abc")
-    keeping = waiting(connection, await take_cursor(connection, queue), [99])
-    await complete(connection, queue, jobs[0], result=1)
-    await complete(connection, queue, jobs[1], result={"a": None})
-    await complete(connection, queue, jobs[2])
+    jobs = await publish_jobs(connection, queue, "abc")
+    keeping = start_waiting(connection, await take_cursor(connection, queue), [99])
+    await store_completion(connection, queue, jobs[0], result=1)
+    await store_completion(connection, queue, jobs[1], result={"a": None})
+    await store_completion(connection, queue, jobs[2])
     for _ in range(2):
         report = await wait(connection, mark, jobs)
         assert report.results == {"1": 1, "2": {"a": None}}
@@ -107,13 +122,13 @@ async def test_waiting_ends_with_the_end_that_decides(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abcde")
-    waiter = waiting(connection, mark, jobs, tolerance)
+    jobs = await publish_jobs(connection, queue, "abcde")
+    waiter = start_waiting(connection, mark, jobs, tolerance)
     for number, (job, end) in enumerate(zip(jobs, ends.split(), strict=False), 1):
         assert not waiter.task.done()
-        await (cancel(connection, queue, job) if end == "cancelled" else complete(connection, queue, job))
-        await eventually(lambda number=number: len(waiter.ends) == number)
-    (report,) = await reports([waiter])
+        await (cancel(connection, queue, job) if end == "cancelled" else store_completion(connection, queue, job))
+        await eventually(lambda number=number: len(waiter.remaining) == number)
+    (report,) = await wait_reports([waiter])
     assert len(report.awaited) == left
     assert type(tolerance.violation(report.as_json())) is (error or type(None))
     if report.cancelled:
@@ -125,21 +140,21 @@ async def test_any_of_many_is_enough_though_the_others_die_and_are_not_waited_fo
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abcde")
-    any_one, two, five = (waiting(connection, mark, jobs, WaitPolicy(min_completed=least)) for least in (1, 2, 5))
-    for message in await take(connection, queue, 3):
+    jobs = await publish_jobs(connection, queue, "abcde")
+    any_one, two, five = (start_waiting(connection, mark, jobs, WaitPolicy(min_completed=least)) for least in (1, 2, 5))
+    for message in await pull_jobs(connection, queue, 3):
         await message.nak()
-    await tell_deaths(connection, queue, 3)
+    await wait_for_entries(connection, queue, 3)
     # One death is enough to make five out of five impossible.
-    (impossible,) = await reports([five])
+    (impossible,) = await wait_reports([five])
     assert len(impossible.dead) >= 1
-    await eventually(lambda: len(any_one.ends) == 3)
+    await eventually(lambda: len(any_one.remaining) == 3)
     assert not any_one.task.done()
-    await complete(connection, queue, jobs[3])
-    (first,) = await reports([any_one])
+    await store_completion(connection, queue, jobs[3])
+    (first,) = await wait_reports([any_one])
     assert (first.completed, len(first.dead), first.awaited) == ({jobs[3]}, 3, {jobs[4]})
-    await complete(connection, queue, jobs[4])
-    (both,) = await reports([two])
+    await store_completion(connection, queue, jobs[4])
+    (both,) = await wait_reports([two])
     assert both.completed == set(jobs[3:])
 
 
@@ -149,16 +164,16 @@ async def test_dead_and_vanished_jobs_beyond_what_is_allowed_end_the_wait(
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    jobs = await put(connection, queue, "abcd")
-    strict = waiting(connection, mark, jobs, WaitPolicy(max_vanished=1))
-    lenient = waiting(connection, mark, jobs, WaitPolicy(max_vanished=None, max_dead=0))
+    jobs = await publish_jobs(connection, queue, "abcd")
+    strict = start_waiting(connection, mark, jobs, WaitPolicy(max_vanished=1))
+    lenient = start_waiting(connection, mark, jobs, WaitPolicy(max_vanished=None, max_dead=0))
     for job in jobs[:2]:
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
-    (vanished,) = await reports([strict])
+    (vanished,) = await wait_reports([strict])
     assert (len(vanished.vanished), len(vanished.awaited)) == (2, 2)
     assert type(WaitPolicy(max_vanished=1).violation(vanished.as_json())) is JobsVanishedError
-    await use_up(connection, queue, 2)
-    (dead,) = await reports([lenient])
+    await exhaust_deliveries(connection, queue, 2)
+    (dead,) = await wait_reports([lenient])
     assert len(dead.dead) >= 1
     assert type(WaitPolicy(max_vanished=None).violation(dead.as_json())) is JobsDeadError
 
@@ -167,5 +182,5 @@ async def test_a_wait_that_is_over_from_the_start_reads_nothing(connection: Conn
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
     assert await wait(connection, mark, []) == WaitReport(set())
-    await complete_all(connection, queue, [1])
+    await store_completions(connection, queue, [1])
     assert (await wait(connection, mark, [1, 2], policy=WaitPolicy(min_completed=3))).completed == set()

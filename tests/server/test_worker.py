@@ -8,16 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import (
-    consumer_info,
-    get_message,
-    last_message,
-    next_message,
-)
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.queues import eventually, let_die, make_queue, put, running, stored_count
+from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -74,9 +70,9 @@ async def test_a_job_reaches_its_handler_with_everything_that_was_published(
 ) -> None:
     queue = await make_queue(connection, name)
     jobs: list[Delivery] = []
-    await put(connection, queue, ['{"id": 7}'], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"})
-    await put(connection, queue, ["no JSON"])
-    async with running(Worker(queue, "worker", jobs.append, settings)):
+    await publish_jobs(connection, queue, ['{"id": 7}'], kind="a", headers={"Job-Id": "order-7", "Customer": "Ünal"})
+    await publish_jobs(connection, queue, ["no JSON"])
+    async with running_worker(Worker(queue, "worker", jobs.append, settings)):
         await eventually(empty(connection, queue))
     with_id, without = jobs
     assert with_id.json() == {"id": 7}
@@ -92,9 +88,9 @@ async def test_no_more_jobs_are_pulled_than_there_are_free_slots(
     connection: Connection, settings: ConnectionSettings, name: str, concurrency: int
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await put(connection, queue, map(str, range(10)))
+    await publish_jobs(connection, queue, map(str, range(10)))
     gate = Gate()
-    async with running(Worker(queue, "worker", gate.handle, settings, concurrency=concurrency)):
+    async with running_worker(Worker(queue, "worker", gate.handle, settings, concurrency=concurrency)):
         await eventually(lambda: gate.running == concurrency)
         # Longer than one pull takes.
         for _ in range(30):
@@ -111,7 +107,7 @@ async def test_plain_functions_run_side_by_side_in_threads_however_many_slots_th
     # More than the threads that asyncio's own pool has on a small machine.
     slots = 40
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await put(connection, queue, ["alone"])
+    await publish_jobs(connection, queue, ["alone"])
     together = threading.Barrier(slots)
 
     def handle(job: Delivery) -> str:
@@ -119,9 +115,9 @@ async def test_plain_functions_run_side_by_side_in_threads_however_many_slots_th
             together.wait(timeout=8)
         return threading.current_thread().name
 
-    async with running(Worker(queue, "worker", handle, settings, concurrency=slots)):
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=slots)):
         await eventually(empty(connection, queue))
-        await put(connection, queue, map(str, range(slots)))
+        await publish_jobs(connection, queue, map(str, range(slots)))
         await eventually(empty(connection, queue))
     names = {(await completion(connection, queue, sequence))["result"] for sequence in range(2, slots + 2)}
     assert len(names) == slots
@@ -132,10 +128,12 @@ async def test_a_job_starts_at_once_even_where_more_slots_are_free(
 ) -> None:
     queue = await make_queue(connection, name)
     started: list[float] = []
-    async with running(Worker(queue, "worker", lambda _: started.append(time.monotonic()), settings, concurrency=8)):
+    async with running_worker(
+        Worker(queue, "worker", lambda _: started.append(time.monotonic()), settings, concurrency=8)
+    ):
         for count in range(1, 6):
             published = time.monotonic()
-            await put(connection, queue, ["a"])
+            await publish_jobs(connection, queue, ["a"])
             await eventually(lambda count=count: len(started) == count)  # type: ignore[misc]
             assert started[-1] - published < 0.3
 
@@ -152,8 +150,8 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
         attempts.append(time.monotonic())
         raise ValueError("no such printer")
 
-    async with running(Worker(queue, "worker", fail, settings)):
-        await put(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", fail, settings)):
+        await publish_jobs(connection, queue, ["a"])
         await eventually(dead(connection, queue))
         died = time.monotonic()
     first, second, third = attempts
@@ -174,8 +172,8 @@ async def test_a_failure_without_backoff_is_tried_again_at_once(
             raise RuntimeError("not yet")
         return job.attempt
 
-    async with running(Worker(queue, "worker", fail_twice, settings)):
-        await put(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", fail_twice, settings)):
+        await publish_jobs(connection, queue, ["a"])
         await eventually(empty(connection, queue), within=3)
     found = await completion(connection, queue, 1)
     assert (found["result"], found["deliveries"]) == (3, 3)
@@ -186,8 +184,8 @@ async def test_a_completion_is_stored_with_its_worker_result_and_an_id_of_its_ow
 ) -> None:
     queue = await make_queue(connection, name)
     result = {"size": [1, None], "größe": "é"}
-    async with running(Worker(queue, "worker", lambda _: result, settings, name="worker-7")):
-        await put(connection, queue, ["a"], headers={"Job-Id": "order-1"})
+    async with running_worker(Worker(queue, "worker", lambda _: result, settings, name="worker-7")):
+        await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "order-1"})
         await eventually(empty(connection, queue))
     found = await completion(connection, queue, 1)
     assert found.pop("timestamp")
@@ -212,8 +210,8 @@ async def test_a_job_gets_its_report_on_its_own_advisory_subject_as_well(
 ) -> None:
     queue = await make_queue(connection, name)
     reports = await connection.client.subscribe(f"{name}.done")
-    async with running(Worker(queue, "worker", lambda _: "printed", settings)):
-        await put(connection, queue, ["a"], headers={"Job-Advisory": f"{name}.done"})
+    async with running_worker(Worker(queue, "worker", lambda _: "printed", settings)):
+        await publish_jobs(connection, queue, ["a"], headers={"Job-Advisory": f"{name}.done"})
         report = json.loads((await reports.next_msg(timeout=5)).data)
     assert (report["stream_seq"], report["result"]) == (1, "printed")
     assert report == await completion(connection, queue, 1)
@@ -225,9 +223,9 @@ async def test_the_trace_of_a_job_reaches_its_handler_and_goes_on_with_its_compl
     queue = await make_queue(connection, name)
     reports = await connection.client.subscribe(f"{name}.done")
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
-    async with running(Worker(queue, "worker", lambda job: job.traceparent, settings)):
-        await put(connection, queue, ["a"], headers=trace | {"Job-Advisory": f"{name}.done", "Other": "x"})
-        await put(connection, queue, ["b"])
+    async with running_worker(Worker(queue, "worker", lambda job: job.traceparent, settings)):
+        await publish_jobs(connection, queue, ["a"], headers=trace | {"Job-Advisory": f"{name}.done", "Other": "x"})
+        await publish_jobs(connection, queue, ["b"])
         report = await reports.next_msg(timeout=5)
         await eventually(empty(connection, queue))
     assert (await completion(connection, queue, 1))["result"] == trace["traceparent"]
@@ -242,8 +240,8 @@ async def test_an_advisory_subject_that_is_none_does_not_make_the_job_fail(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name)
-    async with running(Worker(queue, "worker", lambda _: None, settings, name="w")):
-        await put(connection, queue, ["a"], headers={"Job-Advisory": "not a subject"})
+    async with running_worker(Worker(queue, "worker", lambda _: None, settings, name="w")):
+        await publish_jobs(connection, queue, ["a"], headers={"Job-Advisory": "not a subject"})
         await eventually(empty(connection, queue))
     assert (await completion(connection, queue, 1))["deliveries"] == 1
     assert "w can't report job 1 to 'not a subject': it contains white space" in caplog.text
@@ -253,8 +251,8 @@ async def test_without_events_a_job_is_done_and_no_completion_is_stored(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, events=None)
-    async with running(Worker(queue, "worker", lambda _: None, settings)):
-        await put(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
+        await publish_jobs(connection, queue, ["a"])
         await eventually(empty(connection, queue))
     assert await stored_count(connection, f"{name}-dead") == 0
 
@@ -274,8 +272,8 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
 
-    async with running(Worker(queue, "worker", lambda _: result, settings)):
-        await put(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", lambda _: result, settings)):
+        await publish_jobs(connection, queue, ["a"])
         await eventually(dead(connection, queue), within=3)
     assert told in caplog.text
 
@@ -291,8 +289,8 @@ async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
             raise error
         return "done"
 
-    async with running(Worker(queue, "worker", handle, settings)):
-        await put(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", handle, settings)):
+        await publish_jobs(connection, queue, ["a"])
         await eventually(empty(connection, queue), within=3)
     assert (await completion(connection, queue, 1))["deliveries"] == 2
 
@@ -301,9 +299,9 @@ async def test_a_redriven_job_is_done_like_any_other(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await let_die(connection, queue, ["a"])
+    await make_dead_letters(connection, queue, ["a"])
     jobs: list[Delivery] = []
-    async with running(Worker(queue, "worker", jobs.append, settings)):
+    async with running_worker(Worker(queue, "worker", jobs.append, settings)):
         await redrive_dead_letters(connection, queue)
         await eventually(empty(connection, queue))
     assert [(job.sequence, job.attempt, job.headers["Redrive-Count"]) for job in jobs] == [(2, 1, "1")]

@@ -9,15 +9,23 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.consumers import ConsumerRef
-from testbed.lanes import HIGH, LOW, delivered, in_flight, lanes_queue, make_lanes, wiretap
 from testbed.nats_cluster import NatsCluster
-from testbed.queues import eventually, put, running, stored_count, take
+from testbed.priority_consumers import (
+    HIGH,
+    LOW,
+    count_deliveries,
+    count_in_flight,
+    make_priority_consumers,
+    priority_queue,
+    record_pull_requests,
+)
+from testbed.queues import eventually, publish_jobs, pull_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -48,7 +56,7 @@ def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
 
 
 async def requests_while_watched(connection: Connection, *sources: ConsumerRef) -> int:
-    async with wiretap(connection, *sources) as heard:
+    async with record_pull_requests(connection, *sources) as heard:
         await asyncio.sleep(WATCHED)
         return len(heard)
 
@@ -56,14 +64,14 @@ async def requests_while_watched(connection: Connection, *sources: ConsumerRef) 
 async def test_an_idle_worker_asks_each_consumer_once_a_second(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     jobs: list[Delivery] = []
-    async with running(Worker(high.queue, HIGH, jobs.append, settings, fallbacks=[LOW], concurrency=9)):
-        await put(connection, low.queue, ["a"], kind=LOW)
+    async with running_worker(Worker(high.queue, HIGH, jobs.append, settings, fallbacks=[LOW], concurrency=9)):
+        await publish_jobs(connection, low.queue, ["a"], kind=LOW)
         await eventually(lambda: len(jobs) == 1)
         # A look every 100 ms would be more than thirty.
         assert 4 <= await requests_while_watched(connection, high, low) <= 8
-    assert (await delivered(connection, high), await delivered(connection, low)) == (0, 1)
+    assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (0, 1)
 
 
 async def test_a_lane_with_as_many_jobs_in_flight_as_it_may_have_is_left_in_peace_until_one_ends(
@@ -71,11 +79,11 @@ async def test_a_lane_with_as_many_jobs_in_flight_as_it_may_have_is_left_in_peac
 ) -> None:
     # A request that the server leaves unanswered would keep the worker from the other lane for that long.
     monkeypatch.setattr("airflow_provider_jetstream.worker.fetcher.EXPIRES", 60)
-    queue = lanes_queue(name, max_ack_pending=1)
+    queue = priority_queue(name, max_ack_pending=1)
     await provision(connection, queue)
     high, low = ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
-    await put(connection, queue, ["first", "second", "third"], kind=HIGH)
-    (theirs,) = await take(connection, queue, 1, consumer=HIGH)
+    await publish_jobs(connection, queue, ["first", "second", "third"], kind=HIGH)
+    (theirs,) = await pull_jobs(connection, queue, 1, consumer=HIGH)
     jobs: list[tuple[str, int]] = []
     go_on = asyncio.Event()
 
@@ -84,17 +92,17 @@ async def test_a_lane_with_as_many_jobs_in_flight_as_it_may_have_is_left_in_peac
         if len(jobs) > 1:
             await go_on.wait()
 
-    async with running(Worker(queue, HIGH, handle, settings, fallbacks=[LOW])):
-        await put(connection, queue, ["other"], kind=LOW)
+    async with running_worker(Worker(queue, HIGH, handle, settings, fallbacks=[LOW])):
+        await publish_jobs(connection, queue, ["other"], kind=LOW)
         await eventually(lambda: jobs == [("other", 1)])
         assert await requests_while_watched(connection, high, low) <= 10
-        await put(connection, queue, ["long"], kind=LOW)
+        await publish_jobs(connection, queue, ["long"], kind=LOW)
         await eventually(lambda: len(jobs) == 2)
         await theirs.ack()
         # No request was left open that would bring one while the slot is taken.
         for _ in range(10):
-            assert await in_flight(connection, low) == 1
-            assert await delivered(connection, high) == 1
+            assert await count_in_flight(connection, low) == 1
+            assert await count_deliveries(connection, high) == 1
             await asyncio.sleep(0.05)
         go_on.set()
         await eventually(lambda: len(jobs) == 4)
@@ -104,12 +112,14 @@ async def test_a_lane_with_as_many_jobs_in_flight_as_it_may_have_is_left_in_peac
 async def test_a_paused_lane_is_left_in_peace_until_it_is_resumed(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name)
-    await put(connection, high.queue, ["paused"], kind=HIGH)
+    high, low = await make_priority_consumers(connection, name)
+    await publish_jobs(connection, high.queue, ["paused"], kind=HIGH)
     await connection.api(f"CONSUMER.PAUSE.{name}.{HIGH}", {"pause_until": "2126-01-01T00:00:00Z"})
     jobs: list[str] = []
-    async with running(Worker(high.queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])):
-        await put(connection, low.queue, ["other"], kind=LOW)
+    async with running_worker(
+        Worker(high.queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])
+    ):
+        await publish_jobs(connection, low.queue, ["other"], kind=LOW)
         await eventually(lambda: jobs == ["other"])
         assert await requests_while_watched(connection, high, low) <= 10
         await connection.api(f"CONSUMER.PAUSE.{name}.{HIGH}", {})
@@ -119,7 +129,7 @@ async def test_a_paused_lane_is_left_in_peace_until_it_is_resumed(
 async def test_bells_cost_no_deliveries_however_many_ring(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     attempts: list[tuple[str, int]] = []
 
     async def fail(job: Delivery) -> None:
@@ -129,56 +139,58 @@ async def test_bells_cost_no_deliveries_however_many_ring(
 
     async with AsyncExitStack() as stack:
         for _ in range(10):
-            await stack.enter_async_context(running(Worker(high.queue, HIGH, fail, settings, fallbacks=[LOW])))
+            await stack.enter_async_context(running_worker(Worker(high.queue, HIGH, fail, settings, fallbacks=[LOW])))
         # One whose ordinary request may take what rang.
-        await stack.enter_async_context(running(Worker(high.queue, LOW, fail, settings)))
+        await stack.enter_async_context(running_worker(Worker(high.queue, LOW, fail, settings)))
         for number in range(10):
-            await put(connection, low.queue, [str(number)], kind=(HIGH, LOW)[number % 2])
+            await publish_jobs(connection, low.queue, [str(number)], kind=(HIGH, LOW)[number % 2])
             await eventually(empty(connection, low.queue))
     assert sorted(attempts) == sorted((str(number), attempt) for number in range(10) for attempt in (1, 2, 3))
-    assert await in_flight(connection, high, low) == 0
+    assert await count_in_flight(connection, high, low) == 0
 
 
 async def test_a_lane_whose_consumer_is_gone_does_not_hold_the_others_up_and_is_served_again_once_it_is_back(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     jobs: list[str] = []
-    async with running(Worker(high.queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])):
-        await put(connection, low.queue, ["first"], kind=LOW)
+    async with running_worker(
+        Worker(high.queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])
+    ):
+        await publish_jobs(connection, low.queue, ["first"], kind=LOW)
         await eventually(lambda: jobs == ["first"])
         await connection.api(f"CONSUMER.DELETE.{name}.{HIGH}")
         await eventually(lambda: "Consumer Deleted" in caplog.text)
-        await put(connection, low.queue, ["second"], kind=LOW)
+        await publish_jobs(connection, low.queue, ["second"], kind=LOW)
         await eventually(lambda: jobs == ["first", "second"])
         # Twice a second.
         assert await requests_while_watched(connection, high) <= 9
-        await eventually(lambda: "tells of no jobs just now: nobody serves it (status 503)" in caplog.text)
+        await eventually(lambda: "was refused: nobody serves it (status 503)" in caplog.text)
         await provision(connection, high.queue)
-        await put(connection, high.queue, ["third"], kind=HIGH)
+        await publish_jobs(connection, high.queue, ["third"], kind=HIGH)
         await eventually(lambda: jobs == ["first", "second", "third"])
 
 
 async def test_a_request_that_the_consumer_refuses_is_not_repeated_in_a_busy_loop(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     config = {"durable_name": HIGH, "filter_subject": f"{name}.jobs.{HIGH}", "ack_policy": "explicit", "max_batch": 2}
     await connection.api(
         f"CONSUMER.CREATE.{name}.{HIGH}.{config['filter_subject']}",
         {"stream_name": name, "config": {**config, "max_deliver": 3, "ack_wait": 30_000_000_000}},
     )
-    await put(connection, high.queue, ["a"], kind=HIGH)
+    await publish_jobs(connection, high.queue, ["a"], kind=HIGH)
     jobs: list[str] = []
     worker = Worker(
         high.queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW], concurrency=5
     )
-    async with running(worker):
-        await put(connection, low.queue, ["other"], kind=LOW)
+    async with running_worker(worker):
+        await publish_jobs(connection, low.queue, ["other"], kind=LOW)
         await eventually(lambda: jobs == ["other"])
         # Every half second a bell that rings and a refused request.
         assert await requests_while_watched(connection, high) <= 16
-    assert "brings nothing just now: Exceeded MaxRequestBatch of 2 (status 409)" in caplog.text
+    assert "was refused: Exceeded MaxRequestBatch of 2 (status 409)" in caplog.text
 
 
 async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_deaf(
@@ -188,16 +200,16 @@ async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_d
     monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._SETTLE_SECONDS", 3)
     where = connection_settings({"servers": (own_nats.url,), "timeout": 10})
     async with connect(where) as connection:
-        high, _ = await make_lanes(connection, name)
+        high, _ = await make_priority_consumers(connection, name)
         for kind in (HIGH, LOW):
-            await put(connection, high.queue, map(str, range(40)), kind=kind)
+            await publish_jobs(connection, high.queue, map(str, range(40)), kind=kind)
         jobs: list[int] = []
 
         async def handle(job: Delivery) -> None:
             jobs.append(job.sequence)
             await asyncio.sleep(0.02)
 
-        async with running(Worker(high.queue, HIGH, handle, where, fallbacks=[LOW], concurrency=2)):
+        async with running_worker(Worker(high.queue, HIGH, handle, where, fallbacks=[LOW], concurrency=2)):
             await eventually(lambda: len(jobs) > 20)
             own_nats.kill()
             await asyncio.to_thread(own_nats.restart)
@@ -209,7 +221,7 @@ async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_d
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
             for kind in (LOW, HIGH):
-                await put(connection, high.queue, ["late"], kind=kind)
+                await publish_jobs(connection, high.queue, ["late"], kind=kind)
             await eventually(empty(connection, high.queue))
         assert set(jobs) == set(range(1, 83))
 
@@ -217,7 +229,7 @@ async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_d
 async def test_a_cluster_whose_consumer_loses_its_leader_is_heard_again(cluster: NatsCluster, name: str) -> None:
     where = connection_settings({"servers": cluster.urls, "timeout": 10})
     async with connect(where) as connection:
-        queue = lanes_queue(name, replicas=3)
+        queue = priority_queue(name, replicas=3)
         await provision(connection, queue)
         await asyncio.to_thread(cluster.wait_settled, name)
         jobs: list[str] = []
@@ -225,8 +237,8 @@ async def test_a_cluster_whose_consumer_loses_its_leader_is_heard_again(cluster:
         async def handle(job: Delivery) -> None:
             jobs.append(job.body.decode())
 
-        async with running(Worker(queue, HIGH, handle, where, fallbacks=[LOW], concurrency=2)):
-            await put(connection, queue, ["before"], kind=LOW)
+        async with running_worker(Worker(queue, HIGH, handle, where, fallbacks=[LOW], concurrency=2)):
+            await publish_jobs(connection, queue, ["before"], kind=LOW)
             await eventually(lambda: jobs == ["before"])
             leader = await asyncio.to_thread(cluster.consumer_leader, name, LOW)
             await asyncio.to_thread(cluster.kill, leader)
@@ -255,7 +267,7 @@ async def stored(connection: Connection, queue: WorkQueue, kind: str) -> bool:
 async def test_a_request_of_somebody_else_that_waits_for_more_does_not_keep_a_job_from_the_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = lanes_queue(name, priority_groups=("workers",), priority_policy="overflow")
+    queue = priority_queue(name, priority_groups=("workers",), priority_policy="overflow")
     await provision(connection, queue)
     inbox = connection.client.new_inbox()
     theirs = await connection.client.subscribe(inbox)
@@ -263,9 +275,11 @@ async def test_a_request_of_somebody_else_that_waits_for_more_does_not_keep_a_jo
     helps = {"batch": 100, "expires": 30_000_000_000, "group": "workers", "min_pending": 1_000}
     await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{LOW}", json.dumps(helps).encode(), reply=inbox)
     jobs: list[str] = []
-    async with running(Worker(queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])):
+    async with running_worker(
+        Worker(queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])
+    ):
         for number in range(3):
-            await put(connection, queue, [str(number)], kind=LOW)
+            await publish_jobs(connection, queue, [str(number)], kind=LOW)
             await eventually(lambda number=number: len(jobs) == number + 1)  # type: ignore[misc]
     assert jobs == ["0", "1", "2"]
     assert theirs.pending_msgs == 0

@@ -11,7 +11,7 @@ from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -23,15 +23,15 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
 ) -> None:
     queue = await make_queue(connection, name)
     mark = await take_cursor(connection, queue)
-    await put(connection, queue, ["stop"], headers={"Job-Id": "one"})
-    await put(connection, queue, ["go"], headers={"Job-Id": "two"})
+    await publish_jobs(connection, queue, ["stop"], headers={"Job-Id": "one"})
+    await publish_jobs(connection, queue, ["go"], headers={"Job-Id": "two"})
     await cancel(connection, queue, "one", why="wrong price")
     started: list[str] = []
 
     async def handle(job: Delivery) -> None:
         started.append(job.id)
 
-    async with running(Worker(queue, "worker", handle, settings)):
+    async with running_worker(Worker(queue, "worker", handle, settings)):
         report = await wait(connection, mark, [1, 2], policy=WaitPolicy(max_cancelled=None))
         await eventually(lambda: is_empty(connection, name))
     assert started == ["two"]
@@ -44,7 +44,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     mark = await take_cursor(connection, queue)
-    await put(connection, queue, ["long"], headers={"Job-Id": "one"})
+    await publish_jobs(connection, queue, ["long"], headers={"Job-Id": "one"})
     started, ended = asyncio.Event(), asyncio.Event()
 
     async def handle(_: Delivery) -> None:
@@ -54,7 +54,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
         finally:
             ended.set()
 
-    async with running(Worker(queue, "worker", handle, settings)):
+    async with running_worker(Worker(queue, "worker", handle, settings)):
         await started.wait()
         await cancel(connection, queue, "one", why="wrong price", by="ann")
         report = await wait(connection, mark, [1], policy=WaitPolicy(max_cancelled=None))
@@ -73,11 +73,11 @@ async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_late
     def handle(job: Delivery) -> None:
         done.append(job.sequence)
 
-    async with running(Worker(queue, "worker", handle, settings)):
-        await put(connection, queue, ["a"], headers={"Job-Id": "one"})
+    async with running_worker(Worker(queue, "worker", handle, settings)):
+        await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "one"})
         await wait(connection, mark, [1])
         await cancel(connection, queue, "one")
-        await put(connection, queue, ["b"], headers={"Job-Id": "one"})
+        await publish_jobs(connection, queue, ["b"], headers={"Job-Id": "one"})
         report = await wait(connection, mark, [1, 2])
     assert done == [1, 2]
     assert (report.completed, set(report.cancelled)) == ({1, 2}, set())

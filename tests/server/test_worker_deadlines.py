@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
@@ -18,8 +19,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerStuckError
-from testbed.letters import kept_records
-from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.dead_letters import dead_letter_records
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -56,14 +57,14 @@ async def test_with_one_slot_and_a_slow_handler_no_second_job_is_in_flight(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "400ms", "max_deliver": 3})
-    await put(connection, queue, "abc")
+    await publish_jobs(connection, queue, "abc")
     started, go_on = asyncio.Event(), asyncio.Event()
 
     async def handle(_: Delivery) -> None:
         started.set()
         await go_on.wait()
 
-    async with running(Worker(queue, "worker", handle, settings)):
+    async with running_worker(Worker(queue, "worker", handle, settings)):
         await started.wait()
         end = time.monotonic() + 1.5
         while time.monotonic() < end:
@@ -95,8 +96,10 @@ async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
         fail_first(job)
         await asyncio.sleep(1.5)
 
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, concurrency=2)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(
+        Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, concurrency=2)
+    ):
         await eventually(settled(connection, queue))
     assert attempts == [1, 2]
     assert await stored_count(connection, f"{name}-events") == 1
@@ -118,12 +121,12 @@ async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_
                 cancelled.append(job.attempt)
                 raise
 
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", handle, settings, deadline=0.5)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", handle, settings, deadline=0.5)):
         await eventually(settled(connection, queue))
     assert cancelled == [1]
     assert 0.5 <= attempts[1] - attempts[0] < 2
-    assert await kept_records(connection, queue) == []
+    assert await dead_letter_records(connection, queue) == []
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
@@ -143,16 +146,16 @@ async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_rea
             await asyncio.sleep(30)
         done.append(job.body)
 
-    await put(connection, queue, ["hangs", "next"])
+    await publish_jobs(connection, queue, ["hangs", "next"])
     worker = Worker(queue, "worker", handle if kind == "plain" else handle_async, settings, deadline=0.3)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: done == [b"next"])
 
         async def told() -> list[tuple[int, Reason, bytes]]:
             return await letters(connection, queue)
 
         assert await eventually(told) == [(1, Reason.DEADLINE, b"hangs")]
-    ((death, job),) = await kept_records(connection, queue)
+    ((death, job),) = await dead_letter_records(connection, queue)
     assert (death.reason, death.deliveries, job.data) == (Reason.DEADLINE, 2, b"hangs")
     assert death.error_class == "airflow_provider_jetstream.worker.errors.HandlerDeadlineError"
     assert death.error_message == "expected the handler to be done within 0.3 s, found it running"
@@ -169,14 +172,14 @@ async def test_the_shorter_of_the_jobs_and_the_workers_deadline_counts(
     async def handle(_: Delivery) -> None:
         await asyncio.sleep(20)
 
-    await put(connection, queue, ["a"], headers={"Job-Deadline": header})
+    await publish_jobs(connection, queue, ["a"], headers={"Job-Deadline": header})
 
     async def dead() -> bool:
-        return bool(await kept_records(connection, queue))
+        return bool(await dead_letter_records(connection, queue))
 
-    async with running(Worker(queue, "worker", handle, settings, deadline=own)):
+    async with running_worker(Worker(queue, "worker", handle, settings, deadline=own)):
         await eventually(dead, within=5)
-    ((death, _),) = await kept_records(connection, queue)
+    ((death, _),) = await dead_letter_records(connection, queue)
     assert death.error_message == f"expected the handler to be done within {seconds:g} s, found it running"
 
 
@@ -190,7 +193,7 @@ async def test_a_worker_with_too_many_threads_that_hang_says_so_and_ends(
         jobs.append(job.sequence)
         released.wait(30)
 
-    await put(connection, queue, map(str, range(20)))
+    await publish_jobs(connection, queue, map(str, range(20)))
     with pytest.raises(WorkerStuckError, match="expected at most 10 handlers to go on past their deadline, found 11"):
         async with asyncio.timeout(20):
             await Worker(queue, "worker", hang, settings, deadline=0.05).run()
@@ -208,8 +211,8 @@ async def test_a_handler_that_ends_after_its_deadline_makes_room_again(
         time.sleep(0.15)
         done.append(job.sequence)
 
-    await put(connection, queue, map(str, range(15)))
-    async with running(Worker(queue, "worker", slow, settings, deadline=0.1)):
+    await publish_jobs(connection, queue, map(str, range(15)))
+    async with running_worker(Worker(queue, "worker", slow, settings, deadline=0.1)):
         await eventually(lambda: len(done) == 15)
     assert await stored_count(connection, f"{name}-events") == 0
 
@@ -220,15 +223,15 @@ async def test_a_job_that_expired_is_not_started_but_kept_as_a_dead_letter(
     queue = await make_queue(connection, name, consumer=PATIENT)
     past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat().replace("+00:00", "Z")
     future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
-    await put(connection, queue, ["late"], headers={"Job-Expires": past})
-    await put(connection, queue, ["in time"], headers={"Job-Expires": future})
-    await put(connection, queue, ["who knows"], headers={"Job-Expires": "tomorrow"})
+    await publish_jobs(connection, queue, ["late"], headers={"Job-Expires": past})
+    await publish_jobs(connection, queue, ["in time"], headers={"Job-Expires": future})
+    await publish_jobs(connection, queue, ["who knows"], headers={"Job-Expires": "tomorrow"})
     jobs: list[bytes] = []
-    async with running(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
+    async with running_worker(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
         await eventually(settled(connection, queue))
         assert jobs == [b"in time", b"who knows"]
         assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]
-        ((death, _),) = await kept_records(connection, queue)
+        ((death, _),) = await dead_letter_records(connection, queue)
         assert (death.explanation or "").startswith("the job expired at 2")
         # Who redrives it wants it after all.
         await redrive_dead_letters(connection, queue)
@@ -242,7 +245,7 @@ async def test_a_job_that_expired_is_a_dead_letter_too_where_nobody_hears_of_ter
     heard = [f"{MAX_DELIVERIES}.{name}.*", f"dead.{name}.>"]
     dead: dict[str, Any] = {"name": f"{name}-dead", "subjects": heard}
     queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=dead)
-    await put(connection, queue, ["late"], headers={"Job-Expires": "2020-01-01T00:00:00Z"})
-    async with running(Worker(queue, "worker", print, settings)):
+    await publish_jobs(connection, queue, ["late"], headers={"Job-Expires": "2020-01-01T00:00:00Z"})
+    async with running_worker(Worker(queue, "worker", print, settings)):
         await eventually(settled(connection, queue))
     assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]

@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Any, Self
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers, first
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, GiveUpError, Worker
-from testbed.letters import kept_records
-from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.dead_letters import dead_letter_records
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine
@@ -98,13 +99,13 @@ async def test_a_job_that_is_given_up_is_copied_with_everything_before_it_is_ter
     async def fail_async(job: Delivery) -> None:
         fail(job)
 
-    async with running(Worker(queue, "worker", fail if kind == "plain" else fail_async, settings)):
+    async with running_worker(Worker(queue, "worker", fail if kind == "plain" else fail_async, settings)):
         await eventually(settled(connection, queue))
     copy, termination = await entries(connection, f"{name}-dead")
     assert copy.subject == f"dead.{name}.worker.1"
     assert termination.subject == f"{TERMINATED}.{name}.worker"
     assert json.loads(termination.data)["reason"] == "bad printer: größe"
-    ((death, job),) = await kept_records(connection, queue)
+    ((death, job),) = await dead_letter_records(connection, queue)
     assert death == Death(
         stream=name,
         created=created,
@@ -137,10 +138,10 @@ async def test_a_job_with_nothing_in_it_can_be_given_up_without_a_word(
     def fail(_: Delivery) -> None:
         raise GiveUpError
 
-    await put(connection, queue, [""])
-    async with running(Worker(queue, "worker", fail, settings)):
+    await publish_jobs(connection, queue, [""])
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(settled(connection, queue))
-    ((death, job),) = await kept_records(connection, queue)
+    ((death, job),) = await dead_letter_records(connection, queue)
     assert (death.explanation, death.error_class, death.error_message) == (None, None, None)
     assert (job.data, job.headers) == (b"", ())
 
@@ -157,10 +158,10 @@ async def test_the_first_failure_is_remembered_where_this_worker_saw_it(
             raise ValueError("not yet")
         raise GiveUpError("never")
 
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", fail, settings)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(settled(connection, queue))
-    ((death, _),) = await kept_records(connection, queue)
+    ((death, _),) = await dead_letter_records(connection, queue)
     assert death.deliveries == 2
     assert death.first_failed_at is not None
     assert failed_at[0] <= death.first_failed_at <= failed_at[1] <= death.died_at
@@ -178,11 +179,11 @@ async def test_the_first_failure_is_not_made_up_where_another_worker_saw_it(
         raise ValueError("not yet")
 
     first_worker = Worker(queue, "worker", fail, settings)
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     await first_worker.run()
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
-    ((death, _),) = await kept_records(connection, queue)
+    ((death, _),) = await dead_letter_records(connection, queue)
     assert (failed, death.deliveries, death.first_failed_at) == ([1], 2, None)
 
 
@@ -196,11 +197,11 @@ async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one
             raise KeyError("paper")
         raise PrinterError(f"order {job.sequence * 99} jammed\nat 0x{job.sequence:08x}, attempt {job.attempt}")
 
-    await put(connection, queue, "abc", headers={"Tag": "a"})
-    async with running(Worker(queue, "worker", fail, settings)):
+    await publish_jobs(connection, queue, "abc", headers={"Tag": "a"})
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(dead(connection, queue, 3))
     assert await stored_count(connection, name) == 3
-    found = {death.sequence: (death, job) for death, job in await kept_records(connection, queue)}
+    found = {death.sequence: (death, job) for death, job in await dead_letter_records(connection, queue)}
     assert len(await copies(connection, queue)) == len(found) == 3
     death, job = found[1]
     assert (death.reason, death.deliveries, death.explanation) == (Reason.MAX_DELIVERIES, 2, None)
@@ -223,10 +224,10 @@ async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stor
 
     monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering.datetime", LateClock)
     queue = await make_queue(connection, name, consumer=PATIENT)
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", give_up, settings)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
-    ((death, job),) = await kept_records(connection, queue)
+    ((death, job),) = await dead_letter_records(connection, queue)
     assert death.died_at == job.stored_at
 
 
@@ -241,10 +242,10 @@ async def test_an_error_that_cannot_tell_what_it_is_does_not_keep_the_job_from_d
         raise SilentError
 
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", fail, settings)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(dead(connection, queue))
-    ((death, _),) = await kept_records(connection, queue)
+    ((death, _),) = await dead_letter_records(connection, queue)
     assert (death.error_class or "").endswith("SilentError")
     assert death.error_message is None
 
@@ -273,11 +274,11 @@ async def test_without_a_place_for_copies_a_job_that_is_given_up_stays_in_the_qu
         attempts.append(job.attempt)
         raise GiveUpError("bad printer")
 
-    async with running(Worker(queue, "worker", fail, settings)):
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(lambda: told in caplog.text)
         assert "since terminating them would destroy their bodies" in caplog.text
         caplog.clear()
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: attempts == [1, 2, 3])
         await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
         assert told in caplog.text
@@ -293,12 +294,12 @@ async def test_a_dead_letter_queue_that_learns_to_take_copies_is_noticed_by_a_ru
     queue = await make_queue(
         connection, name, consumer=PATIENT, dead_letters={"name": f"{name}-dead", "subjects": advisories}
     )
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[*advisories, f"dead.{name}.>"])
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(settled(connection, queue))
-    assert [death.explanation for death, _ in await kept_records(connection, queue)] == ["bad printer"]
+    assert [death.explanation for death, _ in await dead_letter_records(connection, queue)] == ["bad printer"]
 
 
 async def waiting_pulls(connection: Connection, name: str) -> int:
@@ -317,7 +318,7 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
     monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_SECONDS", 0.7)
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 20}, **NO_ARCHIVE)
     lost = f"{name}-dead"
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         if loss == "deleted":
             await connection.api(f"STREAM.DELETE.{lost}")
@@ -325,7 +326,7 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
             await change(connection, lost, discard="new", max_bytes=1)
         else:
             await change(connection, lost, subjects=[f"{MAX_DELIVERIES}.{name}.*"])
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: "is handed back although its handler gave it up" in caplog.text)
         assert await stored_count(connection, name) == 1
         if loss == "full":
@@ -333,18 +334,18 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
         else:
             await provision(connection, queue)
         await eventually(settled(connection, queue))
-    assert [job.data for _, job in await kept_records(connection, queue)] == [b"a"]
+    assert [job.data for _, job in await dead_letter_records(connection, queue)] == [b"a"]
 
 
 async def test_a_copy_that_another_stream_takes_does_not_count(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT, **NO_ARCHIVE)
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
         await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"dead.{name}.>"]})
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         told = f"expected {name}-dead to store dead.{name}.worker.1, found {name}-other"
         await eventually(lambda: caplog.text.count(told) == 3)
     assert await stored_count(connection, name) == 1
@@ -364,10 +365,10 @@ async def test_a_copy_that_somebody_else_answers_for_does_not_count(
         await message.respond(b"I have it")
 
     await connection.client.subscribe(f"dead.{name}.>", cb=respond)
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: "found another answer: someone else listens there" in caplog.text)
     assert await stored_count(connection, name) == 1
 
@@ -380,12 +381,15 @@ async def test_a_last_failure_that_cannot_be_told_does_not_hold_up_the_death(
     def fail(_: Delivery) -> None:
         raise ValueError("no paper")
 
-    async with running(Worker(queue, "worker", fail, settings)):
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(dead(connection, queue), within=4)
-    assert f"why job 1 of {name} is dead isn't kept: no stream captures dead.{name}.worker.1 just now" in caplog.text
+    assert (
+        f"the reason why job 1 of {name} is dead isn't stored: no stream captures dead.{name}.worker.1 just now"
+        in caplog.text
+    )
     assert await stored_count(connection, name) == 1
 
 
@@ -400,9 +404,9 @@ async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
         raise GiveUpError("é" * 2_000) from ValueError("ü" * 2_000)
 
     await connection.client.jetstream().publish(f"{name}.jobs.a", body)
-    async with running(Worker(queue, "worker", fail, settings)):
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(settled(connection, queue))
-    ((death, job),) = await kept_records(connection, queue)
+    ((death, job),) = await dead_letter_records(connection, queue)
     assert job.data == body
     assert death.error_class == "ValueError"
     texts = ("é" * 100, "ü" * 100) if room > 1_000 else (None, None)
@@ -421,7 +425,7 @@ async def test_a_job_whose_copy_is_too_big_stays_and_the_connection_too(
     largest = connection.client.max_payload if limit == "max_payload" else 600
     body = b"x" * (largest - 20)
     await connection.client.jetstream().publish(f"{name}.jobs.a", body)
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
     assert f"expected a copy of at most {largest} bytes, found" in caplog.text
     assert "isn't confirmed yet" not in caplog.text
@@ -441,10 +445,10 @@ async def test_a_job_that_cannot_be_copied_is_left_to_the_archive(
         letters["max_msg_size"] = 600
     queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=letters)
     body = "x" * 590
-    async with running(Worker(queue, "worker", give_up, settings)):
-        await put(connection, queue, ["a", "b", body])
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
+        await publish_jobs(connection, queue, ["a", "b", body])
         await eventually(settled(connection, queue))
-    assert f"job 3 of {name} is left to the archive: " in caplog.text
+    assert f"job 3 of {name} is terminated with its body in the archive only: " in caplog.text
     archived = [each.data for each in await entries(connection, str(queue.archive and queue.archive.name))]
     assert archived[-1] == body.encode()
     terminations = [each for each in await entries(connection, f"{name}-dead") if each.subject.startswith(TERMINATED)]
@@ -464,12 +468,12 @@ async def test_an_archive_that_does_not_make_up_for_a_copy_leaves_the_job_in_the
     assert queue.archive is not None
     if lack == "headers only":
         await change(connection, name, republish={"src": ">", "dest": f"archive.{name}.>", "headers_only": True})
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     if lack == "archive deleted":
         await connection.api(f"STREAM.DELETE.{queue.archive.name}")
     if lack == "not archived":
         await connection.api(f"STREAM.PURGE.{queue.archive.name}")
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
     assert await stored_count(connection, name) == 1
 
@@ -483,8 +487,8 @@ async def test_a_job_that_somebody_else_finished_meanwhile_is_no_dead_letter(
         await connection.request(f"$JS.ACK.{name}.worker.1.{job.sequence}.1.0.0", b"+ACK")
         raise GiveUpError("bad printer")
 
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", fail, settings)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(lambda: f"job 1 of {name} is no longer stored" in caplog.text)
     assert await entries(connection, f"{name}-dead") == []
 
@@ -500,13 +504,13 @@ async def test_a_job_of_a_recreated_stream_is_not_taken_for_the_one_that_was_giv
             await asyncio.Event().wait()
         await connection.api(f"STREAM.DELETE.{name}")
         await make_queue(connection, name, consumer=PATIENT)
-        await put(connection, queue, ["new"])
+        await publish_jobs(connection, queue, ["new"])
         first_one.set()
         raise GiveUpError("bad printer")
 
-    await put(connection, queue, ["old"])
+    await publish_jobs(connection, queue, ["old"])
     worker = Worker(queue, "worker", fail, settings, grace=0)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(first_one.is_set)
         await eventually(lambda: f"job 1 of {name} is no longer stored" in caplog.text)
     job = await get_message(connection, name, 1)
@@ -519,15 +523,15 @@ async def test_a_copy_is_stored_again_where_the_server_only_remembers_its_id(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     stored = await get_message(connection, name, 1)
     assert stored is not None
     known = {"Nats-Msg-Id": f"dead:worker:{name}:1:{stored.time}:1"}
     earlier = await connection.client.jetstream().publish(f"dead.{name}.worker.1", b"a", headers=known)
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": earlier.seq})
-    async with running(Worker(queue, "worker", give_up, settings)):
+    async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
-    assert [(death.sequence, job.data) for death, job in await kept_records(connection, queue)] == [(1, b"a")]
+    assert [(death.sequence, job.data) for death, job in await dead_letter_records(connection, queue)] == [(1, b"a")]
 
 
 async def test_a_server_that_goes_away_while_a_job_is_given_up_costs_no_job(own_nats: NatsServer, name: str) -> None:
@@ -541,14 +545,14 @@ async def test_a_server_that_goes_away_while_a_job_is_given_up_costs_no_job(own_
             await go_on.wait()
             raise GiveUpError("bad printer")
 
-        await put(connection, queue, ["a"])
-        async with running(Worker(queue, "worker", fail, where)):
+        await publish_jobs(connection, queue, ["a"])
+        async with running_worker(Worker(queue, "worker", fail, where)):
             await eventually(started.is_set)
             own_nats.kill()
             go_on.set()
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
             await eventually(settled(connection, queue), within=20)
-        found = await kept_records(connection, queue)
+        found = await dead_letter_records(connection, queue)
     assert {death.sequence for death, _ in found} == {1}
     assert {job.data for _, job in found} == {b"a"}

@@ -12,11 +12,11 @@ import psutil
 import pytest
 from process_handlers import Order, fail, hang_with_a_program, process_id, typed
 
-from airflow_provider_jetstream.jetstream.client.stream_api import next_message
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from testbed.queues import eventually, make_queue, put, running, small_queue, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -67,8 +67,8 @@ async def test_processes_share_the_jobs_and_are_gone_afterwards(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
-    await put(connection, queue, map(str, range(12)))
-    async with running(Worker(queue, "worker", process_id, settings, concurrency=3, processes=True)):
+    await publish_jobs(connection, queue, map(str, range(12)))
+    async with running_worker(Worker(queue, "worker", process_id, settings, concurrency=3, processes=True)):
         await eventually(settled(connection, queue), within=20)
         assert 1 <= len(children()) <= 3
     used = {each["result"] for each in (await completions(connection, queue)).values()}
@@ -81,8 +81,10 @@ async def test_what_a_handler_raises_in_its_process_is_what_it_would_be_in_a_thr
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
-    await put(connection, queue, ["fine", "give up", "awkward", "later", "exit", "killed", "exits", "unsendable"])
-    async with running(Worker(queue, "worker", fail, settings, concurrency=2, processes=True)):
+    await publish_jobs(
+        connection, queue, ["fine", "give up", "awkward", "later", "exit", "killed", "exits", "unsendable"]
+    )
+    async with running_worker(Worker(queue, "worker", fail, settings, concurrency=2, processes=True)):
         await eventually(settled(connection, queue, 2), within=20)
 
         async def all_dead() -> bool:
@@ -115,9 +117,9 @@ async def test_a_process_that_passes_the_deadline_is_killed_with_all_it_has_star
     connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
-    await put(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
+    await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
     worker = Worker(queue, "worker", hang_with_a_program, settings, processes=True, deadline=1)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(settled(connection, queue), within=20)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
     assert len(pids) == 2
@@ -129,11 +131,11 @@ async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once
     connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
-    await put(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
+    await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
     worker = Worker(queue, "worker", hang_with_a_program, settings, processes=True, grace=0.1)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually((tmp_path / "pids").exists)
-    async with running(Worker(queue, "worker", hang_with_a_program, settings)):
+    async with running_worker(Worker(queue, "worker", hang_with_a_program, settings)):
         await eventually(settled(connection, queue), within=3)
 
 
@@ -141,13 +143,13 @@ async def test_a_signal_to_all_leaves_the_processes_to_their_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", process_id, settings, processes=True)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", process_id, settings, processes=True)):
         await eventually(settled(connection, queue))
         (child,) = children()
         for number in (signal.SIGTERM, signal.SIGINT):
             os.kill(child, number)
-        await put(connection, queue, ["b"])
+        await publish_jobs(connection, queue, ["b"])
         await eventually(settled(connection, queue))
     assert [each["result"] for each in (await completions(connection, queue)).values()] == [child, child]
 
@@ -158,8 +160,8 @@ async def test_a_handler_typed_by_a_model_gets_the_body_as_one_and_bad_bodies_ar
 ) -> None:
     queue = await make_queue(connection, name, consumer=PATIENT)
     bodies = ['{"item": "pen", "amount": 3}', '{"item": "ink", "amount": "s3cret"}', "{}", "no JSON"]
-    await put(connection, queue, bodies)
-    async with running(Worker(queue, "worker", typed, settings, processes=where == "processes")):
+    await publish_jobs(connection, queue, bodies)
+    async with running_worker(Worker(queue, "worker", typed, settings, processes=where == "processes")):
         await eventually(settled(connection, queue))
     assert {key: each["result"] for key, each in (await completions(connection, queue)).items()} == {1: "pen 3 1"}
     found = await deaths(connection, queue)
@@ -182,8 +184,8 @@ async def test_an_async_handler_may_be_typed_too_and_need_not_take_the_delivery(
     async def handle(order: Order) -> None:
         orders.append(order)
 
-    await put(connection, queue, ['{"item": "pen"}', "[]"])
-    async with running(Worker(queue, "worker", handle, settings)):
+    await publish_jobs(connection, queue, ['{"item": "pen"}', "[]"])
+    async with running_worker(Worker(queue, "worker", handle, settings)):
         await eventually(settled(connection, queue))
     assert orders == [Order(item="pen", amount=1)]
     assert [death.sequence for death in await deaths(connection, queue)] == [2]

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, UnreachableError
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.queues import eventually, make_queue, put, running, small_queue, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -54,7 +54,7 @@ async def test_a_missing_events_stream_is_named_before_any_job_is_taken(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     await connection.api(f"STREAM.DELETE.{name}-events")
     with pytest.raises(NotFoundError, match=f"expected stream {name}-events on the server, found none"):
         await Worker(queue, "worker", print, settings).run()
@@ -85,7 +85,7 @@ async def test_a_worker_goes_on_over_a_restart_and_takes_no_more_than_it_can_do(
             jobs.append(job.sequence)
             await go_on.wait()
 
-        async with running(Worker(queue, "worker", handle, where)) as worker:
+        async with running_worker(Worker(queue, "worker", handle, where)) as worker:
             await eventually(lambda: waiting_pulls(connection, name))
             own_nats.kill()
             # Several pulls long: each of them would bring a job once the server is back.
@@ -93,7 +93,7 @@ async def test_a_worker_goes_on_over_a_restart_and_takes_no_more_than_it_can_do(
             assert not done
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
-            await put(connection, queue, map(str, range(8)))
+            await publish_jobs(connection, queue, map(str, range(8)))
             await eventually(lambda: jobs == [1])
             for _ in range(20):
                 assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 1
@@ -124,8 +124,8 @@ async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_ag
             jobs.append(job.attempt)
             await go_on.wait()
 
-        async with running(Worker(queue, "worker", handle, where)):
-            await put(connection, queue, ["a"])
+        async with running_worker(Worker(queue, "worker", handle, where)):
+            await publish_jobs(connection, queue, ["a"])
             await eventually(lambda: jobs == [1])
             own_nats.kill()
             # It ends while the server is away, so that completion and acknowledgement have to wait for it.
@@ -151,8 +151,8 @@ async def test_a_worker_that_the_server_refuses_does_not_ask_in_a_busy_loop(own_
         await connection.api(f"CONSUMER.CREATE.{name}.worker", body)
         # Two at a consumer that lets one wait, and one whose consumer is deleted.
         async with (
-            running(Worker(queue, "worker", print, where)),
-            running(Worker(queue, "worker", print, where)),
+            running_worker(Worker(queue, "worker", print, where)),
+            running_worker(Worker(queue, "worker", print, where)),
         ):
             assert await messages_in_two_seconds(own_nats) < 40
             await connection.api(f"CONSUMER.DELETE.{name}.worker")
@@ -170,11 +170,11 @@ async def test_a_worker_takes_jobs_again_after_its_consumer_was_recreated(
 ) -> None:
     queue = await make_queue(connection, name)
     jobs: list[Delivery] = []
-    async with running(Worker(queue, "worker", jobs.append, settings)):
+    async with running_worker(Worker(queue, "worker", jobs.append, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await connection.api(f"CONSUMER.DELETE.{name}.worker")
         await make_queue(connection, name)
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: len(jobs) == 1)
 
 
@@ -196,14 +196,14 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
     handler = hang if kind == "plain" else hang_async
     worker = Worker(queue, "worker", handler, settings, grace=0.2)
     try:
-        async with asyncio.timeout(3), running(worker):
-            await put(connection, queue, ["a"])
+        async with asyncio.timeout(3), running_worker(worker):
+            await publish_jobs(connection, queue, ["a"])
             await eventually(started.is_set)
             worker.stop()
     finally:
         release.set()
     attempts: list[int] = []
-    async with running(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
+    async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
         await eventually(lambda: attempts == [2])
     assert await stored_count(connection, f"{name}-events") == 1
 
@@ -214,10 +214,10 @@ async def test_a_failing_store_of_completions_never_acknowledges_the_job(
     monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._SETTLE_SECONDS", 0)
     queue = await make_queue(connection, name, consumer={"max_deliver": 50})
     attempts: list[int] = []
-    async with running(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
+    async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await connection.api(f"STREAM.DELETE.{name}-events")
-        await put(connection, queue, ["a"])
+        await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: len(attempts) >= 2)
         assert await stored_count(connection, name) == 1
         await make_queue(connection, name, consumer={"max_deliver": 50})

@@ -15,15 +15,23 @@ import pytest
 import yaml
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
-from airflow_provider_jetstream.jetstream.client.stream_api import last_message, next_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
 from airflow_provider_jetstream.jetstream.contract import completion_filter, copy_subject
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.worker import Delivery, Worker
 from airflow_provider_jetstream.worker.consumers import ConsumerRef
 from airflow_provider_jetstream.worker.errors import WorkerSetupError
-from testbed.lanes import HIGH, LOW, delivered, in_flight, lanes_queue, make_lanes, wiretap
-from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.priority_consumers import (
+    HIGH,
+    LOW,
+    count_deliveries,
+    count_in_flight,
+    make_priority_consumers,
+    priority_queue,
+    record_pull_requests,
+)
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
@@ -45,7 +53,7 @@ def fallback(high: ConsumerRef, low: ConsumerRef) -> Fallback:
 
 async def fill(connection: Connection, source: ConsumerRef, kind: str, count: int, *, job_id: str = "") -> list[int]:
     headers = {"Job-Id": job_id} if job_id else None
-    return await put(connection, source.queue, [kind] * count, kind=kind, headers=headers)
+    return await publish_jobs(connection, source.queue, [kind] * count, kind=kind, headers=headers)
 
 
 def empty(connection: Connection, *sources: ConsumerRef) -> Callable[[], object]:
@@ -59,7 +67,7 @@ def empty(connection: Connection, *sources: ConsumerRef) -> Callable[[], object]
 async def test_urgent_jobs_come_first_and_others_when_there_are_none(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=streams)
+    high, low = await make_priority_consumers(connection, name, streams=streams)
     await fill(connection, low, LOW, 5)
     await fill(connection, high, HIGH, 5)
     done: list[str] = []
@@ -70,7 +78,7 @@ async def test_urgent_jobs_come_first_and_others_when_there_are_none(
         settings,
         fallbacks=[fallback(high, low)],
     )
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(empty(connection, high, low))
         assert done == [HIGH] * 5 + [LOW] * 5
         await fill(connection, low, LOW, 2)
@@ -78,14 +86,14 @@ async def test_urgent_jobs_come_first_and_others_when_there_are_none(
         await fill(connection, high, HIGH, 2)
         await eventually(lambda: len(done) == 14)
     assert done[10:] == [LOW] * 2 + [HIGH] * 2
-    assert (await delivered(connection, high), await delivered(connection, low)) == (7, 7)
+    assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (7, 7)
 
 
 @BOTH
 async def test_an_urgent_job_that_comes_while_all_slots_are_taken_is_the_next_one(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=streams)
+    high, low = await make_priority_consumers(connection, name, streams=streams)
     await fill(connection, low, LOW, 5)
     done: list[str] = []
     go_on = asyncio.Event()
@@ -99,11 +107,11 @@ async def test_an_urgent_job_that_comes_while_all_slots_are_taken_is_the_next_on
         await go_on.wait()
 
     worker = Worker(high.queue, high.consumer.name, handle, settings, fallbacks=[fallback(high, low)])
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: done == [LOW])
         # Nothing else is pulled in the time in which several bells ring or expire.
         for _ in range(30):
-            assert await in_flight(connection, high, low) == 1
+            assert await count_in_flight(connection, high, low) == 1
             await asyncio.sleep(0.05)
         go_on.set()
         await eventually(empty(connection, high, low))
@@ -113,7 +121,7 @@ async def test_an_urgent_job_that_comes_while_all_slots_are_taken_is_the_next_on
 async def test_no_more_jobs_are_pulled_than_there_are_free_slots_in_all(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     go_on = asyncio.Event()
     at_work: list[str] = []
     most = 0
@@ -125,26 +133,26 @@ async def test_no_more_jobs_are_pulled_than_there_are_free_slots_in_all(
         await go_on.wait()
         at_work.remove(job.body.decode())
 
-    async with running(Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=5)):
+    async with running_worker(Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=5)):
         await fill(connection, low, LOW, 2)
         await eventually(lambda: at_work == [LOW] * 2)
         await fill(connection, high, HIGH, 20)
         await fill(connection, low, LOW, 20)
         await eventually(lambda: len(at_work) == 5)
         for _ in range(30):
-            assert await in_flight(connection, high, low) == 5
+            assert await count_in_flight(connection, high, low) == 5
             await asyncio.sleep(0.05)
         go_on.set()
         await eventually(empty(connection, high, low))
     assert most == 5
-    assert (await delivered(connection, high), await delivered(connection, low)) == (20, 22)
+    assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (20, 22)
 
 
 @BOTH
 async def test_a_job_of_any_lane_starts_at_once_on_an_idle_worker(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=streams)
+    high, low = await make_priority_consumers(connection, name, streams=streams)
     started: list[float] = []
     worker = Worker(
         high.queue,
@@ -154,7 +162,7 @@ async def test_a_job_of_any_lane_starts_at_once_on_an_idle_worker(
         fallbacks=[fallback(high, low)],
         concurrency=8,
     )
-    async with running(worker):
+    async with running_worker(worker):
         for count in range(1, 11):
             published = time.monotonic()
             await fill(connection, (high, low)[count % 2], (HIGH, LOW)[count % 2], 1)
@@ -168,17 +176,17 @@ async def test_a_job_of_any_lane_starts_at_once_on_an_idle_worker(
 async def test_of_ten_jobs_at_least_one_is_of_each_lane_that_has_jobs(
     connection: Connection, settings: ConnectionSettings, name: str, names: tuple[str, ...], slots: int
 ) -> None:
-    queue = lanes_queue(name, *names)
+    queue = priority_queue(name, *names)
     await provision(connection, queue)
     for each in names[1:]:
-        await put(connection, queue, [each] * 12, kind=each)
-    await put(connection, queue, [HIGH] * 100, kind=HIGH)
+        await publish_jobs(connection, queue, [each] * 12, kind=each)
+    await publish_jobs(connection, queue, [HIGH] * 100, kind=HIGH)
     started: list[str] = []
 
     async def handle(job: Delivery) -> None:
         started.append(job.body.decode())
 
-    async with running(Worker(queue, HIGH, handle, settings, fallbacks=names[1:], concurrency=slots)):
+    async with running_worker(Worker(queue, HIGH, handle, settings, fallbacks=names[1:], concurrency=slots)):
         await eventually(lambda: len(started) == 100 + 12 * (len(names) - 1), within=30)
     for start in range(90):
         assert set(started[start : start + 10]) == set(names)
@@ -189,7 +197,7 @@ async def test_of_ten_jobs_at_least_one_is_of_each_lane_that_has_jobs(
 async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_letter_queue(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=2)
+    high, low = await make_priority_consumers(connection, name, streams=2)
     attempts: list[tuple[str, int]] = []
 
     def handle(job: Delivery) -> None:
@@ -201,7 +209,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
     await fill(connection, low, LOW, 1)
     await fill(connection, high, HIGH, 1)
     letters = f"{low.queue.name}-dead"
-    async with running(worker):
+    async with running_worker(worker):
         copy = await eventually(lambda: last_message(connection, letters, copy_subject(low.queue.name, "worker", 1)))
         await eventually(empty(connection, high))
     assert copy is not None
@@ -218,7 +226,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
 async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=streams)
+    high, low = await make_priority_consumers(connection, name, streams=streams)
     started: list[str] = []
     ended: list[str] = []
 
@@ -234,7 +242,7 @@ async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
         await cancel(connection, source.queue, f"{kind} at rest")
         await fill(connection, source, kind, 1, job_id=f"{kind} running")
     worker = Worker(high.queue, high.consumer.name, handle, settings, fallbacks=[fallback(high, low)], concurrency=2)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: len(started) == 2)
         await cancel(connection, high.queue, "high running")
         await cancel(connection, low.queue, "low running")
@@ -245,10 +253,10 @@ async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
 async def test_a_stop_is_prompt_takes_nothing_more_and_hands_nothing_on(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=2)
+    high, low = await make_priority_consumers(connection, name, streams=2)
     jobs: list[Delivery] = []
     worker = Worker(high.queue, "worker", jobs.append, settings, fallbacks=[fallback(high, low)], concurrency=5)
-    async with running(worker):
+    async with running_worker(worker):
         await fill(connection, low, LOW, 1)
         await eventually(lambda: len(jobs) == 1)
         await eventually(empty(connection, low))
@@ -257,7 +265,7 @@ async def test_a_stop_is_prompt_takes_nothing_more_and_hands_nothing_on(
         await fill(connection, high, HIGH, 2)
     assert len(jobs) == 1
     # A request of a single lane may bring jobs in that moment; a bell can't.
-    assert (await delivered(connection, high), await delivered(connection, low)) == (0, 1)
+    assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (0, 1)
 
 
 async def test_an_idle_worker_that_is_stopped_does_not_wait_for_its_bells(
@@ -265,9 +273,9 @@ async def test_an_idle_worker_that_is_stopped_does_not_wait_for_its_bells(
 ) -> None:
     # Longer than the worker is waited for.
     monkeypatch.setattr("airflow_provider_jetstream.worker.scheduler.EXPIRES", 60)
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     worker = Worker(high.queue, HIGH, print, settings, fallbacks=[LOW])
-    async with wiretap(connection, high, low) as heard, running(worker):
+    async with record_pull_requests(connection, high, low) as heard, running_worker(worker):
         # Those of the first look, and a bell each at the least.
         await eventually(lambda: len(heard) > 6)
 
@@ -275,7 +283,7 @@ async def test_an_idle_worker_that_is_stopped_does_not_wait_for_its_bells(
 async def test_what_the_grace_time_cuts_off_is_handed_back_to_the_consumer_that_it_came_from(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    high, low = await make_lanes(connection, name, streams=2)
+    high, low = await make_priority_consumers(connection, name, streams=2)
     for source, kind in ((high, HIGH), (low, LOW)):
         await fill(connection, source, kind, 1)
     started: list[str] = []
@@ -285,13 +293,13 @@ async def test_what_the_grace_time_cuts_off_is_handed_back_to_the_consumer_that_
         await asyncio.sleep(60)
 
     worker = Worker(high.queue, "worker", hang, settings, fallbacks=[fallback(high, low)], concurrency=2, grace=0.1)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: len(started) == 2)
     again: list[tuple[bytes, int]] = []
     for source in (high, low):
         # Thirty seconds of ack wait aren't waited for.
         other = Worker(source.queue, "worker", lambda job: again.append((job.body, job.attempt)), settings)
-        async with running(other):
+        async with running_worker(other):
             await eventually(empty(connection, source), within=3)
     assert again == [(HIGH.encode(), 2), (LOW.encode(), 2)]
 
@@ -300,7 +308,7 @@ async def test_numbers_and_log_lines_name_the_lane_of_the_job(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "jetstream.worker")
-    high, low = await make_lanes(connection, name)
+    high, low = await make_priority_consumers(connection, name)
     release = asyncio.Event()
 
     async def handle(job: Delivery) -> None:
@@ -308,14 +316,14 @@ async def test_numbers_and_log_lines_name_the_lane_of_the_job(
             await release.wait()
 
     worker = Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=2, name="w", metrics_port=0)
-    async with running(worker):
+    async with running_worker(worker):
         served = await eventually(lambda: re.search(r"numbers on port (\d+)", caplog.text))
         assert served is not None
         await fill(connection, high, HIGH, 2)
         await fill(connection, low, LOW, 1)
         await eventually(empty(connection, high))
-        await put(connection, low.queue, ["wait"], kind=LOW)
-        await eventually(lambda: in_flight(connection, low))
+        await publish_jobs(connection, low.queue, ["wait"], kind=LOW)
+        await eventually(lambda: count_in_flight(connection, low))
         address = f"http://127.0.0.1:{served[1]}/metrics"
         told = (await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=5).read())).decode()
         release.set()
@@ -334,8 +342,8 @@ async def test_numbers_and_log_lines_name_the_lane_of_the_job(
 def queue_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
     """Give the files of two queues, the first with two consumers."""
     files = tmp_path / "first.yaml", tmp_path / "second.yaml"
-    first = lanes_queue(f"{name}-first").model_dump(mode="json", exclude_unset=True)
-    second = lanes_queue(f"{name}-second", LOW).model_dump(mode="json", exclude_unset=True)
+    first = priority_queue(f"{name}-first").model_dump(mode="json", exclude_unset=True)
+    second = priority_queue(f"{name}-second", LOW).model_dump(mode="json", exclude_unset=True)
     for file, declared in zip(files, (first, second), strict=True):
         file.write_text(yaml.safe_dump(declared))
     (tmp_path / "lane_handlers.py").write_text("def tell(job):\n    return job.body.decode()\n")
@@ -345,11 +353,11 @@ def queue_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
 async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file(
     connection: Connection, nats: NatsServer, name: str, queue_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    first, second = (lanes_queue(f"{name}-first"), lanes_queue(f"{name}-second", LOW))
+    first, second = (priority_queue(f"{name}-first"), priority_queue(f"{name}-second", LOW))
     for queue in (first, second):
         await provision(connection, queue)
-        await put(connection, queue, ["job"], kind=LOW)
-    await put(connection, first, ["job"], kind=HIGH)
+        await publish_jobs(connection, queue, ["job"], kind=LOW)
+    await publish_jobs(connection, first, ["job"], kind=HIGH)
     environment = {**os.environ, "NATS_URL": nats.url, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     process = start_worker(
         "w",
@@ -373,7 +381,7 @@ async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file
 
 
 async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: ConnectionSettings, name: str) -> None:
-    queue, other = lanes_queue(name), lanes_queue(f"{name}-other")
+    queue, other = priority_queue(name), priority_queue(f"{name}-other")
     cases: list[tuple[list[Fallback], str]] = [
         (
             [HIGH],
@@ -382,7 +390,7 @@ async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: Connec
         ([LOW, (queue, LOW)], f"expected each consumer once, found {name}/low twice"),
         ([(other, LOW), (other, LOW)], f"expected each consumer once, found {name}-other/low twice"),
         (
-            [(lanes_queue(name, max_deliver=7), LOW)],
+            [(priority_queue(name, max_deliver=7), LOW)],
             f"expected one declaration of work queue {name}, found two that differ",
         ),
     ]
@@ -394,7 +402,7 @@ async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: Connec
             QueueDeclarationError, match=re.escape("expected one of its consumers (high, low), found 'mid'")
         ):
             Worker(queue, HIGH, print, settings, fallbacks=[unknown])
-    many = lanes_queue(f"{name}-many", *(str(number) for number in range(11)))
+    many = priority_queue(f"{name}-many", *(str(number) for number in range(11)))
     assert (
         len(Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 10)]).consumer_refs) == 10
     )
@@ -406,9 +414,9 @@ async def test_a_missing_fallback_is_named_before_any_job_is_taken(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    await put(connection, queue, ["a"])
-    absent = lanes_queue(f"{name}-absent")
+    await publish_jobs(connection, queue, ["a"])
+    absent = priority_queue(f"{name}-absent")
     told = f"expected consumer low of stream {name}-absent on the server, found none: provision the queue first"
     with pytest.raises(LookupError, match=told):
         await Worker(queue, "worker", print, settings, fallbacks=[(absent, LOW)]).run()
-    assert await delivered(connection, ConsumerRef(queue, queue.consumers[0])) == 0
+    assert await count_deliveries(connection, ConsumerRef(queue, queue.consumers[0])) == 0

@@ -16,10 +16,11 @@ import httpx
 import pytest
 import yaml
 
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, next_message
-from testbed.letters import kept_records
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from testbed.dead_letters import dead_letter_records
 from testbed.processes import Process
-from testbed.queues import eventually, make_queue, put, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, stored_count
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
@@ -168,7 +169,7 @@ async def test_a_job_whose_worker_is_killed_is_done_once_more_and_completed_once
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     first = workers.start(queue, "gated")
     await eventually(lambda: workers.notes("start"), within=20)
     first.kill()
@@ -182,7 +183,7 @@ async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_an
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     first = workers.start(queue, "dies_before_its_acknowledgement")
     assert await exited(first, 20) == -signal.SIGKILL
     assert await completions(connection, queue) == {1: 1}
@@ -197,16 +198,16 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
-    await put(connection, queue, ["a"], headers={"Job-Id": "order-1"})
+    await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "order-1"})
     first = workers.start(queue, "dies_before_its_termination")
     assert await exited(first, 20) == -signal.SIGKILL
     assert await stored_count(connection, name) == 1
-    (found,) = await kept_records(connection, queue)
+    (found,) = await dead_letter_records(connection, queue)
     assert (found[0].sequence, found[0].deliveries, found[1].data) == (1, 1, b"a")
     second = workers.start(queue, "gives_up")
     await drained(connection, queue)
     assert workers.notes("given up") == [(1, 1, first.pid), (1, 2, second.pid)]
-    records = await kept_records(connection, queue)
+    records = await dead_letter_records(connection, queue)
     assert [(death.sequence, death.deliveries) for death, _ in records] == [(1, 1), (1, 2)]
     assert (
         len({(death.created, death.explanation, death.error_message, death.fingerprint) for death, _ in records}) == 1
@@ -222,7 +223,7 @@ async def test_a_worker_told_to_stop_finishes_its_jobs_and_takes_no_more(
     connection: Connection, name: str, workers: Workers, number: signal.Signals
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    await put(connection, queue, map(str, range(8)))
+    await publish_jobs(connection, queue, map(str, range(8)))
     worker = workers.start(queue, "gated", concurrency=5)
     await eventually(lambda: len(workers.notes("start")) == 5, within=20)
     worker.signal(number)
@@ -239,7 +240,7 @@ async def test_fifty_jobs_in_flight_run_again_after_a_kill_each_once_and_none_af
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 3})
-    await put(connection, queue, map(str, range(50)))
+    await publish_jobs(connection, queue, map(str, range(50)))
     killed = workers.start(queue, "gated", concurrency=50)
     await eventually(lambda: len(workers.notes("start")) == 50, within=20)
     # Longer than the ack wait: they are in flight because the worker says so.
@@ -263,7 +264,7 @@ async def test_two_workers_share_the_jobs_and_do_each_once(connection: Connectio
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     pids = {workers.start(queue, "quick", concurrency=2).pid for _ in range(2)}
     await listening(connection, queue, 2)
-    await put(connection, queue, map(str, range(100)))
+    await publish_jobs(connection, queue, map(str, range(100)))
     await drained(connection, queue)
     done = workers.notes("done")
     assert sorted(sequence for sequence, _, _ in done) == list(range(1, 101))
@@ -275,7 +276,7 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
-    await put(connection, queue, map(str, range(200)))
+    await publish_jobs(connection, queue, map(str, range(200)))
     first, second = (workers.start(queue, "quick", concurrency=4) for _ in range(2))
     await eventually(lambda: any(pid == first.pid for _, _, pid in workers.notes("done")), within=20)
     first.kill()
@@ -300,7 +301,7 @@ async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_ti
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     worker = workers.run(queue, "gated", "--grace", "0.5")
     await eventually(lambda: workers.notes("start"), within=20)
     told = time.monotonic()
@@ -316,7 +317,7 @@ async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_anoth
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    await put(connection, queue, map(str, range(12)))
+    await publish_jobs(connection, queue, map(str, range(12)))
     worker = workers.run(queue, "gated", "--deadline", "100ms", "--concurrency", "4")
     assert await exited(worker, 20) == 3
     assert "jetstream-worker: expected at most 10 handlers to go on past their deadline, found" in worker.output()
@@ -325,7 +326,7 @@ async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_anoth
 
 async def test_the_end_of_each_job_is_one_line_of_json(connection: Connection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
-    await put(connection, queue, ["a", "b"], headers={"Job-Id": "größe 7"})
+    await publish_jobs(connection, queue, ["a", "b"], headers={"Job-Id": "größe 7"})
     worker = workers.run(queue, "given_up_or_failed", "--log-format", "json", "--id", "3", "--processes")
     await eventually(lambda: worker.output().count("job ended") == 3, within=20)
     worker.signal(signal.SIGTERM)
@@ -349,7 +350,7 @@ async def test_the_processes_of_a_killed_worker_end_by_themselves(
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
     worker = workers.run(queue, "quick", "--processes")
     await drained(connection, queue)
     assert len(worker.pids()) >= 2
@@ -360,7 +361,7 @@ async def test_the_processes_of_a_killed_worker_end_by_themselves(
 
 async def test_numbers_are_served_for_prometheus(connection: Connection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
-    await put(connection, queue, map(str, range(3)))
+    await publish_jobs(connection, queue, map(str, range(3)))
     worker = workers.run(queue, "gated", "--metrics-port", "0", "--concurrency", "2", "--id", "3")
     await eventually(lambda: len(workers.notes("start")) == 2, within=20)
     port = worker.output().partition("serves metrics on port ")[2].split()[0]

@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
-from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -52,8 +52,8 @@ async def test_a_handler_that_says_when_gets_its_job_back_just_then(
         consumer = consumer | {"backoff": ["2s", "2s"]}
     queue = await make_queue(connection, name, consumer=consumer)
     clock = Clock(*(RetryLaterError(delay, "busy") for delay in delays))
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", clock.fail, settings)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", clock.fail, settings)):
         await eventually(lambda: len(clock.calls) == len(delays) + 1)
     for wait, error in zip(clock.waits, (RetryLaterError(delay) for delay in delays), strict=True):
         assert error.seconds <= wait < error.seconds + 0.4
@@ -71,8 +71,8 @@ async def test_jobs_that_failed_together_do_not_come_back_together_nor_before_th
         calls.setdefault(job.sequence, []).append(time.monotonic())
         raise ValueError("no paper")
 
-    await put(connection, queue, map(str, range(20)))
-    async with running(Worker(queue, "worker", fail, settings, concurrency=20)):
+    await publish_jobs(connection, queue, map(str, range(20)))
+    async with running_worker(Worker(queue, "worker", fail, settings, concurrency=20)):
         await eventually(lambda: sum(map(len, calls.values())) == 60)
     waits = sorted(times[2] - times[1] for times in calls.values())
     assert waits[0] >= 1.5
@@ -85,12 +85,12 @@ async def test_the_last_attempt_that_wants_to_be_tried_later_dies_at_once(
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     clock = Clock(RetryLaterError("1h", "busy"))
-    await put(connection, queue, ["a"])
+    await publish_jobs(connection, queue, ["a"])
 
     async def dead() -> bool:
         # The worker's copy and the server's advisory.
         return await stored_count(connection, f"{name}-dead") == 2
 
-    async with running(Worker(queue, "worker", clock.fail, settings)):
+    async with running_worker(Worker(queue, "worker", clock.fail, settings)):
         await eventually(dead, within=4)
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 0

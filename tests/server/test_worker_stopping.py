@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.nats_cluster import NatsCluster
-from testbed.queues import eventually, make_queue, put, running, stored_count
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -40,15 +40,15 @@ async def test_jobs_that_come_after_the_stop_are_handed_back_and_not_to_the_same
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     jobs: list[Delivery] = []
     worker = Worker(queue, "worker", jobs.append, settings, concurrency=5)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: waiting_pulls(connection, name))
         worker.stop()
         # The open request brings them.
-        await put(connection, queue, "abc")
+        await publish_jobs(connection, queue, "abc")
     assert jobs == []
     info = await consumer_info(connection, name, "worker")
     assert info["delivered"]["consumer_seq"] <= 3
-    async with running(Worker(queue, "worker", jobs.append, settings, concurrency=5)):
+    async with running_worker(Worker(queue, "worker", jobs.append, settings, concurrency=5)):
         await eventually(lambda: len(jobs) == 3, within=3)
     assert {job.attempt for job in jobs} <= {1, 2}
 
@@ -59,11 +59,11 @@ async def test_a_job_that_comes_after_the_stop_on_its_last_delivery_is_done_rath
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     jobs: list[bytes] = []
     worker = Worker(queue, "worker", lambda job: jobs.append(job.body), settings, concurrency=5)
-    async with running(worker):
+    async with running_worker(worker):
         await eventually(lambda: waiting_pulls(connection, name))
         worker.stop()
-        await put(connection, queue, "a")
-    async with running(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
+        await publish_jobs(connection, queue, "a")
+    async with running_worker(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
         await eventually(lambda: jobs == [b"a"])
     assert await stored_count(connection, f"{name}-dead") == 0
 
@@ -82,18 +82,18 @@ async def test_what_is_cancelled_when_the_grace_is_over_is_anothers_at_once_and_
         started.set()
         release.wait(60)
 
-    await put(connection, queue, ["a"])
-    async with running(Worker(queue, "worker", hang, settings, grace=0.1)):
+    await publish_jobs(connection, queue, ["a"])
+    async with running_worker(Worker(queue, "worker", hang, settings, grace=0.1)):
         await eventually(started.is_set)
     info = await consumer_info(connection, name, "worker")
     assert (info["num_ack_pending"], info["delivered"]["consumer_seq"]) == (1, 1)
     started.clear()
     try:
-        async with running(Worker(queue, "worker", hang_in_thread, settings, grace=0.1)):
+        async with running_worker(Worker(queue, "worker", hang_in_thread, settings, grace=0.1)):
             # Thirty seconds of ack wait aren't waited for.
             await eventually(started.is_set, within=3)
         attempts: list[int] = []
-        async with running(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
+        async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
             await asyncio.sleep(1.5)
             # It may still run, and its worker couldn't know.
             assert attempts == []
@@ -112,9 +112,9 @@ async def test_many_threads_that_go_on_after_the_stop_are_no_reason_to_complain(
         jobs.append(job.sequence)
         release.wait(60)
 
-    await put(connection, queue, map(str, range(15)))
+    await publish_jobs(connection, queue, map(str, range(15)))
     try:
-        async with running(Worker(queue, "worker", hang, settings, concurrency=15, grace=0.1)):
+        async with running_worker(Worker(queue, "worker", hang, settings, concurrency=15, grace=0.1)):
             await eventually(lambda: len(jobs) == 15)
     finally:
         release.set()
@@ -136,8 +136,8 @@ async def test_an_async_handler_that_will_not_be_cancelled_does_not_keep_its_slo
                 continue
         done.append(job.body)
 
-    await put(connection, queue, ["stubborn", "next"])
-    async with running(Worker(queue, "worker", stubborn, settings, deadline=0.2)):
+    await publish_jobs(connection, queue, ["stubborn", "next"])
+    async with running_worker(Worker(queue, "worker", stubborn, settings, deadline=0.2)):
         await eventually(lambda: done == [b"next"])
         release.set()
         await eventually(lambda: len(done) == 2)
@@ -163,8 +163,8 @@ async def test_a_cluster_that_loses_its_leaders_loses_no_job_and_is_not_asked_in
             pulls.append(asyncio.get_running_loop().time())
 
         await connection.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker", cb=count)
-        async with running(Worker(queue, "worker", handle, where, concurrency=4)):
-            await put(connection, queue, map(str, range(300)))
+        async with running_worker(Worker(queue, "worker", handle, where, concurrency=4)):
+            await publish_jobs(connection, queue, map(str, range(300)))
             await eventually(lambda: len(jobs) > 20)
             leader = await asyncio.to_thread(cluster.consumer_leader, name, "worker")
             cluster.kill(leader)

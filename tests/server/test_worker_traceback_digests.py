@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING
 import pytest
 from process_handlers import stumble, stumble_async
 
-from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.worker import Worker
-from testbed.letters import kept_records, stored
-from testbed.queues import eventually, make_queue, put, running
+from testbed.dead_letters import dead_letter_records, stored_message
+from testbed.queues import eventually, make_queue, publish_jobs, running_worker
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -36,15 +36,15 @@ async def deaths(
     runner: str,
     faults: Sequence[str] = tuple(FAULTS),
 ) -> dict[str, Death]:
-    await put(connection, queue, faults)
+    await publish_jobs(connection, queue, faults)
     handler = stumble_async if runner == "task" else stumble
 
     async def all_kept() -> bool:
-        return len(await kept_records(connection, queue)) == len(faults)
+        return len(await dead_letter_records(connection, queue)) == len(faults)
 
-    async with running(Worker(queue, "worker", handler, settings, processes=runner == "process")):
+    async with running_worker(Worker(queue, "worker", handler, settings, processes=runner == "process")):
         await eventually(all_kept, within=20)
-    return {job.data.decode(): death for death, job in await kept_records(connection, queue)}
+    return {job.data.decode(): death for death, job in await dead_letter_records(connection, queue)}
 
 
 @pytest.mark.parametrize("runner", ["task", "thread", "process"])
@@ -82,7 +82,7 @@ async def test_letters_are_grouped_chosen_and_parked_by_where_their_handler_fail
     queue = await make_queue(connection, name, consumer=ONCE)
     found = await deaths(connection, settings, queue, "thread", ["feed one", "feed two words", "fold one"])
     feed, fold = found["feed one"], found["fold one"]
-    summary = await summarise(connection, queue, group_by=["traceback_digest", "error_place"])
+    summary = await summarise_dead_letters(connection, queue, group_by=["traceback_digest", "error_place"])
     assert {group: each.count for group, each in summary.groups.items()} == {
         (feed.traceback_digest, feed.error_place): 2,
         (fold.traceback_digest, fold.error_place): 1,
@@ -99,5 +99,5 @@ async def test_letters_are_grouped_chosen_and_parked_by_where_their_handler_fail
     back = await redrive_dead_letters(connection, queue, RedriveRequest(same_fault.model_copy(update={"parked": True})))
     assert list(back.redriven) == [1, 2]
     for sequence in back.redriven.values():
-        job = await stored(connection, name, sequence)
+        job = await stored_message(connection, name, sequence)
         assert [header for header, _ in job.headers if header.startswith("Dead-Letter-")] == []

@@ -10,8 +10,8 @@ from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import letter_audit_subject
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -57,7 +57,7 @@ def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
     """Take jobs and hand them back until they are dead, and the dead letter queue says so."""
 
     async def die(connection: BlockingConnection) -> None:
-        wire, letters = connection.wire, f"{queue.name}-dead"
+        wire, letters = connection.socket, f"{queue.name}-dead"
         before = (await stream_info(connection, letters))["state"]["messages"]
         pull = json.dumps({"batch": count, "no_wait": True}).encode()
         topic = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}"
@@ -70,7 +70,7 @@ def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
                 at = frame.end
                 if not frame.sid:
                     wire.answer(frame)
-                elif reply := bytes(wire.buffer[frame.parts[2] : frame.parts[3]]):
+                elif reply := bytes(wire.buffer[frame.offsets[2] : frame.offsets[3]]):
                     wire.send(b"PUB %b 4\r\n-NAK\r\n" % reply)
                     left -= 1
             wire.consume(at)

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.spark import register
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
 
 _FOLDER = Path(__file__).parent

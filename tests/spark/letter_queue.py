@@ -6,16 +6,27 @@ import asyncio
 import json
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.letters import order_for, publish_raw
-from testbed.queues import CONSUMER, complete, eventually, make_queue, pump, put, stored_count, take, use_up
+from testbed.dead_letters import publish_raw, request_for
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    exhaust_deliveries,
+    make_queue,
+    probe,
+    publish_jobs,
+    pull_jobs,
+    store_completion,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -37,11 +48,11 @@ async def mixed_queue(server: NatsServer, name: str) -> WorkQueue:
         await publish_raw(
             server, f"{name}.jobs.latin", "Größe: Ü\r\n".encode() + b"Latin: Gr\xf6\xdfe\r\nTag: a\r\nTag: b", b"raw"
         )
-        await use_up(connection, queue, 1)
+        await exhaust_deliveries(connection, queue, 1)
         await _worker_gave_up(connection, queue)
         await _past_deadline(connection, queue)
         # Nobody but the archive has its body, and the server its reason.
-        await put(connection, queue, ["archived"], headers={"Customer": "Ünal", **ORIGIN, **TASK})
+        await publish_jobs(connection, queue, ["archived"], headers={"Customer": "Ünal", **ORIGIN, **TASK})
         await _terminate(connection, queue, b"+TERM no such customer 17")
         await _redriven_and_parked(connection, queue)
         # An orphan died when its consumer's patience was over at the latest; until then that is the time of each look.
@@ -50,21 +61,23 @@ async def mixed_queue(server: NatsServer, name: str) -> WorkQueue:
 
 
 async def _orphans(connection: Connection, queue: WorkQueue) -> None:
-    await put(connection, queue, ["orphan 1", "orphan 2"])
-    await use_up(connection, queue, 2)
+    await publish_jobs(connection, queue, ["orphan 1", "orphan 2"])
+    await exhaust_deliveries(connection, queue, 2)
     await connection.api(f"STREAM.PURGE.{queue.name}-dead")
 
 
 async def _used_up(connection: Connection, queue: WorkQueue) -> None:
-    await put(connection, queue, [f"used {number}" for number in range(3)], headers=ORIGIN | TASK | {"Job-Id": "job-1"})
-    await put(connection, queue, ["€"], kind="other", headers={"Redrive-Count": "2"})
-    await use_up(connection, queue, 4)
+    await publish_jobs(
+        connection, queue, [f"used {number}" for number in range(3)], headers=ORIGIN | TASK | {"Job-Id": "job-1"}
+    )
+    await publish_jobs(connection, queue, ["€"], kind="other", headers={"Redrive-Count": "2"})
+    await exhaust_deliveries(connection, queue, 4)
 
 
 async def _ended(connection: Connection, queue: WorkQueue) -> None:
-    sequence, *_ = await put(connection, queue, ["completed"])
-    await use_up(connection, queue, 1)
-    await complete(connection, queue, sequence)
+    sequence, *_ = await publish_jobs(connection, queue, ["completed"])
+    await exhaust_deliveries(connection, queue, 1)
+    await store_completion(connection, queue, sequence)
 
 
 async def _record(connection: Connection, queue: WorkQueue, sequence: int, death: Death) -> None:
@@ -72,7 +85,7 @@ async def _record(connection: Connection, queue: WorkQueue, sequence: int, death
     if message is None:
         raise LookupError(f"{queue.name} doesn't hold {sequence}")
     headers = record_headers(
-        death, subject=message.subject, time=message.time, headers=message.headers, teller="worker"
+        death, subject=message.subject, time=message.time, headers=message.headers, writer="worker"
     )
     subject = copy_subject(queue.name, CONSUMER, sequence)
     await connection.client.request(subject, message.data, headers=Headers(headers.items()), timeout=5)
@@ -100,40 +113,40 @@ async def _death(connection: Connection, queue: WorkQueue, sequence: int, reason
 
 
 async def _worker_gave_up(connection: Connection, queue: WorkQueue) -> None:
-    (sequence,) = await put(connection, queue, ["given up"], headers={"Customer": "Ünal", "Tag": "x"})
+    (sequence,) = await publish_jobs(connection, queue, ["given up"], headers={"Customer": "Ünal", "Tag": "x"})
     death = await _death(connection, queue, sequence, Reason.TERMINATED, f"no paper in tray 7 {SCRIPT}")
     await _record(connection, queue, sequence, death)
     await _terminate(connection, queue, b"+TERM")
 
 
 async def _past_deadline(connection: Connection, queue: WorkQueue) -> None:
-    (sequence,) = await put(connection, queue, [json.dumps({"pages": 3})])
+    (sequence,) = await publish_jobs(connection, queue, [json.dumps({"pages": 3})])
     death = await _death(connection, queue, sequence, Reason.DEADLINE, "too slow")
     await _record(connection, queue, sequence, death)
-    await use_up(connection, queue, 1)
+    await exhaust_deliveries(connection, queue, 1)
 
 
 async def _terminate(connection: Connection, queue: WorkQueue, answer: bytes) -> None:
     before = await stored_count(connection, f"{queue.name}-dead")
-    (message,) = await take(connection, queue, 1)
+    (message,) = await pull_jobs(connection, queue, 1)
     await connection.request(message.reply, answer)
 
     async def told() -> bool:
-        await pump(connection, queue)
+        await probe(connection, queue)
         return await stored_count(connection, f"{queue.name}-dead") > before
 
     await eventually(told)
 
 
 async def _redriven_and_parked(connection: Connection, queue: WorkQueue) -> None:
-    again, parked = await put(connection, queue, ["redriven", "parked"])
-    await use_up(connection, queue, 2)
+    again, parked = await publish_jobs(connection, queue, ["redriven", "parked"])
+    await exhaust_deliveries(connection, queue, 2)
     await asyncio.sleep(1.1)
-    (await redrive_dead_letters(connection, queue, order_for([again]))).raise_for_failures()
-    (message,) = await take(connection, queue, 1)
+    (await redrive_dead_letters(connection, queue, request_for([again]))).raise_for_failures()
+    (message,) = await pull_jobs(connection, queue, 1)
     await message.ack_sync()
-    (await redrive_dead_letters(connection, queue, order_for([parked], max_redrives=0))).raise_for_failures()
-    (lost,) = await put(connection, queue, ["lost"])
+    (await redrive_dead_letters(connection, queue, request_for([parked], max_redrives=0))).raise_for_failures()
+    (lost,) = await publish_jobs(connection, queue, ["lost"])
     await _terminate(connection, queue, b"+TERM gone for good")
     archive = await stream_info(connection, f"{queue.name}-archive")
     await connection.api(

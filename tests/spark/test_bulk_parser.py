@@ -4,12 +4,12 @@ import asyncio
 from typing import Any, NamedTuple
 
 import pytest
+from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import new_sid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
-from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import new_sid
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark import bulk_parser
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
@@ -94,7 +94,7 @@ def _walked(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
     while frame := next_frame(data, at, len(data)):
         at = frame.end
         if frame.sid == _SID:
-            rows.append(frame.parts)
+            rows.append(frame.offsets)
         else:
             others.append(frame.line)
     return rows, others, at

@@ -18,7 +18,7 @@ from dying import kill_executor
 from faulty_shares import FailingShare, KilledShare
 from spark_streams import opened
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest

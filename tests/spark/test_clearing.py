@@ -54,7 +54,7 @@ def entries(where: dict[str, str], queue: WorkQueue) -> list[int]:
 
 
 def of_others(scan: Scan, redriven: Collection[int]) -> list[int]:
-    return sorted(each.entry for sequence, told in scan.index.jobs() if sequence not in redriven for each in told)
+    return sorted(each.sequence for sequence, told in scan.index.jobs() if sequence not in redriven for each in told)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from letter_queue import mixed_queue
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters

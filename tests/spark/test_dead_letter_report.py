@@ -47,7 +47,7 @@ def some_letter(number: int) -> DeadLetter:
     headers = tuple((ORIGIN | TASK).items()) if number % 2 else ()
     subject, body, time = f"orders.{number % 40}.{SCRIPT.replace(' ', '')}", b"%d" % number, "2026-11-18T00:00:00Z"
     source = Source.QUEUE if kind else Source.COPY
-    return DeadLetter(death, subject, body, headers, time, source, (number,), kept=True, ready_at=death.died_at)
+    return DeadLetter(death, subject, body, headers, time, source, (number,), preserved=True, ready_at=death.died_at)
 
 
 @pytest.fixture(scope="module")

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany, RequestStream
+from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import gather, map_concurrently
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.prefetch import ReadPlan
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, NotFoundError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 
@@ -75,7 +74,7 @@ async def test_a_range_is_the_same_by_every_way(
     over: BlockingConnection, settings: ConnectionSettings, name: str, *, direct: bool
 ) -> None:
     await run(over, make(over, name, allow_direct=direct))
-    assert set(over.runs) == ({name} if direct else set())
+    assert set(over.batch_readers) == ({name} if direct else set())
     whole = await one_by_one(settings, name)
     assert len(whole) == COUNT - 2 - 260 - 1
     assert await run(over, read(over, name)) == whole
@@ -100,7 +99,7 @@ async def test_an_answer_that_is_cut_for_its_size_is_gone_on_with(
 
     async def foreseen() -> list[StoredMessage | None]:
         subjects = [f"{name}.{number}" for number in range(12)]
-        async with over.foreseen([ReadPlan(name, range(1, 13), subjects)]):
+        async with over.prefetch([ReadPlan(name, range(1, 13), subjects)]):
             by_sequence = [await get_message(over, name, number) for number in range(1, 13)]
             assert [await last_message(over, name, each) for each in subjects] == by_sequence
             return by_sequence
@@ -118,7 +117,7 @@ async def test_what_was_foreseen_is_what_is_there_and_is_forgotten(
     subjects = [f"{name}.{number}" for number in (3, 0, 99)]
 
     async def foreseen() -> None:
-        async with over.foreseen([ReadPlan(name, sequences, subjects), ReadPlan(f"{name}-unknown", [1])]):
+        async with over.prefetch([ReadPlan(name, sequences, subjects), ReadPlan(f"{name}-unknown", [1])]):
             await over.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequences[10], "no_erase": True})
             found = [await get_message(over, name, each) for each in sequences]
             assert found == [whole.get(each) for each in sequences]
@@ -162,11 +161,11 @@ async def test_answers_that_do_not_come_are_given_up_in_time(
     with blocking_connection({"servers": nats.url, "timeout": "0.5"}) as over:
         for asked in (
             RequestMany([(name, b"0"), (name, b"1"), (name, b"2")]),
-            RequestStream(name, b"0"),
+            RequestBatch(name, b"0"),
             Request(name, b"1"),
         ):
 
-            async def ask(what: RequestMany | RequestStream | Request = asked) -> object:
+            async def ask(what: RequestMany | RequestBatch | Request = asked) -> object:
                 return await what
 
             with pytest.raises(DeadlineError, match=f"no answer on {name} within 0.5 s"):

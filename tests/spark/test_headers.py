@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.errors import WireError
 from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
-from airflow_provider_jetstream.spark.wire.bulk_headers import parse_header_block, header_column
-from airflow_provider_jetstream.spark.wire.metadata import DeliveryMetadata, parse_reply_subjects
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block
+from airflow_provider_jetstream.spark.wire.metadata import parse_reply_subjects
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.spark.source.partition_planner import plan_range
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 
 def _numbers(rows: list[dict[str, Any]]) -> list[int]:
@@ -54,7 +54,7 @@ def test_a_stream_that_was_made_anew_while_it_was_read_is_told(given: dict[str, 
     assert stream.info().created != old.created
     options = read_options(given, "read")
     (part,) = plan_ranges(1, 10, options, old, "consumer", ())
-    with pytest.raises(DataLossError, match="deleted and made anew"):
+    with pytest.raises(DataLossError, match="deleted and recreated"):
         list(read_range(given, options, Columns(("seq",), (True,)), part))
 
 

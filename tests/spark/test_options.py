@@ -19,7 +19,7 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.options import Bound, read_options, write_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
-from airflow_provider_jetstream.spark.source.stream_api import StreamInfo
+from airflow_provider_jetstream.spark.source.source_stream import StreamInfo
 
 if TYPE_CHECKING:
     from pyspark.sql.datasource import Filter

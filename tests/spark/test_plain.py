@@ -19,10 +19,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
 from airflow_provider_jetstream.jetstream.contract import completion_subject, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
@@ -35,7 +35,7 @@ from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
-from testbed.letters import publish_raw
+from testbed.dead_letters import publish_raw
 from testbed.queues import small_queue
 
 if TYPE_CHECKING:
@@ -161,7 +161,7 @@ def by_the_judge_alone(proving: ClassifyTask, jobs: list[pa.RecordBatch]) -> lis
 
 def advisory(sequence: int, told_at: datetime, consumer: str | None = None, **fields: Any) -> tuple[int, Entry]:
     said = {"entry": 500 + sequence, "kind": EntryKind.DELIVERIES, "deliveries": 1} | fields
-    return sequence, Entry(consumer=consumer or taker_of(sequence), told_at=told_at, **said)
+    return sequence, Entry(consumer=consumer or taker_of(sequence), recorded_at=told_at, **said)
 
 
 def taker_of(sequence: int) -> str:
@@ -172,9 +172,9 @@ def delivered(premises: ScanContext, **fields: Any) -> ScanContext:
     """Say that everything was delivered, and whatever else."""
     consumers = {
         name: replace(each, **({"delivered": JOBS + 10, "ack_floor": 0, "in_flight": 3} | fields))
-        for name, each in premises.around.consumers.items()
+        for name, each in premises.snapshot.consumers.items()
     }
-    return replace(premises, around=replace(premises.around, consumers=consumers))
+    return replace(premises, snapshot=replace(premises.snapshot, consumers=consumers))
 
 
 def test_only_what_is_plain_is_taken_from_the_judge(bed: Bed) -> None:
@@ -240,7 +240,7 @@ def test_the_judge_finds_the_same_of_what_all_jobs_have_in_common(
         for each in range(1, JOBS + 1)
     ]
     premises = delivered(bed.premises, created=now + created)
-    premises = replace(premises, around=replace(premises.around, created=(now + begun).isoformat()))
+    premises = replace(premises, snapshot=replace(premises.snapshot, created=(now + begun).isoformat()))
     proving = ClassifyTask(bed.where, premises, frozenset(), Selection(), lost=True)
     jobs = jobs_of(told, set())
     assert rows_of(proving.classify(iter(jobs))) == by_the_judge_alone(proving, jobs)
@@ -270,8 +270,8 @@ def test_the_judge_finds_the_same(bed: Bed, data: st.DataObject) -> None:
     jobs = jobs_of(data.draw(st.one_of(several, one_each)), data.draw(st.sets(sequences, max_size=5)))
     premises = delivered(bed.premises, delivered=data.draw(st.sampled_from([0, JOBS // 2, JOBS + 10])))
     if data.draw(st.booleans()):
-        around = replace(premises.around, created=data.draw(moments).isoformat())
-        premises = replace(premises, around=around)
+        around = replace(premises.snapshot, created=data.draw(moments).isoformat())
+        premises = replace(premises, snapshot=around)
     if data.draw(st.booleans()):
         premises = delivered(premises, created=data.draw(moments))
     premises = replace(premises, events=data.draw(st.sampled_from([premises.events, None])))

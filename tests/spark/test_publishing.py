@@ -18,7 +18,7 @@ from testbed.nats_server import NatsServer
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers", _HEADERS), ("msg_id", pa.string())])

@@ -15,11 +15,11 @@ from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSock
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.stream_api import nanoseconds
+from airflow_provider_jetstream.spark.source.source_stream import parse_time
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 _SPOOF = b"x\r\nNATS/1.0 204 EOB\r\nNats-Num-Pending: 0\r\nNats-Last-Sequence: 1500\r\n\r\n"
 
@@ -271,6 +271,6 @@ def test_a_stream_that_does_not_exist_is_told(given: dict[str, str]) -> None:
 
 
 def test_times_of_the_server_are_exact() -> None:
-    assert nanoseconds("2026-11-21T15:10:11.609070807Z") == 1795273811609070807
-    assert nanoseconds("2026-11-21T15:10:11.6Z") == 1795273811600000000
-    assert nanoseconds("2026-11-21T15:10:11Z") == 1795273811000000000
+    assert parse_time("2026-11-21T15:10:11.609070807Z") == 1795273811609070807
+    assert parse_time("2026-11-21T15:10:11.6Z") == 1795273811600000000
+    assert parse_time("2026-11-21T15:10:11Z") == 1795273811000000000

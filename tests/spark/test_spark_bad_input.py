@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 
 def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from testbed.nats_server import NatsServer
 
 _COUNT = 20_000

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
-    from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 
 def _stream(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
@@ -123,7 +123,7 @@ def test_messages_that_are_gone_fail_a_query_unless_told_otherwise(
     stream.api(f"STREAM.DELETE.{stream.name}")
     make_stream(stream)
     count_up(stream, 500, 1000)
-    with pytest.raises(StreamingQueryException, match="was deleted and made anew after sequence 200 was read"):
+    with pytest.raises(StreamingQueryException, match="was deleted and recreated after sequence 200 was read"):
         _available(_stream(spark, given), tmp_path)
     _available(_stream(spark, given, failOnDataLoss="false"), tmp_path)
     assert _values(spark, tmp_path) == [*range(100), *range(150, 200), *range(1000, 1500)]

@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from testbed.certificates import TlsFiles, make_tls
 from testbed.nats_server import NatsServer, debian_nats_server
 from testbed.ports import LOOPBACK, free_port

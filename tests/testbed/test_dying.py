@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 import psutil
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
-from testbed.dying import call_kind, changes_something, die_at_every_call
-from testbed.queues import complete, make_queue, put, small_queue, stored_count, take
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from testbed.crash_points import call_kind, changes_state, crash_at_every_call
+from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue, store_completion, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
@@ -26,11 +27,11 @@ KILLED = -signal.SIGKILL
 async def work(connection: Connection, queue: WorkQueue, *, body: str) -> None:
     """Read, and change something in each of the ways that there are."""
     await stream_info(connection, queue.name)
-    first, second = await put(connection, queue, [body, "not wanted"])
+    first, second = await publish_jobs(connection, queue, [body, "not wanted"])
     await connection.api(f"STREAM.MSG.DELETE.{queue.name}", {"seq": second})
     await get_message(connection, queue.name, first)
-    (message,) = await take(connection, queue, 1)
-    await complete(connection, queue, first)
+    (message,) = await pull_jobs(connection, queue, 1)
+    await store_completion(connection, queue, first)
     await message.ack_sync()
     # In the client's old style of requests.
     request = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.worker"
@@ -64,7 +65,7 @@ async def read_on(connection: Connection, _queue: WorkQueue) -> None:
 
 def children() -> list[str]:
     running = (child for child in psutil.Process().children() if child.status() != psutil.STATUS_ZOMBIE)
-    return [line for child in running if "testbed.dying" in (line := " ".join(child.cmdline()))]
+    return [line for child in running if "testbed.crash_points" in (line := " ".join(child.cmdline()))]
 
 
 @pytest.fixture
@@ -80,8 +81,8 @@ def prepare(connection: Connection, name: str) -> Callable[[int], Awaitable[Work
 async def test_each_run_is_killed_instead_of_its_own_call(
     nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
-    deaths = await die_at_every_call((nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"})
-    assert deaths.killed == WORK
+    deaths = await crash_at_every_call((nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"})
+    assert deaths.killed_calls == WORK
     assert deaths.statuses == [KILLED] * len(WORK) + [0]
     assert [run.call for run in deaths.runs] == list(range(1, len(WORK) + 2))
     assert deaths.runs[2].subject == f"{deaths.queues[2].name}.jobs.plain"
@@ -93,10 +94,10 @@ async def test_each_run_is_killed_instead_of_its_own_call(
 async def test_reading_calls_can_be_left_out(
     nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
-    deaths = await die_at_every_call(
+    deaths = await crash_at_every_call(
         (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, counted="changes"
     )
-    assert deaths.killed == CHANGES
+    assert deaths.killed_calls == CHANGES
     found = [
         (await stored_count(connection, queue.name), await stored_count(connection, f"{queue.name}-events"))
         for queue in deaths.queues
@@ -107,28 +108,30 @@ async def test_reading_calls_can_be_left_out(
 async def test_the_first_calls_can_be_left_out(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
-    deaths = await die_at_every_call(
+    deaths = await crash_at_every_call(
         (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, first_call=8
     )
-    assert deaths.killed == WORK[7:]
+    assert deaths.killed_calls == WORK[7:]
 
 
 async def test_a_run_that_fails_by_itself_is_told(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)a run ended with 1 by itself:.*KeyError: 'mine'"):
-        await die_at_every_call((nats.url,), f"{__name__}:fail", prepare, logs=tmp_path)
+        await crash_at_every_call((nats.url,), f"{__name__}:fail", prepare, logs=tmp_path)
     with pytest.raises(RuntimeError, match=r"(?s)the process that forks ended with 1:.*has no attribute 'absent'"):
-        await die_at_every_call((nats.url,), f"{__name__}:absent", prepare, logs=tmp_path)
+        await crash_at_every_call((nats.url,), f"{__name__}:absent", prepare, logs=tmp_path)
 
 
 async def test_what_makes_calls_without_end_is_ended(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)makes more than 3 calls:.*INFO +3 +-9"):
-        await die_at_every_call((nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, most=3)
+        await crash_at_every_call((nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, max_calls=3)
     with pytest.raises(TimeoutError):
-        await die_at_every_call((nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, counted="changes", within=3)
+        await crash_at_every_call(
+            (nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, counted="changes", within=3
+        )
     assert children() == []
 
 
@@ -151,4 +154,4 @@ async def test_what_makes_calls_without_end_is_ended(
 )
 def test_calls_are_told_apart(subject: str, kind: str, *, change: bool) -> None:
     assert call_kind(subject, small_queue("q")) == kind
-    assert changes_something(subject) is change
+    assert changes_state(subject) is change

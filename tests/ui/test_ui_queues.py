@@ -10,7 +10,7 @@ from ui_browsing import cell, picture, row
 from ui_steps import blocking, with_connection, working
 
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from testbed.queues import make_queue, put
+from testbed.queues import make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from ui_browsing import Browsing
@@ -25,7 +25,7 @@ def test_a_queue_fills_and_drains_before_ones_eyes(browsing: Browsing, settings:
     page = browsing.open()
     expect(cell(page, "parcels", "Pending")).to_have_text("0")
     expect(cell(page, "parcels", "State")).to_have_text("Idle")
-    blocking(with_connection(settings, put, queue, ["a parcel"] * 37))
+    blocking(with_connection(settings, publish_jobs, queue, ["a parcel"] * 37))
     expect(cell(page, "parcels", "Pending")).to_have_text("37")
     expect(cell(page, "parcels", "State")).to_have_text("Stuck")
     expect(cell(page, "parcels", "Limit")).to_have_text("93 %")

@@ -17,8 +17,8 @@ from ui_steps import ROOT, blocking, with_connection
 
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from testbed.airflow import Airflow
+from testbed.dead_letters import make_terminated_letters
 from testbed.environments import create_environment, lowest_python
-from testbed.letters import let_terminate
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
 from testbed.queues import make_queue
@@ -43,7 +43,7 @@ SLOW = 90_000
 async def fill(connection: Connection) -> None:
     """Make a queue with three dead letters."""
     queue = await make_queue(connection, QUEUE)
-    await let_terminate(connection, queue, ["one", "two", "three"], reason="no such port")
+    await make_terminated_letters(connection, queue, ["one", "two", "three"], reason="no such port")
 
 
 @pytest.fixture(scope="module", params=VERSIONS)

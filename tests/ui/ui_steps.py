@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
-from airflow_provider_jetstream.jetstream.dead_letters.find import summarise
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.worker import Delivery, Worker
 from example_workers.store import process
-from testbed.queues import eventually, make_queue, put
+from testbed.queues import eventually, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Coroutine, Iterator
@@ -38,7 +38,7 @@ async def letters_of(settings: ConnectionSettings, queue: WorkQueue, count: int)
     async with connect(settings) as connection:
 
         async def died() -> bool:
-            return (await summarise(connection, queue)).dead == count
+            return (await summarise_dead_letters(connection, queue)).dead == count
 
         await eventually(died, within=120)
 
@@ -80,7 +80,7 @@ def unlucky(settings: ConnectionSettings, name: str) -> Iterator[None]:
     busy = [json.dumps({"id": f"{name}-{number}", "amount": 1, "bank": "slow"}) for number in range(4)]
     malformed = [json.dumps({"id": f"{name}-{number}", "amount": "1,5", "bank": "fast"}) for number in (4, 5)]
     queue = blocking(with_connection(settings, make_queue, name))
-    blocking(with_connection(settings, put, queue, [*busy, *malformed]))
+    blocking(with_connection(settings, publish_jobs, queue, [*busy, *malformed]))
     with working(settings, queue, process):
         blocking(letters_of(settings, queue, 6))
         yield

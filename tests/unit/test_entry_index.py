@@ -34,15 +34,15 @@ def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int,
     assert [(sequence, list(said)) for sequence, said in index.jobs()] == sorted(expected.items())
     for sequence, said in expected.items():
         assert sequence in index
-        assert list(index.mentions(sequence)) == said
+        assert list(index.entries_of(sequence)) == said
     assert len(index) == len(entries)
 
 
 def test_what_is_not_there() -> None:
     index = EntryIndex()
-    assert (list(index.jobs()), index.mentions(1), 1 in index, len(index)) == ([], (), False, 0)
+    assert (list(index.jobs()), index.entries_of(1), 1 in index, len(index)) == ([], (), False, 0)
     index.add(3, Entry(1, EntryKind.DELIVERIES, "worker", START, 1))
-    assert (2 in index, 3 in index, 4 in index, index.mentions(2)) == (False, True, False, ())
+    assert (2 in index, 3 in index, 4 in index, index.entries_of(2)) == (False, True, False, ())
 
 
 def test_jobs_after_one() -> None:

@@ -23,7 +23,7 @@ DEATH = Death("orders", CREATED, 17, "printer", Reason.TERMINATED, DIED)
 
 
 def keep(death: Death = DEATH, *, headers: Pairs = (), parked: str | None = None) -> Headers:
-    return record_headers(death, subject="orders.a", time=STORED, headers=headers, teller="worker", parked=parked)
+    return record_headers(death, subject="orders.a", time=STORED, headers=headers, writer="worker", parked=parked)
 
 
 def copy(headers: Pairs, subject: str = "dead.orders.printer.17", data: bytes = b"body") -> StoredMessage:

@@ -30,7 +30,7 @@ def letter(sequence: int, *, run: str = "run", parked: str | None = None, **deat
         time="",
         source=Source.COPY,
         entries=(sequence * 10,),
-        kept=True,
+        preserved=True,
         ready_at=died_at,
         parked=parked,
     )

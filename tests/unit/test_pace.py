@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimite
 
 @pytest.mark.parametrize(("rate", "batch"), [(None, 250), (0.1, 1), (30, 1), (400, 12), (5_000, 150), (1e6, 250)])
 def test_few_letters_go_together_at_a_low_rate(rate: float | None, batch: int) -> None:
-    assert RateLimiter(rate).batch(250) == batch
+    assert RateLimiter(rate).batch_size(250) == batch
 
 
 async def test_without_a_rate_nothing_waits() -> None:
@@ -37,7 +37,7 @@ async def test_no_window_has_more_than_the_rate_allows_however_slow_the_work_is(
     monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
     monkeypatch.setattr(pacing.asyncio, "sleep", sleep)
     pace = RateLimiter(rate)
-    batch, went = pace.batch(250), list[float]()
+    batch, went = pace.batch_size(250), list[float]()
     for delay in slowness * (400 // len(slowness)):
         await pace.wait(batch)
         pace.consume(batch)

@@ -139,8 +139,12 @@ def test_each_subject_has_the_number_of_partitions_of_its_consumer() -> None:
             _queue(),
             "job 0 has a partition_key, but its subject is 'tasks.1.x'",
         ),
-        (Job(b"", partition_key="a"), None, "job 0 has a partition_key: hand over the queue too"),
-        (Job(b"", "other.{partition}.x", partition_key="a"), _queue(), "no consumer of TASKS takes it in partitions"),
+        (Job(b"", partition_key="a"), None, "job 0 has a partition_key: pass the queue too"),
+        (
+            Job(b"", "other.{partition}.x", partition_key="a"),
+            _queue(),
+            "no consumer of TASKS has partitions on that subject",
+        ),
     ],
 )
 def test_a_job_whose_partition_is_unknown_is_refused(job: Job, queue: WorkQueue | None, found: str) -> None:

@@ -121,10 +121,7 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_
         ),
         (
             {"audit": {"subjects": ["audit.other.>"]}},
-            (
-                "the audit stream q-audit doesn't capture audit.q.>, so nothing would tell what became of dead"
-                " letters: add that subject"
-            ),
+            ("the audit stream q-audit doesn't capture audit.q.>, so what is done to dead letters: add that subject"),
         ),
         (
             {"subjects": ["q.>", "archive.>"]},
@@ -146,7 +143,7 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_
         (
             {"atomic_redrive": True, "consumers": [{"name": "w", "filter_subject": ">", "max_deliver": 2}]},
             (
-                "filter > of consumer w would take the markers of atomic redrives (requeued.q.*) for jobs: narrow it,"
+                "filter > of consumer w would deliver the markers of atomic redrives (requeued.q.*) as jobs: narrow it,"
                 " or drop atomic_redrive"
             ),
         ),
@@ -168,7 +165,7 @@ def test_parts_that_get_in_each_others_way_are_refused(changes: dict[str, Any], 
         ({}, []),
         (
             {"archive": False},
-            ["no archive: a job that a worker terminates, or that the server deletes, takes its body with it"],
+            ["no archive: the body of a job that a worker terminates, or that the server deletes, is lost"],
         ),
         ({"archive": {"max_age": "1d"}}, []),
         (
@@ -217,7 +214,7 @@ def test_parts_that_get_in_each_others_way_are_refused(changes: dict[str, Any], 
             [
                 f"dead doesn't capture {_TERMINATED}.q.*: terminated jobs go unseen",
                 "dead doesn't capture dead.q.>: a dead letter whose job the server removes has no copy there",
-                "dead doesn't capture parked.q.>: a letter that is given up can't be parked",
+                "dead doesn't capture parked.q.>: a dead letter can't be parked",
             ],
         ),
     ],

@@ -81,7 +81,7 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     "unfiltered beside others": (
         _consumers({}, {"filter_subject": "q.a"}),
         (
-            "consumer w0 has no filter subject and would take every job: the server refuses other consumers beside it;"
+            "consumer w0 has no filter subject and would get every job: the server refuses other consumers beside it;"
             " give each its own filter"
         ),
     ),
@@ -119,7 +119,7 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     "events that capture no completion": (
         _with(events={"name": "q_events", "subjects": ["completed.other.>"]}),
         (
-            "the events stream q_events doesn't capture completed.q.>, so nobody would learn that a job ended: add that"
+            "the events stream q_events doesn't capture completed.q.>, so the ends of jobs would not be stored: add that"
             " subject"
         ),
     ),

@@ -72,7 +72,7 @@ _NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in t
                 "max_age 7d removes waiting jobs and dead letters of that age without an advisory",
                 f"jobs_dlq doesn't capture {_TERMINATED}.jobs.*: terminated jobs go unseen",
                 "jobs_dlq doesn't capture dead.jobs.>: a dead letter whose job the server removes has no copy there",
-                "jobs_dlq doesn't capture parked.jobs.>: a letter that is given up can't be parked",
+                "jobs_dlq doesn't capture parked.jobs.>: a dead letter can't be parked",
             ],
         ),
         (
@@ -92,7 +92,7 @@ _NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in t
                     "orders_unprocessed doesn't capture dead.orders_stream.>: a dead letter whose job the server"
                     " removes has no copy there"
                 ),
-                "orders_unprocessed doesn't capture parked.orders_stream.>: a letter that is given up can't be parked",
+                "orders_unprocessed doesn't capture parked.orders_stream.>: a dead letter can't be parked",
                 "orders_unprocessed refuses advisories once it is full (discard new): dead letters go unseen",
             ],
         ),
@@ -138,9 +138,11 @@ def test_a_dropping_queue_and_slow_detection_are_warned_of() -> None:
         dead_letters="q_dead",
     )
     dropping, slow = queue.warnings()
-    assert dropping.startswith('discard "old" with a limit drops the oldest waiting jobs without a word')
+    assert dropping.startswith('discard "old" with a limit drops the oldest waiting jobs silently')
     assert 'use discard "new"' in dropping
-    assert slow.startswith("consumer w: an ack_wait of 1h means that a worker's death is noticed only after that time")
+    assert slow.startswith(
+        "consumer w: an ack_wait of 1h delays the redelivery of a crashed worker's jobs by that time"
+    )
 
 
 def test_a_queue_of_names_alone_gets_streams_that_capture_all_ends() -> None:

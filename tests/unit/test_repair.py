@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive.repair import UNCHANGED, Content, Repair, content_of
+from airflow_provider_jetstream.jetstream.redrive.repair import UNCHANGED, Content, Repair, repaired_content
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
@@ -23,12 +23,12 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def letter(body: bytes = b"body", headers: Pairs = ()) -> DeadLetter:
     death = Death("q", "2026-01-01T00:00:00Z", 7, "worker", Reason.MAX_DELIVERIES, NOW)
     return DeadLetter(
-        death, "q.jobs.a", body, headers, "2026-01-01T00:00:00Z", Source.QUEUE, (), kept=False, ready_at=NOW
+        death, "q.jobs.a", body, headers, "2026-01-01T00:00:00Z", Source.QUEUE, (), preserved=False, ready_at=NOW
     )
 
 
 def repaired(repair: Any, body: bytes = b"body", headers: Pairs = ()) -> Content:
-    return content_of(letter(body, headers), lambda _: repair)
+    return repaired_content(letter(body, headers), lambda _: repair)
 
 
 def digest(body: bytes) -> dict[str, Any]:

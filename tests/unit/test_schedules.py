@@ -105,7 +105,7 @@ def test_a_cron_expression_of_five_fields_is_told_what_is_missing() -> None:
         ("0 1, 8 * * *", "found '1,'"),
         (
             "0 0 8 31 4,jun *",
-            "expected a date that there is, found day 31 of month 4,jun, which never comes, in the cron",
+            "expected a date that exists, found day 31 of month 4,jun, which never comes, in the cron",
         ),
     ],
 )
@@ -210,7 +210,11 @@ def test_a_job_for_later_may_be_for_a_partition() -> None:
 @pytest.mark.parametrize(
     ("job", "queue", "found"),
     [
-        (Job(b"", delay="1h"), None, "job 0 is for later: hand over the queue too, which has a subject for schedules"),
+        (
+            Job(b"", delay="1h"),
+            None,
+            "job 0 has a schedule: pass the queue too, which declares the subject of schedules",
+        ),
         (Job(b"", delay="1h"), _queue(schedules=False), "and q has no schedules: declare schedules: true"),
         (
             Job(b"", at=_NOW),
@@ -218,7 +222,7 @@ def test_a_job_for_later_may_be_for_a_partition() -> None:
             'with discard "new" it can\'t: declare discard "old" without limits that could drop waiting jobs; or do',
         ),
         (Job(b"", at=_NOW, delay="1h"), _queue(), "job 0 has several of at, delay and every: keep one"),
-        (Job(b"", every="30s"), _queue(), "job 0 is made again and again: give it an id"),
+        (Job(b"", every="30s"), _queue(), "job 0 has a repeating schedule: give it an id"),
         (Job(b"", id="a", every="soon"), _queue(), "job 0: expected a duration of at least a second"),
         (Job(b"", delay="soon"), _queue(), "job 0: expected a duration such as"),
     ],
@@ -257,7 +261,7 @@ def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_wha
         ({"deny_purge": True}, "schedules and deny_purge of stream q exclude each other: the server purges fired ones"),
         (
             {"allow_rollup_hdrs": False},
-            "schedules take allow_rollup_hdrs, which stream q declares as false",
+            "schedules need allow_rollup_hdrs, which stream q declares as false",
         ),
         (
             {"subjects": ["scheduled.*.a"]},
@@ -265,7 +269,7 @@ def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_wha
         ),
         (
             {"consumers": [{"name": "w", "filter_subject": "*.q.a", "max_deliver": 1}], "subjects": ["x.q.>"]},
-            "filter *.q.a of consumer w would take schedules (scheduled.q.>) for jobs: narrow it, or drop schedules",
+            "filter *.q.a of consumer w would deliver schedules (scheduled.q.>) as jobs: narrow it, or drop schedules",
         ),
     ],
 )

@@ -43,7 +43,7 @@ LETTER = DeadLetter(
     time="2026-01-01T11:00:00Z",
     source=Source.COPY,
     entries=(1, 2),
-    kept=True,
+    preserved=True,
     ready_at=DIED,
 )
 
@@ -96,16 +96,16 @@ def test_parked_letters_are_meant_only_where_they_are_named() -> None:
 def test_undeliverable_jobs_are_meant_only_where_they_are_named() -> None:
     job = replace(LETTER, death=replace(DEATH, reason=Reason.UNDELIVERABLE))
     assert not Selection().matches(job, NOW)
-    assert not Selection().undeliverable
+    assert not Selection().selects_undeliverable
     named = Selection.of({"reasons": ["undeliverable"]})
     assert named.matches(job, NOW)
-    assert named.undeliverable
+    assert named.selects_undeliverable
     assert not named.matches(LETTER, NOW)
 
 
 @pytest.mark.parametrize("source", [None, {}, Selection(), {"older_than": None, "parked": False}])
 def test_every_letter_in_circulation(source: Any) -> None:
-    assert Selection.of(source).everything
+    assert Selection.of(source).selects_all
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_every_letter_in_circulation(source: Any) -> None:
     ],
 )
 def test_less_than_everything(fields: dict[str, Any]) -> None:
-    assert not Selection.of(fields).everything
+    assert not Selection.of(fields).selects_all
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,7 @@ from pydantic import BaseModel
 
 from airflow_provider_jetstream.worker import Delivery
 from airflow_provider_jetstream.worker.errors import HandlerDeadlineError, InvalidBodyError
-from airflow_provider_jetstream.worker.handler import Handler
-from airflow_provider_jetstream.worker.handler import HandlerResult
+from airflow_provider_jetstream.worker.handler import Handler, HandlerResult
 from airflow_provider_jetstream.worker.traceback_digest import Failure, attach_failure, failure_of
 
 if TYPE_CHECKING:

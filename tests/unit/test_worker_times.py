@@ -7,8 +7,8 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker import Delivery
-from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.errors import JobExpiredError, RetryLaterError
+from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 
 SECOND = 1_000_000_000

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import last_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, letter_audit_subject, run_audit_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 
@@ -128,7 +128,7 @@ class AuditLog:
             return None
         return cls(connection, queue.audit.name, queue.name, created)
 
-    async def last(self, sequence: int) -> LetterRecord | None:
+    async def last_record(self, sequence: int) -> LetterRecord | None:
         """Tell what was last done with a letter.
 
         :param sequence: the job's stream sequence
@@ -170,7 +170,7 @@ class AuditLog:
         result = record.died_at if record.in_place else record.new_sequence
         return f"audit:{self.created}:{record.sequence}:{record.action}:{result or record.at}"
 
-    async def begin(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
+    async def begin_run(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
         """Begin a redrive, or go on with one that was cut off.
 
         :param run: its key; where a redrive of this key is over, another one begins
@@ -184,10 +184,10 @@ class AuditLog:
             return record
         last = (await stream_info(self._connection, self.stream))["state"]["last_seq"]
         record = RunRecord(stream=self.queue, created=self.created, run=run, from_sequence=last + 1, who=who, why=why)
-        await self.progress(record)
+        await self.record_progress(record)
         return record
 
-    async def progress(self, record: RunRecord) -> None:
+    async def record_progress(self, record: RunRecord) -> None:
         """Record how far a redrive is.
 
         :param record: its record
@@ -197,7 +197,7 @@ class AuditLog:
         subject = run_audit_subject(self.queue, record.run)
         await store(self._connection, subject, record.model_dump_json(exclude_none=True).encode())
 
-    async def finish(self, run: str) -> None:
+    async def finish_run(self, run: str) -> None:
         """Record that a redrive is over which was kept open.
 
         :param run: its key
@@ -207,9 +207,9 @@ class AuditLog:
         message = await last_message(self._connection, self.stream, run_audit_subject(self.queue, run))
         record = _read(RunRecord, message)
         if record and record.created == self.created and not record.finished:
-            await self.progress(record.model_copy(update={"finished": True}))
+            await self.record_progress(record.model_copy(update={"finished": True}))
 
-    async def done_by(self, record: RunRecord) -> AsyncGenerator[LetterRecord, None]:
+    async def letters_of_run(self, record: RunRecord) -> AsyncGenerator[LetterRecord, None]:
         """Give what a redrive did before it was cut off.
 
         :param record: its record

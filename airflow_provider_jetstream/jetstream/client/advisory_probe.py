@@ -1,73 +1,85 @@
-"""Making the server tell of deaths that it has kept to itself.
+"""Makes the server publish the max-deliver advisories that are due.
 
-The server notices that a job has used up its deliveries only when a consumer is asked for the next job. With no worker
-alive nobody asks, so the advisory of the last deaths never comes. A pull that accepts no message at all asks on their
-behalf: ``no_wait`` so that it doesn't linger, and ``max_bytes: 1`` so that every real job is put back untouched, with
-its count of deliveries as before.
+The server notices that a job has used up its deliveries only when the consumer receives a pull request. Where no worker
+is alive none comes, so the advisories of the last dead letters are never published. The probe is a pull request that
+fits no message: ``no_wait`` so that it ends at once, and ``max_bytes: 1`` so that every real job is put back with its
+delivery count unchanged.
 
-Measured with nats-server 2.10.27 and 2.15: fifty such pulls left a job's next real delivery at the number it would have
-had. Server 2.9 miscounts here, and is refused at connecting.
+Measured with nats-server 2.10.27 and 2.15: after fifty probes a job's next real delivery had the number that it would
+have had without them. Server 2.9 miscounts here, and is refused at connecting.
 """
 
 from __future__ import annotations
 
-import json
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
-from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
-_PROBE = {"batch": 1, "no_wait": True, "max_bytes": 1}
 _PUT_BACK = "409"
 
-# A probe ends at the first job that could be delivered, and that job moves to the end of the line: deaths behind more
-# jobs than this are told at one of the next looks.
+# A probe ends at the first job that can be delivered, and the server moves that job to the end of its redelivery queue.
+# Dead letters behind more such jobs than this get their advisories at a later probe.
 MAX_PROBES = 200
 ADVISORY_DELAY = 0.1
 
 
 async def probe_consumer(connection: Connection, stream: str, consumer: str) -> dict[str, Any]:
-    """Have the server publish every advisory that is due for a consumer.
+    """Have the server publish every advisory that is due for a consumer, and return the consumer's state afterwards.
 
-    :param connection: the server
-    :param stream: its stream
-    :param consumer: its name
-    :return: the consumer's state afterwards, as the server gives it
     :raises NotFoundError: the stream or the consumer doesn't exist
     :raises DeadlineError: no answer within the time limit
     :raises UnreachableError: the connection is gone
     """
     before = await consumer_info(connection, stream, consumer)
-    if before["num_ack_pending"] == 0 or "deliver_subject" in before["config"]:
-        # Nothing can have died untold, or the server pushes jobs and refuses to be asked.
+    if not _may_owe_advisories(before):
         return before
-    probes = min(before["num_ack_pending"] + 1, MAX_PROBES)
-    probe = json.dumps(_PROBE | priority_fields(before["config"])).encode()
-    while probes > 0 and await connection.status(f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}", probe) == _PUT_BACK:
-        probes -= 1
+    await _send_probes(connection, stream, before)
     after = await consumer_info(connection, stream, consumer)
-    if after["num_ack_pending"] < before["num_ack_pending"]:
-        # The advisories are on their way to the dead letter queue.
-        await sleep(ADVISORY_DELAY)
+    await _await_advisories([before], [after])
     return after
 
 
-async def probe_consumers(connection: Connection, stream: str) -> None:
-    """Pump every consumer of a stream.
+async def probe_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
+    """Have the server publish every advisory that is due for any consumer, and return their states by name afterwards.
 
-    :param connection: the server
-    :param stream: the work queue
-    :raises ApiError: the server refused to name the consumers
+    :raises NotFoundError: the stream doesn't exist
     :raises DeadlineError: no answer within the time limit
-    :raises UnreachableError: the connection is gone
+    :raises UnreachableError: the connection is gone, or the server of a consumer is away
     """
-    for consumer in await consumer_names(connection, stream):
-        # One that is deleted meanwhile has no more deaths to tell.
-        with suppress(NotFoundError):
-            await probe_consumer(connection, stream, consumer)
+    before = await list_consumers(connection, stream)
+    probed = [info for info in before.values() if _may_owe_advisories(info)]
+    if not probed:
+        return before
+    await map_concurrently(lambda info: _send_probes(connection, stream, info), probed)
+    after = await list_consumers(connection, stream)
+    # A consumer that was deleted meanwhile has no advisories that are due.
+    compared = [info for info in probed if info["name"] in after]
+    await _await_advisories(compared, [after[info["name"]] for info in compared])
+    return after
+
+
+def _may_owe_advisories(info: Mapping[str, Any]) -> bool:
+    # A push consumer takes no pull requests.
+    return bool(info["num_ack_pending"]) and "deliver_subject" not in info["config"]
+
+
+async def _send_probes(connection: Connection, stream: str, info: Mapping[str, Any]) -> None:
+    probes = min(info["num_ack_pending"] + 1, MAX_PROBES)
+    subject = pull_subject(stream, info["name"])
+    probe = pull_request(1, no_wait=True, max_bytes=1, priority=priority_fields(info["config"]))
+    while probes > 0 and await connection.request_status(subject, probe) == _PUT_BACK:
+        probes -= 1
+
+
+async def _await_advisories(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> None:
+    counts = zip(before, after, strict=True)
+    if any(later["num_ack_pending"] < earlier["num_ack_pending"] for earlier, later in counts):
+        # The advisories are on their way to the dead letter queue.
+        await sleep(ADVISORY_DELAY)

@@ -1,4 +1,4 @@
-"""What the server's answers and a connection's failures mean, in words on which a person can act."""
+"""Turns the server's refusals and a connection's failures into errors that say what to do."""
 
 from __future__ import annotations
 
@@ -11,16 +11,21 @@ from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
     ConnectionSettingsError,
     JetStreamProviderError,
+    NotFoundError,
     ServerTooOldError,
     TLSError,
     UnreachableError,
 )
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
+_NO_CONSUMER = 10014
+_NO_STREAM = 10059
 NOT_ENABLED = {10039, 10076}
-# What else the server answers with 503 although waiting doesn't help: no cluster, no such account, not in a cluster.
+# Other errors with status 503 that don't pass: no cluster, no such account, not in a cluster.
 _LASTING = NOT_ENABLED | {10010, 10035, 10036}
 _SERVICE_UNAVAILABLE = 503
 
@@ -31,11 +36,9 @@ NO_JETSTREAM = (
 
 
 def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
-    """Make what an encrypted connection goes by.
+    """Create the TLS context of an encrypted connection.
 
-    :param settings: with the authorities' file, if there is one
-    :return: the context
-    :raises ConnectionSettingsError: the file can't be used
+    :raises ConnectionSettingsError: the file of certificate authorities can't be used
     """
     try:
         return ssl.create_default_context(cafile=settings.tls_ca_file)
@@ -47,45 +50,52 @@ def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
 
 
 def decode_answer(data: bytes, subject: str) -> dict[str, Any]:
-    """Read an answer of JetStream's API.
+    """Decode an answer of JetStream's API, every field of it.
 
-    :param data: the answer
-    :param subject: what was asked
-    :return: the answer, every field of it
+    :param subject: the API subject of the request
     :raises ApiError: the server refused
     :raises UnreachableError: JetStream is unavailable just now
     """
     answer: dict[str, Any] = json.loads(data)
-    if not (found := answer.get("error")):
+    if not (refusal := answer.get("error")):
         return answer
-    error = ApiError(
-        found.get("code", 0), found.get("err_code", 0), found.get("description", "no description"), subject
-    )
+    error = api_error(refusal, subject)
     if error.status == _SERVICE_UNAVAILABLE and error.err_code not in _LASTING:
         raise unavailable(error)
     raise error
 
 
-def unavailable(found: object) -> UnreachableError:
-    """Say that JetStream can't answer just now.
+def api_error(refusal: Mapping[str, Any], subject: str, *, stream: str | None = None) -> ApiError:
+    """Make an error of the field ``error`` of an answer.
 
-    :param found: what came instead of an answer
-    :return: the error to raise
+    :param subject: the subject of the request
+    :param stream: the stream that refused to store a message
     """
+    status, code = int(refusal.get("code", 0)), int(refusal.get("err_code", 0))
+    return ApiError(status, code, str(refusal.get("description", "no description")), subject, stream=stream)
+
+
+def not_found(error: ApiError, what: str) -> Exception:
+    """Return a :class:`NotFoundError` where the server's refusal means that; otherwise the refusal itself.
+
+    :param what: the stream or consumer of the request, as text
+    """
+    if error.err_code in (_NO_STREAM, _NO_CONSUMER):
+        return NotFoundError(f"expected {what} on the server, found none: provision the queue first, or check the name")
+    return error
+
+
+def unavailable(cause: object) -> UnreachableError:
+    """Return the error for a JetStream that can't answer just now."""
     return UnreachableError(
-        f"JetStream is unavailable just now: {found}; try again, since a cluster that elects a leader is back in"
+        f"JetStream is unavailable just now: {cause}; try again, since a cluster that elects a leader is back in"
         " seconds; if it stays so, make sure that most of the cluster's servers run and reach each other"
     )
 
 
 def too_old(version: tuple[int, int, int], minimum: tuple[int, int, int]) -> ServerTooOldError:
-    """Say that a server is too old.
-
-    :param version: the server's
-    :param minimum: the oldest that will do
-    :return: the error to raise
-    """
-    found, expected = (".".join(map(str, each)) for each in (version, minimum))
+    """Return the error for a server that is older than the minimum."""
+    found, expected = (".".join(map(str, numbers)) for numbers in (version, minimum))
     return ServerTooOldError(
         f"expected nats-server {expected} or later, found {found}: older servers lose or repeat dead letters; upgrade"
         " the server"
@@ -93,25 +103,15 @@ def too_old(version: tuple[int, int, int], minimum: tuple[int, int, int]) -> Ser
 
 
 def last_report(error: Exception | None) -> str:
-    """Say what a connection last told of itself.
-
-    :param error: what it told
-    :return: a clause; empty where it told nothing
-    """
+    """Return a clause with what a connection last reported about itself; empty where it reported nothing."""
     return f" (the connection last reported: {error})" if error else ""
 
 
 def explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStreamProviderError:
-    """Name the cause that a person can act on, from most to least telling; never repeat a credential.
-
-    :param settings: where and as whom it was tried
-    :param failures: what went wrong
-    :return: the error to raise
-    """
+    """Return the error for a failed attempt to connect: the most specific cause, and never a credential."""
     where = ", ".join(settings.servers)
-    ours = next((failure for failure in failures if isinstance(failure, JetStreamProviderError)), None)
-    if ours:
-        return ours
+    if own := next((failure for failure in failures if isinstance(failure, JetStreamProviderError)), None):
+        return own
     texts = [str(failure) for failure in failures]
     if any("authorization" in text.lower() or "authentication" in text.lower() for text in texts):
         sent = "a token" if settings.token else "user and password" if settings.user else "none"

@@ -1,63 +1,84 @@
-"""Direct gets: which streams answer them exactly, and what their answers say.
+"""Direct gets: which streams answer them as exactly as the API, and batches of them.
 
 Protocol: ADR-31, "JetStream Direct Get".
 """
 
 from __future__ import annotations
 
-import re
-from typing import TYPE_CHECKING, Any, Final
+import json
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from airflow_provider_jetstream.jetstream.client.message import StoredMessage, parse_headers
+from airflow_provider_jetstream.jetstream.client.message import parse_direct_get
+from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+
 # The API level from which on one request may have many answers.
 BATCHES: Final = 1
-# Where the status stands in the first line of headers.
+# The status in the first line of headers.
 STATUS: Final = slice(9, 12)
+NO_RESPONDERS: Final = b"NATS/1.0 503"
 
-# What the server adds to a message's headers, behind its own ones; those may have the same names.
-_ADDED = b"Nats-Stream: "
-_TOLD = re.compile(
-    rb"Nats-Stream: [^\r]*\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d+)\r\nNats-Time-Stamp: ([^\r]*)\r\n"
-)
-_FIRST_LINE = len(b"NATS/1.0\r\n")
+_STATUS_LINE = b"NATS/1.0 "
+_SEQUENCE_HEADER = b"\r\nNats-Sequence: "
+_END_OF_BATCH = (b"204", b"404")
 
 
-def exact_streams(configs: Iterable[Mapping[str, Any]], wanted: Collection[str]) -> set[str]:
-    """Choose the streams whose direct gets are as exact as the API's.
+def exact_streams(configs: Iterable[Mapping[str, Any]], names: Collection[str]) -> set[str]:
+    """Choose those of the named streams whose direct gets are as exact as the API.
 
-    With replicas any of them may answer, and be behind; so may a mirror that answers for its origin.
+    Any replica may answer a direct get and be behind the leader; so may a mirror that answers for its origin.
 
-    :param configs: of all streams of the account
-    :param wanted: names of streams
-    :return: those of them
+    :param configs: the configurations of all streams of the account
     """
-    found = list(configs)
-    mirrored = {each["mirror"]["name"] for each in found if each.get("mirror") and each.get("mirror_direct")}
+    all_configs = list(configs)
+    mirrored = {
+        config["mirror"]["name"] for config in all_configs if config.get("mirror") and config.get("mirror_direct")
+    }
     return {
-        each["name"]
-        for each in found
-        if each["name"] in wanted
-        and each["name"] not in mirrored
-        and each.get("allow_direct")
-        and each["num_replicas"] == 1
-        and not each.get("mirror")
+        config["name"]
+        for config in all_configs
+        if config["name"] in names
+        and config["name"] not in mirrored
+        and config.get("allow_direct")
+        and config["num_replicas"] == 1
+        and not config.get("mirror")
     }
 
 
-def stored_message(header: bytes, body: bytes) -> StoredMessage | None:
-    """Read an answer.
+async def get_batch(connection: Connection, stream: str, request: Mapping[str, Any]) -> list[StoredMessage]:
+    """Read many messages by one direct get.
 
-    :param header: its headers as they are on the wire
-    :param body: its body
-    :return: the message; ``None`` where the server doesn't say which one it is
+    :param request: such as ``{"seq": 1, "next_by_subj": ">", "batch": 256}`` or ``{"multi_last": [...]}``
+    :raises UnreachableError: the stream is unavailable, or allows no direct gets any more
+    :raises ApiError: the server refused
+    :raises WireError: an answer doesn't name its message
     """
-    at = header.rfind(_ADDED)
-    if at < 0 or not (told := _TOLD.match(header, at)):
-        return None
-    subject, sequence, time = told.groups()
-    own = parse_headers(header[:at]) if at > _FIRST_LINE else ()
-    return StoredMessage(subject.decode("utf-8", "surrogateescape"), int(sequence), time.decode(), own, body)
+    subject = f"$JS.API.DIRECT.GET.{stream}"
+    *answers, (last_header, _) = await connection.request_batch(subject, json.dumps(request).encode())
+    if last_header[STATUS] not in _END_OF_BATCH:
+        refuse(last_header, stream)
+    return [parse_direct_get(header, body) for header, body in answers]
+
+
+def refuse(header: bytes, stream: str) -> NoReturn:
+    """Raise what a status means that isn't about messages.
+
+    :param header: the headers of the answer
+    """
+    subject = f"$JS.API.DIRECT.GET.{stream}"
+    if header.startswith(NO_RESPONDERS):
+        raise UnreachableError(
+            f"nobody answers on {subject}: {stream} is unavailable, or allows no direct gets any more"
+        )
+    raise ApiError(int(header[STATUS]), 0, header.decode(errors="replace").strip(), subject)
+
+
+def is_last_of_batch(header: bytes) -> bool:
+    """Return whether an answer to a batch request is the last one."""
+    # A stored message may itself have a status in its first line, but never lacks the server's own headers.
+    return header.startswith(_STATUS_LINE) and _SEQUENCE_HEADER not in header

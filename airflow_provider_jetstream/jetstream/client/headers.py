@@ -1,4 +1,4 @@
-"""Headers as NATS has them: a name may come more than once, and the server's own belong to it alone."""
+"""Headers as NATS has them: a name may occur more than once, and names with ``Nats-`` belong to the server."""
 
 from __future__ import annotations
 
@@ -9,11 +9,9 @@ if TYPE_CHECKING:
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
 
-_FRAME = len("NATS/1.0\r\n\r\n")
-
 
 class Headers(dict[str, str]):
-    """Headers in which a name may come more than once; the client sends what :meth:`items` gives.
+    """Headers in which a name may occur more than once; a connection sends what :meth:`items` returns.
 
     :param pairs: name and value in order
     """
@@ -23,41 +21,40 @@ class Headers(dict[str, str]):
         super().__init__(self._pairs)
 
     def items(self) -> Pairs:  # type: ignore[override]
-        """Give every pair.
-
-        :return: name and value in order
-        """
+        """Return every name and value in order."""
         return self._pairs
 
 
 def is_servers(name: str) -> bool:
-    """Tell whether a header belongs to the server, which acts on it.
-
-    :param name: the header's name
-    :return: whether it starts with ``Nats-``
-    """
+    """Return whether the server acts on a header of this name."""
     return name.lower().startswith("nats-")
 
 
 def first(headers: Iterable[tuple[str, str]], name: str) -> str | None:
-    """Give a header's first value.
+    """Return the first value of a header.
 
-    :param headers: name and value in order
     :param name: its name, compared exactly as the server does
-    :return: the value, if there is one
     """
-    # Asked several times of every letter: a loop is twice as fast as a generator.
+    # Called several times for every dead letter: a loop is twice as fast as a generator.
     for key, value in headers:
         if key == name:
             return value
     return None
 
 
-def wire_size(headers: Mapping[str, str]) -> int:
-    """Compute what headers take on the wire, which counts towards the server's ``max_payload``.
+def encode_headers(headers: Mapping[str, str]) -> bytes:
+    """Encode headers as they are on the wire.
 
-    :param headers: the headers
-    :return: bytes
-    :raises UnicodeEncodeError: one was stored in something other than UTF-8 and can't be sent again
+    :raises UnicodeEncodeError: a value was stored in something other than UTF-8 and can't be sent again
     """
-    return _FRAME + len("".join([f"{name}: {value}\r\n" for name, value in headers.items()]).encode())
+    # Names and values without surrounding white space, as nats-py sends them.
+    lines = "".join([f"{name.strip()}: {value.strip()}\r\n" for name, value in headers.items()])
+    return f"NATS/1.0\r\n{lines}\r\n".encode()
+
+
+def wire_size(headers: Mapping[str, str]) -> int:
+    """Compute the size of headers on the wire, which counts towards the server's ``max_payload``.
+
+    :raises UnicodeEncodeError: a value was stored in something other than UTF-8 and can't be sent again
+    """
+    return len(encode_headers(headers))

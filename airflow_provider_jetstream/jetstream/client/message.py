@@ -1,26 +1,40 @@
-"""A message as a stream stores it."""
+"""A message as its stream stores it, and how the server's answers are parsed into one."""
 
 from __future__ import annotations
 
 import base64
+import re
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
+from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer, not_found
 from airflow_provider_jetstream.jetstream.client.headers import first
+from airflow_provider_jetstream.jetstream.errors import ApiError, WireError
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
+NO_MESSAGE: Final = 10037
+
+# How the server writes an answer to MSG.GET; any other spelling is decoded as JSON.
+_MSG_GET_ANSWER = re.compile(
+    rb'\{"type":"io\.nats\.jetstream\.api\.v1\.stream_msg_get_response","message":\{"subject":"([^"\\]*)","seq":(\d+),'
+    rb'(?:"hdrs":"([^"\\]*)",)?(?:"data":"([^"\\]*)",)?"time":"([^"\\]*)"\}\}'
+)
+# What the server adds to a message's headers, behind the message's own ones, which may have the same names.
+_ADDED_HEADERS = b"Nats-Stream: "
+_ADDED = re.compile(
+    rb"Nats-Stream: [^\r]*\r\nNats-Subject: ([^\r]*)\r\nNats-Sequence: (\d+)\r\nNats-Time-Stamp: ([^\r]*)\r\n"
+)
+_FIRST_LINE = len(b"NATS/1.0\r\n")
 
 
 @dataclass(frozen=True, slots=True)
 class StoredMessage:
-    """A message as its stream keeps it.
+    """A message as its stream stores it.
 
     :param subject: its subject
     :param sequence: its stream sequence
     :param time: the server's own text of when it was stored, with nanoseconds
-    :param headers: name and value in order; a name may come more than once
+    :param headers: name and value in order; a name may occur more than once
     :param data: its body
     """
 
@@ -36,21 +50,35 @@ class StoredMessage:
         return datetime.fromisoformat(self.time)
 
     def header(self, name: str) -> str | None:
-        """Give a header's first value.
+        """Return a header's first value.
 
         :param name: its name, compared exactly as the server does
-        :return: the value, if there is one
         """
         return first(self.headers, name)
 
 
-def message_of(answer: Mapping[str, Any]) -> StoredMessage:
-    """Take an answer of the API apart.
+def parse_msg_get(answer: bytes, stream: str) -> StoredMessage | None:
+    """Parse the answer to a MSG.GET request; ``None`` where the message isn't stored.
 
-    :param answer: the answer, decoded
-    :return: the message
+    :raises NotFoundError: the stream doesn't exist
+    :raises ApiError: the server refused
+    :raises UnreachableError: JetStream is unavailable just now
     """
-    message = answer["message"]
+    if match := _MSG_GET_ANSWER.fullmatch(answer):
+        subject, sequence, headers, data, time = match.groups()
+        return StoredMessage(
+            subject.decode(),
+            int(sequence),
+            time.decode(),
+            parse_headers(base64.b64decode(headers)) if headers else (),
+            base64.b64decode(data or b""),
+        )
+    try:
+        message = decode_answer(answer, f"STREAM.MSG.GET.{stream}")["message"]
+    except ApiError as error:
+        if error.err_code == NO_MESSAGE:
+            return None
+        raise not_found(error, f"stream {stream}") from None
     return StoredMessage(
         subject=message["subject"],
         sequence=message["seq"],
@@ -60,13 +88,24 @@ def message_of(answer: Mapping[str, Any]) -> StoredMessage:
     )
 
 
-def parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
-    """Read headers as they are on the wire.
+def parse_direct_get(header: bytes, body: bytes) -> StoredMessage:
+    """Parse the message in an answer to a direct get.
 
-    :param raw: the headers, with their first line
-    :return: name and value in order
+    :param header: the answer's headers as they are on the wire
+    :raises WireError: the headers don't name a message
     """
-    # Not through email.parser as the client does: that turns values beyond ASCII into objects and merges repeats.
+    start = header.rfind(_ADDED_HEADERS)
+    match = _ADDED.match(header, start) if start >= 0 else None
+    if match is None:
+        raise WireError(f"expected an answer to a direct get, found the headers {header[:200]!r}")
+    subject, sequence, time = match.groups()
+    own = parse_headers(header[:start]) if start > _FIRST_LINE else ()
+    return StoredMessage(subject.decode("utf-8", "surrogateescape"), int(sequence), time.decode(), own, body)
+
+
+def parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
+    """Parse headers as they are on the wire, with their first line, into names and values in order."""
+    # Not by email.parser as nats-py does: that turns values beyond ASCII into objects and merges repeated names.
     lines = raw.decode("utf-8", "surrogateescape").split("\r\n")[1:]
     pairs = (line.split(":", 1) for line in lines if ":" in line)
     return tuple((name, value.strip()) for name, value in pairs)

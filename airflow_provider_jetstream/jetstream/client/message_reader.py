@@ -1,242 +1,187 @@
-"""Reading single messages of a stream, and many of them ahead of those who will ask for each."""
+"""Reads stored messages: one by sequence or subject, a range, or all that are stored from now on.
+
+Reading without a consumer works with every retention policy, takes no job away from a worker, and leaves nothing behind
+on the server. Messages are read by ``MSG.GET``, which the stream's leader answers: a direct get may be behind. A
+connection that can read some streams faster and as exactly provides readers for them.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import json
-import re
-from abc import ABC, abstractmethod
-from base64 import b64decode
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+import logging
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany, RequestStream
-from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
-from airflow_provider_jetstream.jetstream.client.direct_get import STATUS, stored_message
-from airflow_provider_jetstream.jetstream.client.message import StoredMessage, message_of, parse_headers
-from airflow_provider_jetstream.jetstream.client.stream_api import NO_MESSAGE, not_found
-from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError, WireError
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import covers
+from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import AsyncGenerator, Mapping
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+
+log = logging.getLogger(__name__)
+
+# A subscriber receives a message a little before the stream has stored it.
+_STORE_DELAYS = (0.0, 0.005, 0.02, 0.1)
+_POLL_SECONDS = 2.0
+_RETRY_PAUSE = 1.0
+
+_FIRST_WIDTH = 32
+_LEAST_SIZE = 1024
+_MAX_BYTES_AT_ONCE = 16 * 2**20
 
 
-# As many as are on their way everywhere: the server drops its whole queue of API requests at ten thousand.
-WIDEST: Final = 256
+async def get_message(connection: Connection, stream: str, sequence: int) -> StoredMessage | None:
+    """Read the message of a sequence; ``None`` where it isn't stored any more.
 
-
-class MessageReader(ABC):
-    """Reads messages of a stream.
-
-    :param subject: where they are asked for
+    :raises NotFoundError: the stream doesn't exist
     """
-
-    def __init__(self, subject: str) -> None:
-        self._subject = subject
-        self._known: dict[int | str, StoredMessage | None] = {}
-
-    @abstractmethod
-    def read(self, header: bytes, body: bytes) -> StoredMessage | None:
-        """Read an answer.
-
-        :param header: its header
-        :param body: its body
-        :return: the message, if there is one
-        """
-
-    async def get(self, request: Mapping[str, Any]) -> StoredMessage | None:
-        """Get one message.
-
-        :param request: as the API takes it
-        :return: the message, if there is one
-        """
-        if len(request) == 1:
-            (key,) = request.values()
-            if key in self._known:
-                return self._known[key]
-        return self.read(*await Request(self._subject, _written(request)))
-
-    async def prefetch(self, sequences: Sequence[int], subjects: Sequence[str]) -> None:
-        """Get what will be asked for, until :meth:`forget`.
-
-        :param sequences: of messages, in order
-        :param subjects: whose last messages will be asked for
-        """
-        self._known.update(dict.fromkeys((*sequences, *subjects)))
-        if subjects:
-            self._known.update({found.subject: found for found in await self.last_of(subjects)})
-        if sequences:
-            self._known.update({found.sequence: found for found in await self.all_of(sequences)})
-
-    def forget(self) -> None:
-        """Ask anew from now on."""
-        self._known.clear()
-
-    async def all_of(self, sequences: Sequence[int]) -> Iterable[StoredMessage]:
-        """Get messages by their sequences.
-
-        :param sequences: in order
-        :return: those that are stored
-        """
-        return await self._each([{"seq": each} for each in sequences])
-
-    async def last_of(self, subjects: Sequence[str]) -> Iterable[StoredMessage]:
-        """Get the last messages of subjects.
-
-        :param subjects: the subjects
-        :return: those that there are
-        """
-        return await self._each([{"last_by_subj": each} for each in subjects])
-
-    async def _each(self, requests: Sequence[Mapping[str, Any]]) -> list[StoredMessage]:
-        found: list[StoredMessage] = []
-        for start in range(0, len(requests), WIDEST):
-            asked = [(self._subject, _written(request)) for request in requests[start : start + WIDEST]]
-            found += [message for answer in await RequestMany(asked) if (message := self.read(*answer))]
-        return found
+    return await read_message(connection, stream, {"seq": sequence})
 
 
-def _written(request: Mapping[str, Any]) -> bytes:
-    # By far the most frequent ones by hand, at a third of the price.
-    if len(request) == 1 and (sequence := request.get("seq")) is not None:
-        return b'{"seq":%d}' % sequence
-    return json.dumps(request).encode()
+async def next_message(connection: Connection, stream: str, start: int, subject: str) -> StoredMessage | None:
+    """Read the first message at or after a sequence whose subject matches a filter; ``None`` where there is none yet.
 
-
-_NOBODY = b"NATS/1.0 503"
-# As the server writes an answer; what is written otherwise is read as the JSON that it is.
-_ANSWER = re.compile(
-    rb'\{"type":"io\.nats\.jetstream\.api\.v1\.stream_msg_get_response","message":\{"subject":"([^"\\]*)","seq":(\d+),'
-    rb'(?:"hdrs":"([^"\\]*)",)?(?:"data":"([^"\\]*)",)?"time":"([^"\\]*)"\}\}'
-)
-
-
-class ApiReader(MessageReader):
-    """Gets from a stream by the API.
-
-    :param stream: its name
+    :raises NotFoundError: the stream doesn't exist
     """
-
-    def __init__(self, stream: str) -> None:
-        super().__init__(f"$JS.API.STREAM.MSG.GET.{stream}")
-        self._stream = stream
-
-    def read(self, header: bytes, body: bytes) -> StoredMessage | None:
-        """Read an answer.
-
-        :param header: its header
-        :param body: its body
-        :return: the message, if there is one
-        :raises NotFoundError: the stream doesn't exist
-        :raises UnreachableError: nobody serves it just now
-        """
-        if told := _ANSWER.fullmatch(body):
-            subject, sequence, pairs, data, time = told.groups()
-            headers = parse_headers(b64decode(pairs)) if pairs else ()
-            return StoredMessage(subject.decode(), int(sequence), time.decode(), headers, b64decode(data or b""))
-        if header.startswith(_NOBODY):
-            raise UnreachableError(
-                f"nobody answers on {self._subject}: the stream or JetStream itself is away; try again"
-            )
-        try:
-            return message_of(decode_answer(body, self._subject.removeprefix("$JS.API.")))
-        except ApiError as error:
-            if error.err_code == NO_MESSAGE:
-                return None
-            raise not_found(error, f"stream {self._stream}") from None
+    return await read_message(connection, stream, {"seq": start, "next_by_subj": subject})
 
 
-NOBODY: Final = b"NATS/1.0 503"
+async def last_message(connection: Connection, stream: str, subject: str) -> StoredMessage | None:
+    """Read the last message of a subject; ``None`` where there is none.
 
-_NO_MESSAGE = b"NATS/1.0 404"
-_END = b"NATS/1.0 204"
-_MOST_BYTES = 4 << 20
-# Of at most so many sequences one is wanted, where it pays to take what lies between.
-_SPARSE = 2
-
-
-class DirectReader(MessageReader):
-    """Direct gets from a stream whose every answer is as exact as the API's.
-
-    :param stream: its name
-    :param batches: whether the server gives many messages for one request
+    :raises NotFoundError: the stream doesn't exist
     """
-
-    def __init__(self, stream: str, *, batches: bool) -> None:
-        super().__init__(f"$JS.API.DIRECT.GET.{stream}")
-        self._stream = stream
-        self._batches = batches
-
-    def read(self, header: bytes, body: bytes) -> StoredMessage | None:
-        """Read an answer.
-
-        :param header: its header
-        :param body: its body
-        :return: the message, if there is one
-        :raises UnreachableError: nobody serves the stream just now
-        """
-        if header.startswith(b"NATS/1.0\r\n"):
-            return _message(header, body)
-        if not header.startswith(_NO_MESSAGE):
-            self._refuse(header)
-        return None
-
-    async def run(self, start: int, subject: str) -> list[StoredMessage]:
-        """Get messages in a row.
-
-        :param start: the first sequence to consider
-        :param subject: a filter
-        :return: messages in order; nothing where there are no more
-        """
-        return await self._many({"seq": start, "next_by_subj": subject})
-
-    async def all_of(self, sequences: Sequence[int]) -> Iterable[StoredMessage]:
-        """Get messages by their sequences.
-
-        :param sequences: in order
-        :return: those that are stored
-        """
-        start, stop = sequences[0], sequences[-1]
-        if not self._batches or stop - start >= _SPARSE * len(sequences):
-            return await super().all_of(sequences)
-        wanted, found = set(sequences), []
-        while start <= stop and (run := await self._many({"seq": start, "next_by_subj": ">"}, stop - start + 1)):
-            found += [each for each in run if each.sequence in wanted]
-            start = run[-1].sequence + 1
-        return found
-
-    async def last_of(self, subjects: Sequence[str]) -> Iterable[StoredMessage]:
-        """Get the last messages of subjects.
-
-        :param subjects: the subjects
-        :return: those that there are
-        """
-        if not self._batches:
-            return await super().last_of(subjects)
-        found: list[StoredMessage] = []
-        for start in range(0, len(subjects), WIDEST):
-            part = subjects[start : start + WIDEST]
-            while part and (last := await self._many({"multi_last": part})):
-                found += last
-                # An answer is cut where it becomes too large.
-                told = {each.subject for each in last}
-                part = [each for each in part if each not in told] if len(last) < len(part) else []
-        return found
-
-    async def _many(self, request: Mapping[str, Any], most: int = WIDEST) -> list[StoredMessage]:
-        asked = {**request, "batch": min(most, WIDEST), "max_bytes": _MOST_BYTES}
-        *messages, end = await RequestStream(self._subject, json.dumps(asked).encode())
-        if not end[0].startswith((_END, _NO_MESSAGE)):
-            self._refuse(end[0])
-        return [_message(header, body) for header, body in messages]
-
-    def _refuse(self, header: bytes) -> NoReturn:
-        if header.startswith(NOBODY):
-            raise UnreachableError(
-                f"nobody answers on {self._subject}: {self._stream} is away, or takes no direct gets any more"
-            )
-        raise ApiError(int(header[STATUS]), 0, header.decode(errors="replace").strip(), self._subject)
+    return await read_message(connection, stream, {"last_by_subj": subject})
 
 
-def _message(header: bytes, body: bytes) -> StoredMessage:
-    if message := stored_message(header, body):
-        return message
-    raise WireError(f"expected an answer to a direct get, found the headers {header[:200]!r}")
+async def read_message(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
+    """Read one message by a request as ``MSG.GET`` takes it, through the connection's own reader where it has one.
+
+    :raises NotFoundError: the stream doesn't exist
+    """
+    if read := connection.message_readers.get(stream):
+        return await read(request)
+    return await msg_get(connection, stream, request)
+
+
+async def msg_get(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
+    """Read one message from the stream's leader.
+
+    :raises NotFoundError: the stream doesn't exist
+    """
+    answer = await connection.request(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(request).encode())
+    return parse_msg_get(answer, stream)
+
+
+async def read_range(
+    connection: Connection, stream: str, subject: str = ">", start: int = 1, stop: int | None = None
+) -> AsyncGenerator[StoredMessage, None]:
+    """Read in order what a stream stores now: many requests at a time, few messages in memory.
+
+    :param subject: a filter
+    :param start: the first sequence
+    :param stop: the last sequence; where absent, the stream's last one at the time of the call
+    :raises NotFoundError: the stream doesn't exist
+    """
+    if stop is None:
+        stop = int((await stream_info(connection, stream))["state"]["last_seq"])
+    read = _read_batches if stream in connection.batch_readers else _read_concurrently
+    async for message in read(connection, stream, subject, start, stop):
+        yield message
+
+
+async def _read_batches(
+    connection: Connection, stream: str, subject: str, start: int, stop: int
+) -> AsyncGenerator[StoredMessage, None]:
+    while start <= stop and (messages := await connection.batch_readers[stream](start, subject)):
+        for message in messages:
+            if message.sequence <= stop:
+                yield message
+        start = messages[-1].sequence + 1
+
+
+async def _read_concurrently(
+    connection: Connection, stream: str, subject: str, start: int, stop: int
+) -> AsyncGenerator[StoredMessage, None]:
+    async def read(sequence: int) -> StoredMessage | None:
+        return await get_message(connection, stream, sequence)
+
+    width, largest = _FIRST_WIDTH, _LEAST_SIZE
+    while start <= stop:
+        # The server skips gaps and messages of other subjects for a request for the next message only.
+        head = await next_message(connection, stream, start, subject)
+        if head is None or head.sequence > stop:
+            return
+        yield head
+        start = min(head.sequence + width, stop) + 1
+        matching = 0
+        for message in await map_concurrently(read, range(head.sequence + 1, start)):
+            if message is not None and covers(subject, message.subject):
+                matching += 1
+                largest = max(largest, len(message.data))
+                yield message
+        # So the width follows how densely the matching messages are stored.
+        width = min(width * 2, MAX_CONCURRENT) if matching * 2 >= width else max(width // 4, 1)
+        width = max(1, min(width, _MAX_BYTES_AT_ONCE // largest))
+
+
+async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
+    """Read what is stored from a sequence on, and go on with what is stored later, without end and without a gap.
+
+    A plain subscription only signals that the stream may have a new message. The message itself is read from the
+    stream, so none is missed while the connection or the server is away.
+
+    :param subject: a filter
+    :param start: the first sequence
+    :raises NotFoundError: the stream doesn't exist
+    :raises UnreachableError: the connection is closed for good
+    """
+    arrived = asyncio.Event()
+
+    async def signal(_: Msg) -> None:
+        arrived.set()
+
+    try:
+        subscription = await connection.subscribe(subject, signal)
+    except UnreachableError as error:
+        raise UnreachableError(f"{stream} can't be followed: {error}; open a new connection") from None
+    try:
+        while True:
+            arrived.clear()
+            message: StoredMessage | None = None
+            for delay in _STORE_DELAYS:
+                await asyncio.sleep(delay)
+                try:
+                    message = await next_message(connection, stream, start, subject)
+                except TransientError as error:
+                    if connection.is_closed:
+                        raise UnreachableError(
+                            f"the connection is closed while following {stream}: open a new one and go on from"
+                            f" sequence {start}"
+                        ) from None
+                    log.warning("Reading %s failed, trying again: %s", stream, error)
+                    await asyncio.sleep(_RETRY_PAUSE)
+                    continue
+                if message is not None:
+                    break
+            if message is not None:
+                start = message.sequence + 1
+                # The stream may store more behind it: read again before waiting.
+                arrived.set()
+                yield message
+            with suppress(TimeoutError):
+                # Not wait_for: before Python 3.12 it can swallow a cancellation that comes together with the signal.
+                async with asyncio.timeout(_POLL_SECONDS):
+                    await arrived.wait()
+    finally:
+        with suppress(Exception):
+            await subscription.unsubscribe()

@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -40,7 +41,7 @@ class _Shared:
 
 
 def _usable(opening: asyncio.Task[Connection]) -> bool:
-    return not opening.cancelled() and opening.exception() is None and not opening.result().client.is_closed
+    return not opening.cancelled() and opening.exception() is None and not opening.result().is_closed
 
 
 # Keyed by the loop itself: ids of closed loops are reused, and a client used from another loop only times out.
@@ -53,7 +54,7 @@ async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[Conne
 
     :param settings: where and as whom
     :return: the shared connection
-    :raises JetStreamProviderError: as :func:`~airflow_provider_jetstream.jetstream.client.connection.connect` does
+    :raises JetStreamProviderError: as :func:`~airflow_provider_jetstream.jetstream.client.connect.connect` does
     """
     pool = _loops.setdefault(asyncio.get_running_loop(), {})
     shared = pool.setdefault(settings, _Shared())

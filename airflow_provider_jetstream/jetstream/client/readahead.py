@@ -1,240 +1,200 @@
-"""Reading single messages many at a time, by direct gets, for whoever looks at letters and doesn't act on them.
+"""Reads ahead for code that shows many dead letters and doesn't act on them; what it returns may be two seconds old.
 
-A look at a hundred thousand letters reads several messages for each of them, one by one but in order. Here the first
-one that is asked for brings those behind it along, and the last messages of subjects that are asked for side by side
-come together.
+A view of a hundred thousand letters reads several messages for each of them, one at a time but in order. Here the first
+read also brings the messages behind it, and concurrent reads of last messages share one request.
 
-Protocol: ADR-31, "JetStream Direct Get", with its batches, which servers know from 2.11 on.
+Protocol: ADR-31, "JetStream Direct Get", with its batches, which servers support from 2.11 on.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 from bisect import bisect_left
 from collections import deque
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection
-from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, STATUS, exact_streams, stored_message
-from airflow_provider_jetstream.jetstream.client.sequence_set import stored_sequences
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message, list_streams, next_message
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, UnreachableError
+from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, exact_streams, get_batch
+from airflow_provider_jetstream.jetstream.client.message_reader import read_message
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams, stored_sequences
+from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError, WireError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.nats_py import JetStreamClient
-    from airflow_provider_jetstream.jetstream.client.sequence_set import SequenceSet
+    from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet
 
-_BATCH = 256
 _ALL = ">"
-_BYTES = 2**20
-# A look reads two places of a stream in turn, and people leaf through it meanwhile.
+_WINDOW_MESSAGES = 256
+_WINDOW_BYTES = 2**20
+# A scan reads two positions of a stream in turn, and a person may turn pages at the same time.
 _WINDOWS = 4
 _FRESH_SECONDS = 2.0
-# The server answers for a thousand and twenty-four.
-_SUBJECTS = 1_000
-_GATHERING_SECONDS = 0.001
-_TOLD_SEQUENCE = b"\r\nNats-Sequence: "
+# The server answers for up to 1,024 subjects in one request.
+_MAX_SUBJECTS = 1_000
+# Reads of last messages that come within this time share one request.
+_COLLECT_SECONDS = 0.001
 _sequence = attrgetter("sequence")
 
 
-class ReadAheadConnection(Connection):
-    """A connection that reads ahead; its answers may be two seconds old. Make it with :meth:`over`.
+async def read_ahead(connection: Connection, queue: str, companions: Collection[str] = ()) -> Connection:
+    """Return a view of a connection that reads ahead from those of a queue's streams that allow it.
 
-    :param connection: the connection whose client it shares
+    Of a work queue that allows no direct gets, the view knows at least which messages are gone.
+
+    :param queue: the work queue's stream
+    :param companions: the other streams of the queue
+    :raises NotFoundError: the work queue doesn't exist
+    :raises TransientError: the server doesn't answer
     """
+    readers: dict[str, _ReadAheadStream | _KnownMissing] = {
+        queue: _KnownMissing(connection, queue, await stored_sequences(connection, queue))
+    }
+    if connection.api_level >= BATCHES:
+        configs = [info["config"] for info in await list_streams(connection)]
+        readers |= {name: _ReadAheadStream(connection, name) for name in exact_streams(configs, {queue, *companions})}
+    view = copy(connection)
+    view.message_readers = {name: reader.read for name, reader in readers.items()}
+    return view
 
-    def __init__(self, connection: Connection) -> None:
-        super().__init__(connection.client, connection.timeout)
-        self.api_level = connection.api_level
 
-    @classmethod
-    async def over(cls, connection: Connection, queue: str, companions: Collection[str] = ()) -> ReadAheadConnection:
-        """Find out which of a queue's streams can be read ahead.
+class _KnownMissing:
+    """Reads from a stream whose missing messages are known; a message that is gone never comes back."""
 
-        Of a queue that takes no direct gets it is known at least which messages are gone.
+    def __init__(self, connection: Connection, stream: str, stored: SequenceSet) -> None:
+        self._connection = connection
+        self._stream = stream
+        self._stored = stored
 
-        :param connection: the connection
-        :param queue: the work queue's stream
-        :param companions: the streams beside it
-        :return: a connection to look at its letters with
-        :raises NotFoundError: the queue doesn't exist
-        :raises TransientError: the server doesn't answer
-        """
-        found = cls(connection)
-        ways: dict[str, _ReadAheadStream | _KnownMissing] = {
-            queue: _KnownMissing(connection, queue, await stored_sequences(connection, queue))
-        }
-        if connection.api_level >= BATCHES:
-            configs = [info["config"] for info in await list_streams(connection)]
-            ways |= {name: _ReadAheadStream(connection, name) for name in exact_streams(configs, {queue, *companions})}
-        found.direct = {name: way.read for name, way in ways.items()}
-        return found
+    async def read(self, request: Mapping[str, Any]) -> StoredMessage | None:
+        """Read one message by a request as ``MSG.GET`` takes it."""
+        if request.keys() == {"seq"} and request["seq"] <= self._stored.last and request["seq"] not in self._stored:
+            return None
+        return await read_message(self._connection, self._stream, request)
 
 
 @dataclass(frozen=True, slots=True)
 class _Window:
-    """All that a stream held from one sequence to another."""
+    """Every message that a stream stored from one sequence to another, at one time.
+
+    :param first: the first sequence
+    :param messages: the messages in order
+    :param read_at: when they were read, in seconds of the monotonic clock
+    """
 
     first: int
     messages: Sequence[StoredMessage]
     read_at: float
 
     def covers(self, sequence: int) -> bool:
-        # Where nothing came there is nothing from there on.
+        # A window without messages was read at the end of the stream.
         return self.first <= sequence and (not self.messages or sequence <= self.messages[-1].sequence)
 
-    def after(self, sequence: int) -> StoredMessage | None:
-        """Give the first message from a sequence on."""
-        place = bisect_left(self.messages, sequence, key=_sequence)
-        return self.messages[place] if place < len(self.messages) else None
+    def next(self, sequence: int) -> StoredMessage | None:
+        """Return the first message from a sequence on."""
+        index = bisect_left(self.messages, sequence, key=_sequence)
+        return self.messages[index] if index < len(self.messages) else None
 
-    def at(self, sequence: int) -> StoredMessage | None:
-        """Give the message of a sequence."""
-        found = self.after(sequence)
-        return found if found and found.sequence == sequence else None
-
-
-class _KnownMissing:
-    """A stream of which it is known which messages are gone; they never come back."""
-
-    def __init__(self, connection: Connection, stream: str, present: SequenceSet) -> None:
-        self._connection = connection
-        self._stream = stream
-        self._present = present
-
-    async def read(self, request: Mapping[str, Any]) -> StoredMessage | None:
-        """Answer a request for one message."""
-        if request.keys() == {"seq"} and request["seq"] <= self._present.last and request["seq"] not in self._present:
-            return None
-        return await _one(self._connection, self._stream, request)
+    def get(self, sequence: int) -> StoredMessage | None:
+        """Return the message of a sequence."""
+        message = self.next(sequence)
+        return message if message and message.sequence == sequence else None
 
 
 class _ReadAheadStream:
-    """A stream that is read ahead."""
+    """Reads ahead from one stream."""
 
     def __init__(self, connection: Connection, stream: str) -> None:
         self._connection = connection
         self._stream = stream
+        # The newest first.
         self._windows: deque[_Window] = deque(maxlen=_WINDOWS)
         self._reading: asyncio.Task[_Window] | None = None
-        self._asked: dict[str, asyncio.Future[StoredMessage | None]] = {}
-        self._answering: set[asyncio.Task[None]] = set()
+        # Subjects that the next request for last messages is to name.
+        self._subjects: dict[str, asyncio.Future[StoredMessage | None]] = {}
+        self._requests: set[asyncio.Task[None]] = set()
 
     async def read(self, request: Mapping[str, Any]) -> StoredMessage | None:
-        """Answer a request for one message."""
-        with suppress(UnreachableError):
+        """Read one message by a request as ``MSG.GET`` takes it."""
+        with suppress(UnreachableError, ApiError, WireError):
             match request:
                 case {"last_by_subj": subject}:
                     return await self._last(subject)
                 case {"seq": sequence, "next_by_subj": subject}:
                     if subject == _ALL:
-                        return (await self._around(sequence)).after(sequence)
+                        return (await self._window(sequence)).next(sequence)
                 case {"seq": sequence}:
-                    return (await self._around(sequence)).at(sequence)
-        # Also where the stream takes no direct gets any more; if it is away, this says so.
-        return await _one(self._connection, self._stream, request)
+                    return (await self._window(sequence)).get(sequence)
+        # The stream may allow no direct gets any more; if it is away, this request raises the error.
+        return await read_message(self._connection, self._stream, request)
 
-    async def _around(self, sequence: int) -> _Window:
-        window = self._known(sequence)
+    async def _window(self, sequence: int) -> _Window:
+        """Return a window that covers a sequence; one request reads for all that wait."""
+        window = self._fresh_window(sequence)
         while window is None:
             if self._reading is None:
-                self._reading = asyncio.create_task(self._read_from(sequence))
-            # Shielded, since others wait for it too.
+                self._reading = asyncio.create_task(self._read_window(sequence))
+            # Shielded, since others may wait for the same task.
             window = await asyncio.shield(self._reading)
             if not window.covers(sequence):
-                window = self._known(sequence)
+                window = self._fresh_window(sequence)
         return window
 
-    def _known(self, sequence: int) -> _Window | None:
+    def _fresh_window(self, sequence: int) -> _Window | None:
         oldest = time.monotonic() - _FRESH_SECONDS
-        return next((each for each in self._windows if each.covers(sequence) and each.read_at > oldest), None)
+        return next((window for window in self._windows if window.covers(sequence) and window.read_at > oldest), None)
 
-    async def _read_from(self, sequence: int) -> _Window:
+    async def _read_window(self, sequence: int) -> _Window:
+        request = {"seq": sequence, "next_by_subj": _ALL, "batch": _WINDOW_MESSAGES, "max_bytes": _WINDOW_BYTES}
         try:
-            request = {"seq": sequence, "next_by_subj": _ALL, "batch": _BATCH, "max_bytes": _BYTES}
-            window = _Window(sequence, await self._get(request), time.monotonic())
+            window = _Window(sequence, await get_batch(self._connection, self._stream, request), time.monotonic())
             self._windows.appendleft(window)
-            asyncio.get_running_loop().call_later(_FRESH_SECONDS, self._forget)
+            asyncio.get_running_loop().call_later(_FRESH_SECONDS, self._drop_old_windows)
             return window
         finally:
             self._reading = None
 
-    def _forget(self) -> None:
-        """Hold nothing that isn't given any more."""
+    def _drop_old_windows(self) -> None:
         oldest = time.monotonic() - _FRESH_SECONDS
         while self._windows and self._windows[-1].read_at <= oldest:
             self._windows.pop()
 
     async def _last(self, subject: str) -> StoredMessage | None:
+        """Return the last message of a subject; one request reads for all that come shortly after one another."""
         loop = asyncio.get_running_loop()
-        if (asked := self._asked.get(subject)) is None:
-            if not self._asked:
-                loop.call_later(_GATHERING_SECONDS, self._answer)
-            asked = self._asked[subject] = loop.create_future()
-        return await asyncio.shield(asked)
+        if (future := self._subjects.get(subject)) is None:
+            if not self._subjects:
+                loop.call_later(_COLLECT_SECONDS, self._request_last)
+            future = self._subjects[subject] = loop.create_future()
+        return await asyncio.shield(future)
 
-    def _answer(self) -> None:
-        asked, self._asked = list(self._asked.items()), {}
-        for start in range(0, len(asked), _SUBJECTS):
-            task = asyncio.create_task(self._answer_some(dict(asked[start : start + _SUBJECTS])))
-            self._answering.add(task)
-            task.add_done_callback(self._answering.discard)
+    def _request_last(self) -> None:
+        subjects, self._subjects = list(self._subjects.items()), {}
+        for start in range(0, len(subjects), _MAX_SUBJECTS):
+            task = asyncio.create_task(self._resolve_last(dict(subjects[start : start + _MAX_SUBJECTS])))
+            self._requests.add(task)
+            task.add_done_callback(self._requests.discard)
 
-    async def _answer_some(self, asked: Mapping[str, asyncio.Future[StoredMessage | None]]) -> None:
+    async def _resolve_last(self, futures: Mapping[str, asyncio.Future[StoredMessage | None]]) -> None:
         try:
-            found = {each.subject: each for each in await self._get({"multi_last": list(asked)})}
+            messages = await get_batch(self._connection, self._stream, {"multi_last": list(futures)})
         except BaseException as error:
-            for waiting in asked.values():
-                # Whoever waits may have gone.
-                if not waiting.done():
-                    waiting.set_exception(error)
-                    waiting.exception()
+            for future in futures.values():
+                # A future is done already where its reader was cancelled.
+                if not future.done():
+                    future.set_exception(error)
+                    # Marks the exception as retrieved, so that asyncio doesn't log it for a reader that has gone.
+                    future.exception()
             if not isinstance(error, Exception):
                 raise
             return
-        for subject, waiting in asked.items():
-            if not waiting.done():
-                waiting.set_result(found.get(subject))
-
-    async def _get(self, request: Mapping[str, Any]) -> list[StoredMessage]:
-        from nats import errors as nats_errors
-
-        subject = f"$JS.API.DIRECT.GET.{self._stream}"
-        client, timeout = cast("JetStreamClient", self._connection.client), self._connection.timeout
-        try:
-            async with asyncio.timeout(timeout):
-                *answers, (last_words, _) = await client.answers(subject, json.dumps(request).encode(), _ends)
-        except TimeoutError:
-            raise DeadlineError(f"not all answers on {subject} within {timeout:g} s") from None
-        except nats_errors.Error as error:
-            raise UnreachableError(f"the connection failed while asking {subject}: {error}") from None
-        if last_words[STATUS] not in (b"204", b"404"):
-            told = last_words.split(b"\r\n", 1)[0].decode(errors="replace")
-            raise UnreachableError(f"expected messages of {self._stream}, found {told!r}: its server may be away")
-        messages = [message for header, body in answers if (message := stored_message(header, body))]
-        if len(messages) < len(answers):
-            raise UnreachableError(f"expected messages of {self._stream}, found answers that name none")
-        return messages
-
-
-async def _one(connection: Connection, stream: str, request: Mapping[str, Any]) -> StoredMessage | None:
-    """Read one message as it is now."""
-    match request:
-        case {"seq": sequence, "next_by_subj": subject}:
-            return await next_message(connection, stream, sequence, subject)
-        case {"seq": sequence}:
-            return await get_message(connection, stream, sequence)
-    return await last_message(connection, stream, request["last_by_subj"])
-
-
-def _ends(header: bytes) -> bool:
-    # A message may itself have been stored with a status in its first line.
-    return _TOLD_SEQUENCE not in header
+        by_subject = {message.subject: message for message in messages}
+        for subject, future in futures.items():
+            if not future.done():
+                future.set_result(by_subject.get(subject))

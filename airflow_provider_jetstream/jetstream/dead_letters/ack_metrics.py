@@ -6,8 +6,8 @@ import asyncio
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import AckMetric, parse_advisory
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import next_message, stream_info
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import ACK_METRIC
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class AckMetrics:
         self._found: set[int] | None = None
         self._reading = asyncio.Lock()
 
-    async def tell(self, sequence: int) -> bool:
+    async def is_acknowledged(self, sequence: int) -> bool:
         """Tell whether a job was acknowledged.
 
         :param sequence: its stream sequence

@@ -14,11 +14,17 @@ from enum import StrEnum
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
-from airflow_provider_jetstream.jetstream.client.prefetch import ReadPlan
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.contract import completion_subject, letter_audit_subject, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, consumer_of, deaths, valid_since
+from airflow_provider_jetstream.jetstream.dead_letters.entry import (
+    Entry,
+    EntryKind,
+    death_entries,
+    last_consumer,
+    valid_since,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import ADVISORIES, merge_entries, read_parked
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
 from airflow_provider_jetstream.jetstream.units import parse_duration
@@ -51,8 +57,8 @@ class Classifier:
     """
 
     connection: Connection
-    around: QueueSnapshot
-    letters: str
+    snapshot: QueueSnapshot
+    dead_letter_queue: str
     metrics: AckMetrics
     captures_terminations: bool
     events: str | None = None
@@ -76,17 +82,17 @@ class Classifier:
 
     def _wanted(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> Iterator[ReadPlan]:
         """Say what judging some jobs takes, in the order in which single ones are asked for it."""
-        queue, sequences = self.around.queue, [sequence for sequence, _ in jobs]
-        markers = [marker_subject(queue, each) for each in sequences] if self.around.marks else []
+        queue, sequences = self.snapshot.queue, [sequence for sequence, _ in jobs]
+        markers = [marker_subject(queue, each) for each in sequences] if self.snapshot.captures_markers else []
         yield ReadPlan(queue, sequences, markers)
         if self.events is not None:
-            told = ((sequence, consumer_of(mentions)) for sequence, mentions in jobs)
+            told = ((sequence, last_consumer(mentions)) for sequence, mentions in jobs)
             ends = [completion_subject(queue, consumer, sequence) for sequence, consumer in told if consumer]
             yield ReadPlan(self.events, subjects=ends)
         if self.audit:
             yield ReadPlan(self.audit.stream, subjects=[letter_audit_subject(queue, each) for each in sequences])
-        records = (each.entry for _, mentions in jobs for each in mentions if each.kind not in ADVISORIES)
-        yield ReadPlan(self.letters, sorted(records))
+        records = (each.sequence for _, mentions in jobs for each in mentions if each.kind not in ADVISORIES)
+        yield ReadPlan(self.dead_letter_queue, sorted(records))
 
     async def classify(self, sequence: int, mentions: tuple[Entry, ...]) -> DeadLetter | NotDead:
         """Find out what became of a job.
@@ -95,16 +101,16 @@ class Classifier:
         :param mentions: what the dead letter queue says about it; nothing for an orphan
         :return: the dead letter, or why it is none
         """
-        message = await get_message(self.connection, self.around.queue, sequence)
-        current = [each for each in mentions if each.told_at >= self.around.created_at]
-        consumer, taker = consumer_of(current), self.around.consumer_for(message.subject) if message else None
+        message = await get_message(self.connection, self.snapshot.queue, sequence)
+        current = [each for each in mentions if each.recorded_at >= self.snapshot.created_at]
+        consumer, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
         if await self._completed(sequence, {consumer, taker.name if taker else None}):
             found: DeadLetter | Status = Status.COMPLETED
         elif message is None:
             found = await self._classify_gone(sequence, current) if current else Status.STALE
         else:
             found = await self._classify_stored(message, taker, mentions)
-        entries = tuple(each.entry for each in mentions)
+        entries = tuple(each.sequence for each in mentions)
         if isinstance(found, Status):
             consumer = consumer or (taker.name if taker else None)
             return NotDead(sequence, found, entries, consumer, stored=message is not None)
@@ -114,21 +120,27 @@ class Classifier:
     async def _classify_stored(
         self, message: StoredMessage, taker: ConsumerState | None, mentions: Sequence[Entry]
     ) -> DeadLetter | Status:
-        done = await self.audit.last(message.sequence) if self.audit else None
+        done = await self.audit.last_record(message.sequence) if self.audit else None
         if taker is None:
-            copies = [each for each in mentions if each.kind in (EntryKind.COPY, EntryKind.FOUND)]
-            kept = any(each.told_at >= message.stored_at for each in copies)
+            copies = [each for each in mentions if each.kind in (EntryKind.COPY, EntryKind.PROVEN_COPY)]
+            kept = any(each.recorded_at >= message.stored_at for each in copies)
             letter = self._letter(message, Source.QUEUE, self._untold(message, None), None, kept=kept, told=mentions)
             return await self._begun(letter, done)
         since = valid_since(message, taker, done)
         # It is stored, so whoever said that it was deleted was wrong.
-        told = [each for each in mentions if each.told_at >= since and each.kind != EntryKind.DELETION]
-        dead = message.sequence <= taker.delivered and deaths(told) and taker.name not in self.inconsistent_consumers
+        told = [each for each in mentions if each.recorded_at >= since and each.kind != EntryKind.DELETION]
+        dead = (
+            message.sequence <= taker.delivered
+            and death_entries(told)
+            and taker.name not in self.inconsistent_consumers
+        )
         if message.sequence > taker.settled and not dead:
             return Status.ALIVE if told or not mentions else Status.STALE
         kept = False
         if told:
-            testimony = await merge_entries(self.connection, self.letters, self.around, message.sequence, told)
+            testimony = await merge_entries(
+                self.connection, self.dead_letter_queue, self.snapshot, message.sequence, told
+            )
             death, kept = testimony.death, testimony.job is not None
         else:
             death = self._untold(message, taker)
@@ -138,38 +150,38 @@ class Classifier:
     async def _begun(self, letter: DeadLetter, done: LetterRecord | None) -> DeadLetter:
         """Take note of the new job, where a redrive was cut off after it was stored."""
         if done and done.action == "redriven":
-            return replace(letter, copied_as=done.new_sequence)
-        queue = self.around.queue
-        if self.around.marks:
+            return replace(letter, copy_sequence=done.new_sequence)
+        queue = self.snapshot.queue
+        if self.snapshot.captures_markers:
             marker = await last_message(self.connection, queue, marker_subject(queue, letter.sequence))
             # An atomic redrive stores the new job right behind its marker.
-            return replace(letter, copied_as=marker.sequence + 1) if marker else letter
+            return replace(letter, copy_sequence=marker.sequence + 1) if marker else letter
         return letter
 
     def _untold(self, message: StoredMessage, taker: ConsumerState | None) -> Death:
         return Death(
-            stream=self.around.queue,
-            created=self.around.created,
+            stream=self.snapshot.queue,
+            created=self.snapshot.created,
             sequence=message.sequence,
             consumer=taker.name if taker else None,
             reason=Reason.ORPHAN if taker else Reason.UNDELIVERABLE,
             # Nobody knows when, but not later than this.
-            died_at=min(taker.quiet_since + taker.patience, taker.seen_at) if taker else message.stored_at,
+            died_at=min(taker.last_active + taker.max_ack_wait, taker.taken_at) if taker else message.stored_at,
         )
 
     async def _classify_gone(self, sequence: int, mentions: Sequence[Entry]) -> DeadLetter | Status:
-        done = await self.audit.last(sequence) if self.audit else None
+        done = await self.audit.last_record(sequence) if self.audit else None
         if done and done.action == "redriven":
             return Status.REDRIVEN
         for mention in reversed([each for each in mentions if each.kind == EntryKind.PARKED]):
-            if parked := await read_parked(self.connection, self.letters, self.around, mention):
+            if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, mention):
                 death, job, why = parked
                 return await self._begun(self._letter(job, Source.COPY, death, None, kept=True, parked=why), None)
         # What was requeued in its place may have died again.
-        told = [each for each in mentions if done is None or (done.in_place and each.told_at >= done.at)]
+        told = [each for each in mentions if done is None or (done.in_place and each.recorded_at >= done.at)]
         if not told:
             return Status.REDRIVEN
-        testimony = await merge_entries(self.connection, self.letters, self.around, sequence, told)
+        testimony = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, told)
         message, source = testimony.job, Source.COPY
         if message is None and self.archive:
             message, source = await self.archive.find(sequence), Source.ARCHIVE
@@ -184,12 +196,12 @@ class Classifier:
         if (
             death.reason == Reason.EXPIRED
             and EntryKind.DELETION in kinds
-            and not {EntryKind.FOUND, EntryKind.TERMINATION} & set(kinds)
+            and not {EntryKind.PROVEN_COPY, EntryKind.TERMINATION} & set(kinds)
         ):
             if message is None:
                 return Status.LOST if await self._may_have_expired(death) else Status.SPURIOUS
             return None if await self._expired(message, death) else Status.SPURIOUS
-        certain = EntryKind.TERMINATION in kinds or EntryKind.FOUND in kinds or not self.captures_terminations
+        certain = EntryKind.TERMINATION in kinds or EntryKind.PROVEN_COPY in kinds or not self.captures_terminations
         if death.reason in (Reason.TERMINATED, Reason.EXPIRED) and certain:
             return Status.LOST if message is None else None
         if message is None:
@@ -197,7 +209,7 @@ class Classifier:
         if not self.vanished:
             return Status.VANISHED
         # It would run a second time.
-        return Status.COMPLETED if await self.metrics.tell(death.sequence) else None
+        return Status.COMPLETED if await self.metrics.is_acknowledged(death.sequence) else None
 
     def _letter(
         self,
@@ -217,36 +229,38 @@ class Classifier:
             headers=message.headers,
             time=message.time,
             source=source,
-            entries=tuple(each.entry for each in told),
-            kept=kept,
-            ready_at=death.died_at + (taker.patience if taker else timedelta()),
+            entries=tuple(each.sequence for each in told),
+            preserved=kept,
+            ready_at=death.died_at + (taker.max_ack_wait if taker else timedelta()),
             parked=parked,
         )
 
     async def _completed(self, sequence: int, consumers: Collection[str | None]) -> bool:
         for consumer in consumers if self.events is not None else ():
             if self.events is not None and consumer is not None:
-                subject = completion_subject(self.around.queue, consumer, sequence)
+                subject = completion_subject(self.snapshot.queue, consumer, sequence)
                 last = await last_message(self.connection, self.events, subject)
-                if last is not None and last.stored_at >= self.around.created_at:
+                if last is not None and last.stored_at >= self.snapshot.created_at:
                     return True
         return False
 
     async def _expired(self, message: StoredMessage, death: Death) -> bool:
-        life = self.around.max_age
-        if self.around.config.get("allow_msg_ttl") and (text := message.header("Nats-TTL")):
+        life = self.snapshot.max_age
+        if self.snapshot.config.get("allow_msg_ttl") and (text := message.header("Nats-TTL")):
             with suppress(ValueError):
                 own = 0 if text == "never" else parse_duration(f"{text}s" if text.isdecimal() else text)
                 life = timedelta(microseconds=own / 1_000)
         if not message.time or life <= timedelta() or death.died_at < message.stored_at + life:
             return False
-        return not await self.metrics.tell(death.sequence)
+        return not await self.metrics.is_acknowledged(death.sequence)
 
     async def _may_have_expired(self, death: Death) -> bool:
         """Tell whether a job of which nothing is left may have reached its age limit; then its copy has, too."""
-        life = self.around.max_age
-        by_age = life > timedelta() and death.died_at >= self.around.created_at + life
-        return (by_age or bool(self.around.config.get("allow_msg_ttl"))) and not await self.metrics.tell(death.sequence)
+        life = self.snapshot.max_age
+        by_age = life > timedelta() and death.died_at >= self.snapshot.created_at + life
+        return (by_age or bool(self.snapshot.config.get("allow_msg_ttl"))) and not await self.metrics.is_acknowledged(
+            death.sequence
+        )
 
 
 class Status(StrEnum):
@@ -303,7 +317,7 @@ class NotDead:
     """
 
     sequence: int
-    verdict: Status
+    status: Status
     entries: tuple[int, ...]
     consumer: str | None
     stored: bool = False

@@ -28,7 +28,7 @@ class EntryKind(IntEnum):
     nobody takes."""
     PARKED = 5
     """A copy taken out of circulation."""
-    FOUND = 6
+    PROVEN_COPY = 6
     """A copy that a scan made of a death that it had proved."""
 
 
@@ -43,17 +43,17 @@ class Entry(NamedTuple):
     :param deliveries: how often the job was delivered; 0 where it doesn't say
     """
 
-    entry: int
+    sequence: int
     kind: EntryKind
     consumer: str | None
-    told_at: datetime
+    recorded_at: datetime
     deliveries: int
 
 
-_DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.FOUND})
+_DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVEN_COPY})
 
 
-def deaths(mentions: Iterable[Entry]) -> list[Entry]:
+def death_entries(mentions: Iterable[Entry]) -> list[Entry]:
     """Give those by which a job that is still stored was dead at that time.
 
     :param mentions: what is said about a job
@@ -76,7 +76,7 @@ def valid_since(message: StoredMessage, taker: ConsumerState, done: LetterRecord
     return max(times)
 
 
-def consumer_of(mentions: Iterable[Entry]) -> str | None:
+def last_consumer(mentions: Iterable[Entry]) -> str | None:
     """Give the consumer of which the last word speaks.
 
     :param mentions: what is said about a job

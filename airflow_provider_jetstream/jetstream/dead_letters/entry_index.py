@@ -8,7 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.advisories import DELETED_IN_FLIGHT, MaxDeliveries, Terminated, parse_advisory
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, copy_filter, parked_filter
@@ -46,7 +46,7 @@ class EntryColumns(NamedTuple):
     entries: array[int]
     kinds: array[int]
     consumers: array[int]
-    told_at: array[int]
+    recorded_at: array[int]
     deliveries: array[int]
     names: Sequence[str | None]
 
@@ -89,13 +89,13 @@ class EntryIndex:
             self._numbers[mention.consumer] = len(self._names)
             self._names.append(mention.consumer)
         self._sequences.append(sequence)
-        self._entries.append(mention.entry)
+        self._entries.append(mention.sequence)
         self._kinds.append(mention.kind)
         self._consumers.append(self._numbers[mention.consumer])
-        self._told_at.append((mention.told_at - _EPOCH) // _MICROSECOND)
+        self._told_at.append((mention.recorded_at - _EPOCH) // _MICROSECOND)
         self._deliveries.append(mention.deliveries)
 
-    def tells(self, kind: EntryKind) -> bool:
+    def contains_kind(self, kind: EntryKind) -> bool:
         """Tell whether any entry is of a kind.
 
         :param kind: the kind
@@ -103,7 +103,7 @@ class EntryIndex:
         """
         return kind in self._kinds
 
-    def mentions(self, sequence: int) -> tuple[Entry, ...]:
+    def entries_of(self, sequence: int) -> tuple[Entry, ...]:
         """Give what is said about one job.
 
         :param sequence: its stream sequence
@@ -169,7 +169,7 @@ class EntryIndex:
             self._names,
         )
 
-    def take(self, columns: EntryColumns) -> None:
+    def extend(self, columns: EntryColumns) -> None:
         """Take note of what is known about further jobs.
 
         :param columns: what another index gave
@@ -183,7 +183,7 @@ class EntryIndex:
         self._entries.extend(columns.entries)
         self._kinds.extend(columns.kinds)
         self._consumers.extend(map(numbers.__getitem__, columns.consumers))
-        self._told_at.extend(columns.told_at)
+        self._told_at.extend(columns.recorded_at)
         self._deliveries.extend(columns.deliveries)
 
     def _sorted(self) -> array[int]:
@@ -194,10 +194,10 @@ class EntryIndex:
 
     def _mention(self, place: int) -> Entry:
         return Entry(
-            entry=self._entries[place],
+            sequence=self._entries[place],
             kind=EntryKind(self._kinds[place]),
             consumer=self._names[self._consumers[place]],
-            told_at=_EPOCH + timedelta(microseconds=self._told_at[place]),
+            recorded_at=_EPOCH + timedelta(microseconds=self._told_at[place]),
             deliveries=self._deliveries[place],
         )
 
@@ -239,7 +239,7 @@ def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, E
         kind, told_at = EntryKind.PARKED, message.stored_at
     elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and told.reason != Reason.UNDELIVERABLE:
         # A scan tells when the job died by the server's clock, a worker by its own.
-        kind, told_at = EntryKind.FOUND, min(told.died_at, message.stored_at)
+        kind, told_at = EntryKind.PROVEN_COPY, min(told.died_at, message.stored_at)
     else:
         kind, told_at = EntryKind.COPY, message.stored_at
     if told.created not in ("", created):

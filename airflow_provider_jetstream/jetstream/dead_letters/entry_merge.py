@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, consumer_of
+from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, last_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 # A worker's copy tells more than a scan's, and that more than what is left when a letter was parked.
-_TELLING = (EntryKind.COPY, EntryKind.FOUND, EntryKind.PARKED)
+_TELLING = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
 ADVISORIES: Final = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION)
 
 
@@ -37,7 +37,7 @@ class MergedEntry:
 
 
 async def merge_entries(
-    connection: Connection, letters: str, around: QueueSnapshot, sequence: int, mentions: Sequence[Entry]
+    connection: Connection, letters: str, snapshot: QueueSnapshot, sequence: int, mentions: Sequence[Entry]
 ) -> MergedEntry:
     """Put together what is said about a job.
 
@@ -49,7 +49,7 @@ async def merge_entries(
     :return: its death, and its body where that was kept
     """
     kinds = {each.kind for each in mentions}
-    told, job, told_at = await _record(connection, letters, around, mentions)
+    told, job, told_at = await _record(connection, letters, snapshot, mentions)
     if EntryKind.TERMINATION in kinds:
         reason = Reason.EXPIRED if told and told.reason == Reason.EXPIRED else Reason.TERMINATED
     elif EntryKind.DELIVERIES in kinds:
@@ -59,16 +59,16 @@ async def merge_entries(
     explanation = told.explanation if told else None
     if EntryKind.TERMINATION in kinds and not explanation:
         explanation = await _explanation(connection, letters, mentions)
-    died_at = max((each.told_at for each in mentions if each.kind in ADVISORIES), default=None)
+    died_at = max((each.recorded_at for each in mentions if each.kind in ADVISORIES), default=None)
     if died_at is None and told and told_at:
         died_at = min(told.died_at, told_at)
     death = Death(
-        stream=around.queue,
-        created=around.created,
+        stream=snapshot.queue,
+        created=snapshot.created,
         sequence=sequence,
-        consumer=consumer_of(mentions),
+        consumer=last_consumer(mentions),
         reason=reason,
-        died_at=died_at or max(each.told_at for each in mentions),
+        died_at=died_at or max(each.recorded_at for each in mentions),
         first_failed_at=told.first_failed_at if told else None,
         deliveries=max(each.deliveries for each in mentions) or None,
         explanation=explanation,
@@ -81,7 +81,7 @@ async def merge_entries(
 
 
 async def read_parked(
-    connection: Connection, letters: str, around: QueueSnapshot, mention: Entry
+    connection: Connection, letters: str, snapshot: QueueSnapshot, mention: Entry
 ) -> tuple[Death, StoredMessage, str] | None:
     """Read a parked letter.
 
@@ -91,8 +91,8 @@ async def read_parked(
     :param mention: the entry
     :return: its death, the job, and why it was parked; ``None`` where it is gone
     """
-    message = await get_message(connection, letters, mention.entry)
-    record = read_record(message, around.queue) if message else None
+    message = await get_message(connection, letters, mention.sequence)
+    record = read_record(message, snapshot.queue) if message else None
     if record is None or not record[1].subject:
         return None
     return record[0], record[1], record[2] or "no reason given"
@@ -103,15 +103,15 @@ async def _record(
 ) -> tuple[Death, StoredMessage, datetime] | tuple[None, None, None]:
     """Read the record that tells most, the last one where there are several."""
     copies = [each for each in mentions if each.kind in _TELLING]
-    for mention in sorted(copies, key=lambda each: (_TELLING.index(each.kind), -each.entry)):
-        message = await get_message(connection, letters, mention.entry)
+    for mention in sorted(copies, key=lambda each: (_TELLING.index(each.kind), -each.sequence)):
+        message = await get_message(connection, letters, mention.sequence)
         if message and (record := read_record(message, around.queue)):
             return record[0], record[1], message.stored_at
     return None, None, None
 
 
 async def _explanation(connection: Connection, letters: str, mentions: Sequence[Entry]) -> str | None:
-    entry = max(each.entry for each in mentions if each.kind == EntryKind.TERMINATION)
+    entry = max(each.sequence for each in mentions if each.kind == EntryKind.TERMINATION)
     message = await get_message(connection, letters, entry)
     advisory = parse_advisory(message.data) if message else None
     return (advisory.reason or None) if isinstance(advisory, Terminated) else None

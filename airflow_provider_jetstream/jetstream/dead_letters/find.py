@@ -103,7 +103,7 @@ class Summary:
     undeliverable: int = 0
     dismissed: dict[str, int] = field(default_factory=dict)
     risks: tuple[str, ...] = ()
-    kept: int = 0
+    preserved: int = 0
     _last: int = -1
 
     def add(self, letter: DeadLetter) -> None:
@@ -165,7 +165,7 @@ class Summary:
             "uncertain": self.uncertain,
             "undeliverable": self.undeliverable,
             "dismissed": dict(self.dismissed),
-            "kept": self.kept,
+            "kept": self.preserved,
             "risks": list(self.risks),
         }
 
@@ -174,7 +174,7 @@ class Summary:
         return round(max(0.0, (self.at - since).total_seconds()), 3)
 
 
-async def summarise(
+async def summarise_dead_letters(
     connection: Connection, queue: WorkQueue, selection: Selection | None = None, group_by: Iterable[str] = ()
 ) -> Summary:
     """Look once, count what is selected, and keep the bodies of all that is seen for the first time.
@@ -205,7 +205,7 @@ async def summarise(
     summary.at = datetime.now(UTC)
     summary.uncertain, summary.undeliverable = scan.reconciliation.uncertain, scan.undeliverable
     summary.dismissed = {verdict.value: count for verdict, count in sorted(scan.dismissed.items())}
-    summary.risks, summary.kept = scan.risks, keeper.preserved
+    summary.risks, summary.preserved = scan.risks, keeper.preserved
     return summary
 
 

@@ -49,9 +49,9 @@ class DeadLetter:
     time: str
     source: Source
     entries: tuple[int, ...]
-    kept: bool
+    preserved: bool
     ready_at: datetime
-    copied_as: int | None = None
+    copy_sequence: int | None = None
     parked: str | None = None
 
     @property

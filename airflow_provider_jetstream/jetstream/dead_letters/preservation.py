@@ -10,8 +10,9 @@ from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_filter, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
@@ -48,7 +49,7 @@ class BodyPreserver:
         self._scan = scan
         self._possible: bool | None = None
         self.preserved = 0
-        self.not_kept = 0
+        self.not_preserved = 0
 
     async def preserve(self, letters: Sequence[DeadLetter]) -> None:
         """Copy the bodies that aren't copied yet.
@@ -56,20 +57,20 @@ class BodyPreserver:
         :param letters: some of what the look found
         """
         if self._possible is None:
-            config = (await stream_info(self._connection, self._scan.letters_name))["config"]
+            config = (await stream_info(self._connection, self._scan.dead_letter_queue))["config"]
             captured = covered_by_any(config.get("subjects") or [], copy_filter(self._scan.queue.name))
             # Interest retention drops at once what none of its consumers wants.
             self._possible = captured and config["retention"] != "interest"
-        new = [letter for letter in letters if not letter.kept]
+        new = [letter for letter in letters if not letter.preserved]
         if not self._possible:
-            self.not_kept += len(new)
+            self.not_preserved += len(new)
             return
         for letter, done in zip(new, await map_concurrently(self._copy, new), strict=True):
             if done:
                 self.preserved += 1
                 self._scan.unpreserved.discard(letter.sequence)
             else:
-                self.not_kept += 1
+                self.not_preserved += 1
 
     async def release(self) -> int:
         """Let the archive go of copies that nobody needs any more.
@@ -85,21 +86,21 @@ class BodyPreserver:
             return 0
         last = int(scan.snapshot.state["last_seq"])
         ended = min(each.settled if each.pending or each.in_flight else last for each in consumers)
-        needed, before = min(scan.unpreserved | {ended + 1}), scan.snapshot.seen_at - _YOUNG
+        needed, before = min(scan.unpreserved | {ended + 1}), scan.snapshot.taken_at - _YOUNG
         if not await scan.archive.holds(needed, before):
             return 0
-        await asyncio.sleep((scan.looked_at + _ENTRIES_ARRIVE - datetime.now(UTC)).total_seconds())
+        await asyncio.sleep((scan.loaded_at + _ENTRIES_ARRIVE - datetime.now(UTC)).total_seconds())
         # The news of the last ends before the look may have come after it.
         news = await read_index(
-            self._connection, scan.letters_name, scan.queue.name, scan.snapshot.created, scan.index.read_to + 1
+            self._connection, scan.dead_letter_queue, scan.queue.name, scan.snapshot.created, scan.index.read_to + 1
         )
         told = (job for job, mentions in news.jobs() if any(each.kind in _UNKEPT for each in mentions))
         return await scan.archive.release(min([needed, *told]), before)
 
     async def _copy(self, letter: DeadLetter) -> bool:
         death = letter.death
-        headers = record_headers(death, subject=letter.subject, time=letter.time, headers=letter.headers, teller=SCAN)
-        if len(letter.body) + wire_size(headers) > self._connection.client.max_payload:
+        headers = record_headers(death, subject=letter.subject, time=letter.time, headers=letter.headers, writer=SCAN)
+        if len(letter.body) + wire_size(headers) > self._connection.max_payload:
             log.warning("%s is too large to be kept with the headers that tell of its death", letter.job_id)
             return False
         subject = copy_subject(death.stream, death.consumer, death.sequence)
@@ -113,4 +114,4 @@ class BodyPreserver:
         except (ApiError, TransientError) as error:
             log.warning("The body of dead letter %s couldn't be kept: %s", letter.job_id, error)
             return False
-        return receipt.stream == self._scan.letters_name
+        return receipt.stream == self._scan.dead_letter_queue

@@ -14,12 +14,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently, sleep
-from airflow_provider_jetstream.jetstream.client.prefetch import ReadPlan
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
-from airflow_provider_jetstream.jetstream.client.sequence_set import stored_sequences
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.dead_letters.entry import deaths, valid_since
+from airflow_provider_jetstream.jetstream.dead_letters.entry import death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.snapshot import consumer_state
 
@@ -109,9 +108,13 @@ async def _count_known(
             return None
         if sequence <= consumer.settled:
             return consumer.name
-        done = await audit.last(sequence) if audit else None
+        done = await audit.last_record(sequence) if audit else None
         since = valid_since(message, consumer, done)
-        return consumer.name if any(since <= each.told_at <= consumer.seen_at for each in deaths(mentions)) else None
+        return (
+            consumer.name
+            if any(since <= each.recorded_at <= consumer.taken_at for each in death_entries(mentions))
+            else None
+        )
 
     only = _only_taker(around)
     present = await stored_sequences(connection, around.queue) if only else None

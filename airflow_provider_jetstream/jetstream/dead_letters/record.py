@@ -58,7 +58,7 @@ _UNSHOWN = frozenset({"Cc", "Cs"})
 
 
 def record_headers(
-    death: Death, *, subject: str, time: str, headers: Pairs, teller: str, parked: str | None = None
+    death: Death, *, subject: str, time: str, headers: Pairs, writer: str, parked: str | None = None
 ) -> Headers:
     """Give the headers under which a dead letter is kept.
 
@@ -102,7 +102,7 @@ def record_headers(
     if kept := [pair for pair in headers if pair[0] in special]:
         # The server would act on its own ones, and the client can't send what isn't UTF-8; JSON keeps both.
         told[_KEPT] = json.dumps(kept)
-    told[MSG_ID] = f"dead:{teller}:{death.stream}:{death.sequence}:{time}:{death.deliveries or 0}"
+    told[MSG_ID] = f"dead:{writer}:{death.stream}:{death.sequence}:{time}:{death.deliveries or 0}"
     sent = [pair for pair in headers if pair[0] not in special]
     return Headers([*sent, *((name, value) for name, value in told.items() if value)])
 

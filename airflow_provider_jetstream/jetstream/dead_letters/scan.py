@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier, NotDead, Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
@@ -83,7 +83,7 @@ class Scan:
     risks: tuple[str, ...]
     audit: AuditLog | None
     archive: ArchiveReader | None
-    looked_at: datetime
+    loaded_at: datetime
     _judge: Classifier
     _reconnects: int
     dismissed: Counter[Status] = field(default_factory=Counter)
@@ -112,7 +112,7 @@ class Scan:
         return await cls._of(connection, premises, index, reckoning, audit, looked_at, reconnects)
 
     @classmethod
-    async def part(
+    async def for_partition(
         cls, connection: Connection, premises: ScanContext, index: EntryIndex, reckoning: Reconciliation
     ) -> Scan:
         """Go on with some jobs of a scan that was begun elsewhere; to :meth:`pages` they are all there are.
@@ -125,8 +125,8 @@ class Scan:
         """
         looked_at, reconnects = datetime.now(UTC), connection.reconnects
         # Those that no consumer takes are among the orphans.
-        premises = replace(premises, around=replace(premises.around, unconsumed={}))
-        audit = await AuditLog.open(connection, premises.queue, premises.around.created)
+        premises = replace(premises, snapshot=replace(premises.snapshot, unconsumed={}))
+        audit = await AuditLog.open(connection, premises.queue, premises.snapshot.created)
         return await cls._of(connection, premises, index, reckoning, audit, looked_at, reconnects, ahead=True)
 
     @classmethod
@@ -142,10 +142,12 @@ class Scan:
         *,
         ahead: bool = False,
     ) -> Scan:
-        queue, around = premises.queue, premises.around
+        queue, around = premises.queue, premises.snapshot
         archive = await ArchiveReader.open(connection, queue, around.created_at)
         doubted = reckoning.inconsistent_consumers
-        judge = await premises.classifier(connection, index, archive=archive, audit=audit, doubted=doubted, ahead=ahead)
+        judge = await premises.classifier(
+            connection, index, archive=archive, audit=audit, inconsistent_consumers=doubted, read_metrics=ahead
+        )
         risks = find_risks(
             around, premises.letters, index.unreadable, archive=archive is not None, audit=audit is not None
         )
@@ -154,7 +156,7 @@ class Scan:
         )
 
     @property
-    def letters_name(self) -> str:
+    def dead_letter_queue(self) -> str:
         """The dead letter queue's stream."""
         return require_dead_letters(self.queue).name
 
@@ -195,7 +197,7 @@ class Scan:
                 yield letter
 
     async def classify_again(
-        self, letters: Sequence[DeadLetter], *, look_around_again: bool = False
+        self, letters: Sequence[DeadLetter], *, refresh: bool = False
     ) -> list[DeadLetter | NotDead]:
         """Judge letters once more, since time has passed.
 
@@ -203,11 +205,9 @@ class Scan:
         :param look_around_again: whether the queue and its consumers may have changed, however short the time
         :return: what each is now
         """
-        return await self.classify([letter.sequence for letter in letters], look_around_again=look_around_again)
+        return await self.classify([letter.sequence for letter in letters], refresh=refresh)
 
-    async def classify(
-        self, sequences: Sequence[int], *, look_around_again: bool = False
-    ) -> list[DeadLetter | NotDead]:
+    async def classify(self, sequences: Sequence[int], *, refresh: bool = False) -> list[DeadLetter | NotDead]:
         """Judge jobs by their sequences.
 
         :param sequences: stream sequences, which something may be known about or not
@@ -215,14 +215,14 @@ class Scan:
         :return: what each is now
         """
         crashed = self.connection.reconnects != self._reconnects
-        if look_around_again or crashed or datetime.now(UTC) - self.looked_at > _LOOK_AGAIN:
-            self._reconnects, self.looked_at = self.connection.reconnects, datetime.now(UTC)
-            self.snapshot = self._judge.around = await take_snapshot(self.connection, self.queue.name)
+        if refresh or crashed or datetime.now(UTC) - self.loaded_at > _LOOK_AGAIN:
+            self._reconnects, self.loaded_at = self.connection.reconnects, datetime.now(UTC)
+            self.snapshot = self._judge.snapshot = await take_snapshot(self.connection, self.queue.name)
         if crashed:
             # The server may have forgotten deaths that it had told of.
             reckoning = await reconcile(self.connection, self.snapshot, self.index, self.audit)
             self._judge.inconsistent_consumers = reckoning.inconsistent_consumers
-        return await self._judge.classify_all([(sequence, self.index.mentions(sequence)) for sequence in sequences])
+        return await self._judge.classify_all([(sequence, self.index.entries_of(sequence)) for sequence in sequences])
 
     async def _page(self, batch: list[tuple[int, tuple[Entry, ...]]], selection: Selection) -> Page:
         judged = await self._judge.classify_all(batch)
@@ -232,22 +232,22 @@ class Scan:
             self._note(mentions, found)
             if isinstance(found, NotDead):
                 dismissed.append(found)
-            elif found.death.reason == Reason.UNDELIVERABLE and not selection.undeliverable:
+            elif found.death.reason == Reason.UNDELIVERABLE and not selection.selects_undeliverable:
                 # Its consumer is gone, so that its death no longer counts.
                 dismissed.append(NotDead(found.sequence, Status.STALE, found.entries, None, stored=True))
             else:
                 letters.append(found)
-        self.dismissed.update(each.verdict for each in dismissed)
+        self.dismissed.update(each.status for each in dismissed)
         now = datetime.now(UTC)
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
     def _note(self, mentions: Sequence[Entry], found: DeadLetter | NotDead) -> None:
         if isinstance(found, DeadLetter):
-            kept = found.kept
-        elif found.verdict == Status.VANISHED:
-            kept = any(each.kind in (EntryKind.COPY, EntryKind.FOUND) for each in mentions)
+            kept = found.preserved
+        elif found.status == Status.VANISHED:
+            kept = any(each.kind in (EntryKind.COPY, EntryKind.PROVEN_COPY) for each in mentions)
         else:
-            kept = found.verdict == Status.COMPLETED or not found.stored
+            kept = found.status == Status.COMPLETED or not found.stored
         if not kept:
             self.unpreserved.add(found.sequence)
 
@@ -258,7 +258,7 @@ class Scan:
         :return: stream sequences of the orphans, and of jobs that no consumer takes where those are selected
         """
         found = self.reconciliation.orphans[:]
-        if selection.undeliverable:
+        if selection.selects_undeliverable:
             for subject in self.snapshot.unconsumed:
                 async for message in read_range(self.connection, self.queue.name, subject):
                     if message.sequence not in self.index:

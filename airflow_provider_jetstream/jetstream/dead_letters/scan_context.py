@@ -39,7 +39,7 @@ class ScanContext:
     """
 
     queue: WorkQueue
-    around: QueueSnapshot
+    snapshot: QueueSnapshot
     letters: Mapping[str, Any]
     events: str | None
     vanished: bool
@@ -68,8 +68,8 @@ class ScanContext:
         *,
         archive: ArchiveReader | None,
         audit: AuditLog | None,
-        doubted: Collection[str],
-        ahead: bool = False,
+        inconsistent_consumers: Collection[str],
+        read_metrics: bool = False,
     ) -> Classifier:
         """Make the judge of some jobs.
 
@@ -82,31 +82,31 @@ class ScanContext:
         :return: the judge
         """
         metrics = await self._metrics(connection, archive, index)
-        if ahead:
+        if read_metrics:
             await metrics.acknowledged()
-        config, terminations = self.letters["config"], f"{TERMINATED}.{self.around.queue}.*"
+        config, terminations = self.letters["config"], f"{TERMINATED}.{self.snapshot.queue}.*"
         return Classifier(
             connection,
-            self.around,
+            self.snapshot,
             config["name"],
             metrics=metrics,
             captures_terminations=covered_by_any(config.get("subjects") or [], terminations),
             events=self.events,
             archive=archive,
             audit=audit,
-            inconsistent_consumers=doubted,
+            inconsistent_consumers=inconsistent_consumers,
             vanished=self.vanished,
         )
 
     async def _metrics(self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex) -> AckMetrics:
         asked = {
             sequence
-            for sequence, mentions in (index.jobs() if self.vanished or index.tells(EntryKind.DELETION) else ())
+            for sequence, mentions in (index.jobs() if self.vanished or index.contains_kind(EntryKind.DELETION) else ())
             if self.vanished or all(each.kind == EntryKind.DELETION for each in mentions)
         }
         first = await archive.find(min(asked)) if archive and asked else None
-        since = first.stored_at if first and first.time else self.around.created_at
-        return AckMetrics(connection, self.events, self.around.queue, asked, since)
+        since = first.stored_at if first and first.time else self.snapshot.created_at
+        return AckMetrics(connection, self.events, self.snapshot.queue, asked, since)
 
 
 async def _exists(connection: Connection, stream: str) -> bool:

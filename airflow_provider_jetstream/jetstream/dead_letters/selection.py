@@ -99,12 +99,12 @@ class Selection(BaseModel):
             ) from None
 
     @property
-    def everything(self) -> bool:
+    def selects_all(self) -> bool:
         """Whether it means every dead letter in circulation."""
         return self == Selection()
 
     @property
-    def undeliverable(self) -> bool:
+    def selects_undeliverable(self) -> bool:
         """Whether it names the jobs that no consumer takes."""
         return self.reasons is not None and Reason.UNDELIVERABLE in self.reasons
 

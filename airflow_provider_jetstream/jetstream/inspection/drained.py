@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue, tell_apart
+from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_queue
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -132,7 +132,7 @@ async def check_drained(
         if any(map(_busy, report.consumers)):
             break
         if names is None:
-            left = await tell_apart(connection, seen)
+            left = await count_left_over(connection, seen)
             report = replace(
                 report, undeliverable=left.undeliverable, schedules=left.schedules, dead_in_queue=left.dead
             )
@@ -216,9 +216,9 @@ async def _require_letters(connection: Connection, queue: WorkQueue) -> None:
 async def _with_dead(
     connection: Connection, queue: WorkQueue, names: tuple[str, ...] | None, report: DrainReport
 ) -> DrainReport:
-    from airflow_provider_jetstream.jetstream.dead_letters.find import summarise
+    from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 
-    found = await summarise(connection, queue, group_by=("consumer",))
+    found = await summarise_dead_letters(connection, queue, group_by=("consumer",))
     dead = sum(group.count for (name,), group in found.groups.items() if names is None or name in names)
     # Only a consumer with jobs in flight has dead letters that can't be told yet, so these are others'.
     uncertain = found.uncertain if names is None else 0

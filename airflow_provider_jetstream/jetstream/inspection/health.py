@@ -83,7 +83,7 @@ class QueueHealth:
     stored: int
     oldest: datetime | None
     last_sequence: int
-    seen_at: datetime
+    taken_at: datetime
 
     @property
     def pending(self) -> int:
@@ -149,11 +149,11 @@ async def inspect_consumers(connection: Connection, info: Mapping[str, Any]) -> 
         stored=state["messages"],
         oldest=datetime.fromisoformat(state["first_ts"]) if state["messages"] else None,
         last_sequence=state["last_seq"],
-        seen_at=datetime.fromisoformat(info["ts"]),
+        taken_at=datetime.fromisoformat(info["ts"]),
     )
 
 
-async def tell_apart(connection: Connection, health: QueueHealth) -> LeftOver:
+async def count_left_over(connection: Connection, health: QueueHealth) -> LeftOver:
     """Tell what :attr:`QueueHealth.left_over` consists of; costs a request for each 100,000 subjects, if there is any.
 
     :param connection: the server

@@ -9,7 +9,12 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
-from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, QueueHealth, inspect_consumers, tell_apart
+from airflow_provider_jetstream.jetstream.inspection.health import (
+    LeftOver,
+    QueueHealth,
+    count_left_over,
+    inspect_consumers,
+)
 from airflow_provider_jetstream.jetstream.queue.discovery import (
     ANY_QUEUE,
     captured_queues,
@@ -27,7 +32,7 @@ _MOST_SUBJECTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
-class QueueLook:
+class QueueOverview:
     """A work queue at a glance.
 
     :param config: its stream's configuration, as the server gives it
@@ -40,9 +45,9 @@ class QueueLook:
 
     config: Mapping[str, Any]
     state: Mapping[str, Any]
-    letters: Mapping[str, Any] | None
+    dead_letter_queue: Mapping[str, Any] | None
     health: QueueHealth | None
-    left: LeftOver | None
+    left_over: LeftOver | None
     problem: UnreachableError | None = None
 
     @property
@@ -51,23 +56,30 @@ class QueueLook:
         return str(self.config["name"])
 
     @property
-    def told(self) -> tuple[int, int, str]:
+    def dead_letter_queue_state(self) -> tuple[int, int, str]:
         """The same as long as nothing was said about any death, and none was done away with."""
-        told = self.letters["state"] if self.letters else {}
+        told = self.dead_letter_queue["state"] if self.dead_letter_queue else {}
         return (told.get("last_seq", 0), told.get("messages", 0), self.health.created if self.health else "")
 
     @property
-    def position(self) -> tuple[Any, ...]:
+    def fingerprint(self) -> tuple[Any, ...]:
         """The same as long as nothing has become of any job, and nothing was said about any death."""
         consumers = self.health.consumers.values() if self.health else ()
         return (
-            *(self.state["last_seq"], self.state["messages"], self.state.get("num_subjects", 0), self.told),
+            *(
+                self.state["last_seq"],
+                self.state["messages"],
+                self.state.get("num_subjects", 0),
+                self.dead_letter_queue_state,
+            ),
             *((each.name, each.created, each.filters, each.deliveries, each.pending) for each in consumers),
             *((each.in_flight, each.ack_floor) for each in consumers),
         )
 
 
-async def look_over(connection: Connection, before: Mapping[str, QueueLook] | None = None) -> list[QueueLook]:
+async def inspect_all_queues(
+    connection: Connection, before: Mapping[str, QueueOverview] | None = None
+) -> list[QueueOverview]:
     """Look at all streams of work-queue retention, also at those that were made by hand.
 
     :param connection: the server
@@ -80,17 +92,17 @@ async def look_over(connection: Connection, before: Mapping[str, QueueLook] | No
     by_name = {info["config"]["name"]: info for info in streams}
     tellers = _tellers(info["config"] for info in streams)
 
-    async def look(info: Mapping[str, Any]) -> QueueLook | None:
+    async def look(info: Mapping[str, Any]) -> QueueOverview | None:
         config, state = info["config"], info["state"]
         capturing = dead_letter_stream([*tellers[config["name"]], *tellers[ANY_QUEUE]], config["name"])
         letters = by_name[capturing["name"]] if capturing else None
         try:
-            found = QueueLook(config, state, letters, await inspect_consumers(connection, info), None)
+            found = QueueOverview(config, state, letters, await inspect_consumers(connection, info), None)
             return await _told_apart(connection, found, (before or {}).get(found.name))
         except NotFoundError:
             return None
         except UnreachableError as error:
-            return QueueLook(config, state, letters, None, None, error)
+            return QueueOverview(config, state, letters, None, None, error)
 
     queues = [info for info in streams if _is_queue(info["config"])]
     looks = [look for look in await map_concurrently(look, queues) if look is not None]
@@ -110,10 +122,10 @@ def _tellers(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapp
     return tellers
 
 
-async def _told_apart(connection: Connection, look: QueueLook, before: QueueLook | None) -> QueueLook:
+async def _told_apart(connection: Connection, look: QueueOverview, before: QueueOverview | None) -> QueueOverview:
     if look.health is None or look.state.get("num_subjects", 0) > _MOST_SUBJECTS:
         return look
-    left = before.left if before and before.left and before.position == look.position else None
+    left = before.left_over if before and before.left_over and before.fingerprint == look.fingerprint else None
     if left is None:
-        left = await tell_apart(connection, look.health)
-    return QueueLook(look.config, look.state, look.letters, look.health, left)
+        left = await count_left_over(connection, look.health)
+    return QueueOverview(look.config, look.state, look.dead_letter_queue, look.health, left)

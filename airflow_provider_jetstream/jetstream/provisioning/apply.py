@@ -21,7 +21,6 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
     stream_step,
     undeclared_consumer_steps,
 )
-from airflow_provider_jetstream.jetstream.queue.priority_groups import POLICY_LEVELS
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -39,6 +38,8 @@ _FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2, "allow_msg_schedules": 2
 # The first server that refuses a batch with an id that it has stored before.
 _ATOMIC_SERVER = (2, 12, 1)
 _SCHEDULING_SERVER = (2, 12, 0)
+# By priority policy: the API level and the first server version that knows it.
+_POLICY_LEVELS = {"overflow": (1, (2, 11, 0)), "pinned_client": (1, (2, 11, 0)), "prioritized": (2, (2, 12, 0))}
 
 
 async def plan(connection: Connection, queue: WorkQueue) -> Plan:
@@ -117,7 +118,7 @@ def _require_features(connection: Connection, queue: WorkQueue) -> None:
     for consumer in (*queue.consumers, *(queue.dead_letters.consumers if queue.dead_letters else ())):
         if consumer.priority_policy is None:
             continue
-        needed, first = POLICY_LEVELS[consumer.priority_policy]
+        needed, first = _POLICY_LEVELS[consumer.priority_policy]
         if connection.api_level < needed:
             raise ServerTooOldError(
                 f"priority_policy {consumer.priority_policy} of consumer {consumer.name}: expected nats-server"

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.contract import PARTITIONS
-from airflow_provider_jetstream.jetstream.queue.partitions import partition_base_name
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,7 +33,7 @@ async def resize_blockers(
     families: dict[str, list[Consumer]] = {}
     for consumer in queue.consumers:
         if consumer.partition is not None:
-            families.setdefault(partition_base_name(consumer), []).append(consumer)
+            families.setdefault(consumer.base_name, []).append(consumer)
     for name, members in families.items():
         beyond = [each for each in found if _is_beyond(each, found[each], name, members)]
         there = [member.name for member in members if member.name in found]

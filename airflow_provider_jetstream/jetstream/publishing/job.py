@@ -28,7 +28,6 @@ from airflow_provider_jetstream.jetstream.publishing.schedules import (
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
 from airflow_provider_jetstream.jetstream.queue.partitions import (
     PLACEHOLDER,
-    partition_count,
     partition_of,
     partition_subject,
     placeholder_problem,
@@ -180,10 +179,8 @@ def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | N
     if key is None:
         raise JobError(f"job {index} has no partition_key, which {subject!r} needs: set it on the job")
     if queue is None:
-        raise JobError(
-            f"job {index} has a partition_key: pass the queue too, which declares the number of partitions"
-        )
-    if (count := partition_count(queue.consumers, subject)) is None:
+        raise JobError(f"job {index} has a partition_key: pass the queue too, which declares the number of partitions")
+    if (count := queue.partition_count(subject)) is None:
         raise JobError(
             f"job {index} can't be published to {subject!r}: no consumer of {queue.name} has partitions on that"
             " subject; declare one with partitions and such a filter"

@@ -13,8 +13,9 @@ from typing import TYPE_CHECKING, Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import last_message, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
@@ -60,7 +61,7 @@ class PublishRecord(BaseModel):
     round: int = 0
     began_at: datetime
     queue_from: int
-    cursor: dict[str, Any] = Field(default_factory=dict, alias="mark")
+    cursor: dict[str, Any] = Field(default_factory=dict, validation_alias="mark", serialization_alias="mark")
     runs: list[tuple[int, int, int]] | None = None
     published: int | None = None
     closed: bool = False

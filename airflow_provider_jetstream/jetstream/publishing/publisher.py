@@ -119,7 +119,6 @@ class _Publisher:
     def __init__(self, connection: Connection, window: int, ack_timeout: float, attempts: int) -> None:
         self.report = PublishReport()
         self._connection = connection
-        self._client = connection.client
         self._window = window
         self._ack_timeout = ack_timeout
         self._attempts = attempts
@@ -127,23 +126,16 @@ class _Publisher:
         self._progress = asyncio.Event()
         self._last_answer = time.monotonic()
         self._silent = False
-        self._inbox = self._client.new_inbox()
+        self._inbox = connection.new_inbox()
 
     async def open(self) -> None:
-        from nats import errors
-
         try:
-            self._subscription = await self._client.subscribe(f"{self._inbox}.*", cb=self._on_answer)
-        except errors.Error as error:
+            self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_answer)
+        except UnreachableError as error:
             raise UnreachableError(f"nothing was published: {error}") from None
 
     async def close(self) -> None:
-        from nats import errors
-
-        try:
-            await self._subscription.unsubscribe()
-        except errors.Error as error:
-            self._connection.last_error = error
+        await self._subscription.unsubscribe()
 
     async def send(self, index: int, job: OutgoingJob) -> None:
         self.report.sequences.append(0)
@@ -195,25 +187,23 @@ class _Publisher:
             await self._put(index)
 
     async def _put(self, index: int) -> None:
-        from nats import errors
-
         flight = self._in_flight[index]
-        limit = self._client.max_payload
+        limit = self._connection.max_payload
         # The client counts the body only; for body and headers together the server would close the connection.
         if len(flight.payload) + wire_size(flight.job.headers) > limit:
             del self._in_flight[index]
             self._fail(index, flight.job, _too_large(f"the server's limit of {limit} bytes"), certain=True)
             return
         try:
-            await self._client.publish(
-                flight.job.subject, flight.payload, reply=f"{self._inbox}.{index}", headers=flight.job.headers
+            await self._connection.publish(
+                flight.job.subject, flight.payload, flight.job.headers, f"{self._inbox}.{index}"
             )
-        except errors.OutboundBufferLimitError:
-            # Only while the connection is away; the deadline sends it again.
-            return
-        except errors.Error as error:
+        except UnreachableError as error:
+            if not self._connection.is_connected and not self._connection.is_closed:
+                # The client's buffer for a lost connection is full; the job is sent again after its deadline.
+                return
             del self._in_flight[index]
-            self._fail(index, flight.job, UnreachableError(f"it was not sent: {error}"), certain=flight.attempts == 1)
+            self._fail(index, flight.job, error, certain=flight.attempts == 1)
 
     async def _on_answer(self, message: Msg) -> None:
         index = int(message.subject.rsplit(".", 1)[1])

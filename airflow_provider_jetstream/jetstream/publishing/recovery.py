@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.contract import JOB_ID, MSG_ID, archive_filter, completion_filter
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 

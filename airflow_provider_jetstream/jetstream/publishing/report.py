@@ -84,8 +84,8 @@ class PublishReport:
         )
         rest = len(failures) - _NAMED_FAILURES
         message = (
-            f"{self.stored} of {len(self.sequences)} jobs are stored{self._stored_ranges()}; {len(failures)} are not known to"
-            f" be: {named}{f'; and {rest} more' if rest > 0 else ''}"
+            f"{self.stored} of {len(self.sequences)} jobs are stored{self._stored_ranges()}; {len(failures)} are not"
+            f" known to be: {named}{f'; and {rest} more' if rest > 0 else ''}"
         )
         terminal = any(isinstance(failure.error, TerminalError) for failure in failures)
         raise (PublishRefusedError if terminal else PublishIncompleteError)(message, self)

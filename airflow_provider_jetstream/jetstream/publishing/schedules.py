@@ -1,24 +1,26 @@
-"""Jobs for later: the server keeps a schedule as a message and makes the jobs of it itself.
+"""Scheduled jobs: the server stores a schedule as a message and publishes the jobs itself.
 
 Protocol: NATS ADR-51. A schedule is the job with ``Nats-Schedule`` and ``Nats-Schedule-Target`` added, on a subject of
-its own that no consumer takes. There is one per subject; another one on it takes its place.
+its own that no consumer takes. A subject holds one schedule; a later one replaces it. Cron expressions have six fields,
+the first for seconds. They are checked before anything is sent: the server says only that a pattern is invalid.
 """
 
 from __future__ import annotations
 
 import re
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, next_message
 from airflow_provider_jetstream.jetstream.contract import job_schedule_filters
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.jetstream.publishing.cron import CRON_FIELDS, cron_problem
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
@@ -31,20 +33,42 @@ ONCE_LEVEL = 2
 REPEATED_LEVEL = 4
 
 
-_WRONG_SEQUENCE = 10071
-_NAMED = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly)")
+_WRONG_LAST_SEQUENCE = 10071
+_SHORTHAND = re.compile(r"@(yearly|annually|monthly|weekly|daily|midnight|hourly)")
 _EVERY = "@every "
 
 
+class _CronField(NamedTuple):
+    name: str
+    least: int
+    most: int
+    words: tuple[str, ...] = ()
+
+
+_MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
+_WEEKDAYS = ("sun", "mon", "tue", "wed", "thu", "fri", "sat")
+_CRON_FIELDS = (
+    _CronField("seconds", 0, 59),
+    _CronField("minutes", 0, 59),
+    _CronField("hours", 0, 23),
+    _CronField("days of the month", 1, 31),
+    _CronField("months", 1, 12, _MONTHS),
+    _CronField("weekdays", 0, 6, _WEEKDAYS),
+)
+_DAY, _MONTH, _WEEKDAY = 3, 4, 5
+_DAYS_OF_MONTHS = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
+_ANY = frozenset({"*", "?"})
+_CRON_ITEM = re.compile(r"(?:[*?]|(?P<first>[0-9]+|[a-z]+)(?:-(?P<last>[0-9]+|[a-z]+))?)(?P<step>/0*[1-9][0-9]*)?")
+
+
 def schedule_headers(at: Any, delay: Any, every: Any, time_zone: Any, *, now: datetime) -> dict[str, str]:
-    """Write when a job is to be made.
+    """Return the headers that make a job a schedule, without the target.
 
     :param at: the time; see :func:`schedule_once`
     :param delay: how long after ``now``
     :param every: how often; see :func:`schedule_repeated`
-    :param time_zone: in which a cron expression is meant; UTC where ``None``
+    :param time_zone: the time zone of a cron expression; UTC where ``None``
     :param now: the time by this machine's clock
-    :return: the headers that make a schedule of it, without the target
     :raises ValueError: one of them can't be used
     """
     if every is not None:
@@ -59,12 +83,10 @@ def schedule_headers(at: Any, delay: Any, every: Any, time_zone: Any, *, now: da
 
 
 def schedule_once(at: Any, delay: Any, now: datetime) -> str:
-    """Write when a job is to be made, once.
+    """Return the value of ``Nats-Schedule`` for a job that is published once.
 
     :param at: the time, with its zone; or
     :param delay: how long after ``now``, as :func:`~airflow_provider_jetstream.jetstream.units.parse_duration` reads it
-    :param now: the time by this machine's clock
-    :return: the value of ``Nats-Schedule``
     :raises ValueError: it is no such time or delay
     """
     if delay is not None:
@@ -78,23 +100,22 @@ def schedule_once(at: Any, delay: Any, now: datetime) -> str:
 
 
 def schedule_repeated(every: Any) -> str:
-    """Write when jobs are to be made, again and again.
+    """Return the value of ``Nats-Schedule`` for a job that is published repeatedly.
 
     :param every: a duration of at least a second; or a cron expression of six fields, the first for seconds; or
         ``@hourly``, ``@daily``, ``@weekly``, ``@monthly``, ``@yearly``
-    :return: the value of ``Nats-Schedule``
     :raises ValueError: it is none of them
     """
     if isinstance(every, str):
         text = every.strip()
         fields = text.split()
-        if _NAMED.fullmatch(text):
+        if _SHORTHAND.fullmatch(text):
             return text
-        if len(fields) == CRON_FIELDS and not text.startswith("@"):
-            if problem := cron_problem(fields):
+        if len(fields) == len(_CRON_FIELDS) and not text.startswith("@"):
+            if problem := _cron_problem(fields):
                 raise ValueError(f"{problem}, in the cron expression {every!r}")
             return text
-        if len(fields) == CRON_FIELDS - 1 and not text.startswith("@"):
+        if len(fields) == len(_CRON_FIELDS) - 1 and not text.startswith("@"):
             raise ValueError(
                 f"expected a cron expression of six fields, found five in {every!r}: put one for seconds in front, as"
                 f' in "0 {text}"'
@@ -113,14 +134,7 @@ def schedule_repeated(every: Any) -> str:
 
 
 async def remove_schedules(connection: Connection, queue: str, job_id: str) -> int:
-    """Remove every schedule of jobs of an id; what they have made already stays.
-
-    :param connection: the server
-    :param queue: the work queue
-    :param job_id: the jobs' id
-    :return: how many there were
-    :raises NotFoundError: the queue doesn't exist
-    """
+    """Remove every schedule of jobs with an id and return their number; jobs already published stay."""
     removed = 0
     for subject in job_schedule_filters(queue, job_id):
         start = 1
@@ -136,26 +150,26 @@ async def _remove(connection: Connection, queue: str, message: StoredMessage) ->
         await connection.api(f"STREAM.MSG.DELETE.{queue}", {"seq": message.sequence})
     except ApiError:
         if await get_message(connection, queue, message.sequence) is None:
-            # It has fired meanwhile.
+            # It fired before it could be deleted.
             return False
         return await _overwrite(connection, message)
     return True
 
 
 async def _overwrite(connection: Connection, message: StoredMessage) -> bool:
-    """Put an empty message in place of a schedule in a stream that allows no deletes (``deny_delete``)."""
-    own = [("Nats-Rollup", "sub"), ("Nats-Expected-Last-Subject-Sequence", str(message.sequence))]
+    """Replace a schedule by an empty message in a stream that allows no deletes (``deny_delete``)."""
+    headers = [("Nats-Rollup", "sub"), ("Nats-Expected-Last-Subject-Sequence", str(message.sequence))]
     try:
-        await store(connection, message.subject, b"", Headers(own))
+        await store(connection, message.subject, b"", Headers(headers))
     except ApiError as error:
-        if error.err_code != _WRONG_SEQUENCE:
+        if error.err_code != _WRONG_LAST_SEQUENCE:
             raise
         return False
     return True
 
 
 def _go_duration(nanoseconds: int) -> str:
-    """Write a duration as the server reads it, which knows no days."""
+    # The server reads durations as Go does, which has no unit for days.
     seconds, rest = divmod(nanoseconds, NANOSECONDS)
     return f"{nanoseconds}ns" if rest else f"{seconds}s"
 
@@ -164,9 +178,9 @@ def _time_zone(time_zone: Any, schedule: str) -> str:
     if schedule.startswith(_EVERY):
         raise ValueError(
             f"expected a time zone with a cron expression only, found {time_zone!r} with {schedule!r}: leave it out, or"
-            ' say at what time, as in "0 30 8 * * *"'
+            ' write a cron expression, such as "0 30 8 * * *"'
         )
-    # A ZoneInfo has its name there.
+    # The name of a ZoneInfo.
     name = getattr(time_zone, "key", time_zone)
     if not isinstance(name, str) or not _is_time_zone(name):
         raise ValueError(f'expected the name of a time zone, such as "Europe/Vienna", found {time_zone!r}')
@@ -179,6 +193,48 @@ def _is_time_zone(name: str) -> bool:
     try:
         ZoneInfo(name)
     except (LookupError, ValueError, OSError):
-        # A machine that knows no time zones leaves it to the server, which refuses what it doesn't know.
+        # A machine without a time zone database can't check the name; the server refuses an unknown one.
         return bool(name) and not available_timezones()
     return True
+
+
+def _cron_problem(fields: Sequence[str]) -> str | None:
+    """Return what was expected and what was found in a cron expression; ``None`` where the server accepts it."""
+    values: list[frozenset[int]] = []
+    for field, text in zip(_CRON_FIELDS, fields, strict=True):
+        if (matching := _cron_values(field, text)) is None:
+            words = f" or {field.words[0]} to {field.words[-1]}" if field.words else ""
+            return (
+                f"expected {field.name} of {field.least} to {field.most}{words}, ranges such as"
+                f" {field.least}-{field.least + 1}, steps such as */2, or lists of these, found {text!r}"
+            )
+        values.append(matching)
+    # Where weekdays are restricted too, the server fires on either.
+    if fields[_WEEKDAY] in _ANY and min(values[_DAY]) > max(_DAYS_OF_MONTHS[month - 1] for month in values[_MONTH]):
+        return f"expected a date that exists, found day {fields[_DAY]} of month {fields[_MONTH]}, which never comes"
+    return None
+
+
+def _cron_values(field: _CronField, text: str) -> frozenset[int] | None:
+    values: set[int] = set()
+    for item in text.lower().split(","):
+        match = _CRON_ITEM.fullmatch(item)
+        if match is None:
+            return None
+        step = int((match["step"] or "/1").removeprefix("/"))
+        if match["first"] is None:
+            first, last = field.least, field.most
+        else:
+            first = _cron_number(field, match["first"])
+            # With a step, a single number is the first value of the range.
+            last = _cron_number(field, match["last"] or (str(field.most) if match["step"] else match["first"]))
+        if not field.least <= first <= last <= field.most:
+            return None
+        values.update(range(first, last + 1, step))
+    return frozenset(values)
+
+
+def _cron_number(field: _CronField, text: str) -> int:
+    if text in field.words:
+        return field.least + field.words.index(text)
+    return int(text) if text.isdecimal() else -1

@@ -1,9 +1,9 @@
-"""What makes a queue's declaration an error: what the server would refuse, or accept and then lose jobs over."""
+"""Errors of a queue's declaration: what the server would refuse, or accept and then lose jobs."""
 
 from __future__ import annotations
 
 from itertools import combinations
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from airflow_provider_jetstream.jetstream.client.subjects import (
     covered_by_any,
@@ -24,39 +24,87 @@ from airflow_provider_jetstream.jetstream.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.queue.declaration import Stream
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.contract import Reserved
+    from airflow_provider_jetstream.jetstream.queue.declaration import (
+        Archive,
+        Audit,
+        Consumer,
+        DeadLetterQueue,
+        Events,
+        Stream,
+    )
 
 # The server's own subjects, and those among them that a stream may capture all the same.
-_RESERVED = (
+_SERVER_SUBJECTS = (
     ("$JS.>", "$JS.EVENT.>", "JetStream's own API"),
     ("$SYS.>", "$SYS.ACCOUNT.>", "the server's system API"),
 )
-_SHORTEST_WINDOW = 100_000_000
+_MIN_DURATION = 100_000_000
+
+NO_SCHEDULES_WITH_DISCARD_NEW = (
+    'declare discard "old" without limits that could drop waiting jobs; or do without schedules: let an Airflow'
+    " schedule publish in time, or a worker nak a job with a delay"
+)
 
 
-def queue_problems(queue: WorkQueue) -> list[str]:
-    """Find what makes a queue unusable.
+class StreamFields(Protocol):
+    """The fields of a stream's declaration that the checks read."""
 
-    :param queue: the declaration, its consumers already checked by themselves
-    :return: a sentence each
-    """
+    kind: ClassVar[str]
+    name: str
+    subjects: tuple[str, ...]
+    discard: Literal["old", "new"] | None
+    max_msgs: int | None
+    max_bytes: int | None
+    max_msgs_per_subject: int | None
+    max_msg_size: int | None
+    max_age: int | None
+    duplicate_window: int | None
+    deny_purge: bool | None
+    allow_rollup_hdrs: bool | None
+
+    def captured_subjects(self) -> tuple[str, ...]:
+        """Return the subjects of the stream on the server."""
+
+
+class QueueFields(StreamFields, Protocol):
+    """The fields of a queue's declaration that the checks and the lint read."""
+
+    consumers: tuple[Consumer, ...]
+    dead_letters: DeadLetterQueue | None
+    events: Events | None
+    archive: Archive | None
+    audit: Audit | None
+    atomic_redrive: bool
+    schedules: bool
+
+    def companions(self) -> tuple[Stream, ...]:
+        """Return the declared streams around the queue."""
+
+    def reserved_subjects(self) -> tuple[Reserved, ...]:
+        """Return the subjects of the stream that aren't for jobs."""
+
+
+def queue_problems(queue: QueueFields) -> list[str]:
+    """Return a sentence for each thing that makes a queue unusable; its consumers are checked by themselves."""
     problems = list(_stream_problems(queue))
     problems += _filter_problems(queue)
     problems += _reserved_problems(queue)
     problems += _schedule_problems(queue)
-    for part in queue.companions():
-        problems += _stream_problems(part)
+    for stream in queue.companions():
+        problems += _stream_problems(stream)
     for one, other in combinations((queue, *queue.companions()), 2):
-        problems += _shared_stream_problems(one, other)
-    for stream, subject, harm in (
+        problems += _pair_problems(one, other)
+    for companion, subject, harm in (
         (queue.dead_letters, f"{MAX_DELIVERIES}.{queue.name}.*", "dead letters would go unseen"),
-        (queue.events, completion_filter(queue.name), "nobody would learn that a job ended"),
+        (queue.events, completion_filter(queue.name), "the ends of jobs would not be stored"),
         (queue.archive, archive_filter(queue.name), "no job would have a copy"),
-        (queue.audit, audit_filter(queue.name), "nothing would tell what became of dead letters"),
+        (queue.audit, audit_filter(queue.name), "what is done to dead letters would not be recorded"),
     ):
-        if stream and not covered_by_any(stream.subjects, subject):
-            problems.append(f"the {stream.kind} {stream.name} doesn't capture {subject}, so {harm}: add that subject")
+        if companion and not covered_by_any(companion.subjects, subject):
+            problems.append(
+                f"the {companion.kind} {companion.name} doesn't capture {subject}, so {harm}: add that subject"
+            )
     if queue.dead_letters:
         problems += [
             f"consumer {consumer.name} retries for ever (max_deliver -1), so the dead letter queue"
@@ -67,14 +115,14 @@ def queue_problems(queue: WorkQueue) -> list[str]:
     return problems
 
 
-def _filter_problems(queue: WorkQueue) -> Iterator[str]:
+def _filter_problems(queue: QueueFields) -> Iterator[str]:
     names = [consumer.name for consumer in queue.consumers]
     for name in sorted({name for name in names if names.count(name) > 1}):
         yield f"two consumers are named {name}"
     unfiltered = [consumer.name for consumer in queue.consumers if not consumer.filter_subjects]
     if unfiltered and len(queue.consumers) > 1:
         yield (
-            f"consumer {unfiltered[0]} has no filter subject and would take every job: the server refuses other"
+            f"consumer {unfiltered[0]} has no filter subject and would get every job: the server refuses other"
             " consumers beside it; give each its own filter"
         )
     pairs = [(consumer, subject) for consumer in queue.consumers for subject in consumer.filter_subjects]
@@ -93,7 +141,7 @@ def _filter_problems(queue: WorkQueue) -> Iterator[str]:
                 )
 
 
-def _reserved_problems(queue: WorkQueue) -> Iterator[str]:
+def _reserved_problems(queue: QueueFields) -> Iterator[str]:
     for reserved, what, flag in queue.reserved_subjects():
         for subject in queue.subjects:
             if overlaps(subject, reserved):
@@ -105,12 +153,12 @@ def _reserved_problems(queue: WorkQueue) -> Iterator[str]:
             for subject in consumer.filter_subjects:
                 if overlaps(subject, reserved):
                     yield (
-                        f"filter {subject} of consumer {consumer.name} would take {what} ({reserved}) for jobs: narrow"
-                        f" it, or drop {flag}"
+                        f"filter {subject} of consumer {consumer.name} would deliver {what} ({reserved}) as jobs:"
+                        f" narrow it, or drop {flag}"
                     )
 
 
-def _schedule_problems(queue: WorkQueue) -> Iterator[str]:
+def _schedule_problems(queue: QueueFields) -> Iterator[str]:
     if not queue.schedules:
         return
     for stream in (queue, queue.archive):
@@ -122,25 +170,25 @@ def _schedule_problems(queue: WorkQueue) -> Iterator[str]:
         if stream and stream.deny_purge:
             yield f"schedules and deny_purge of stream {stream.name} exclude each other: the server purges fired ones"
         if stream and stream.allow_rollup_hdrs is False:
-            yield f"schedules take allow_rollup_hdrs, which stream {stream.name} declares as false: leave it out"
+            yield f"schedules need allow_rollup_hdrs, which stream {stream.name} declares as false: leave it out"
 
 
-def _stream_problems(stream: Stream) -> Iterator[str]:
+def _stream_problems(stream: StreamFields) -> Iterator[str]:
     yield from name_problems("stream", stream.name)
     if not stream.subjects:
         yield f"stream {stream.name} has no subjects: name at least one"
     for subject in stream.subjects:
         if problem := subject_problem(subject):
             yield f"subject {subject!r} of stream {stream.name}: {problem}"
-        for own, allowed, what in _RESERVED:
+        for own, allowed, what in _SERVER_SUBJECTS:
             if overlaps(subject, own) and not covers(allowed, subject):
                 yield f"subject {subject} of stream {stream.name} would capture {what}: narrow it"
     if pair := first_overlap(stream.subjects):
         yield f"the subjects {pair[0]} and {pair[1]} of stream {stream.name} overlap: keep one"
     window, age = stream.duplicate_window, stream.max_age
-    if age is not None and 0 < age < _SHORTEST_WINDOW:
+    if age is not None and 0 < age < _MIN_DURATION:
         yield f"max_age of stream {stream.name}: expected at least 100ms, or -1, found {format_duration(age)}"
-    if window is not None and window < _SHORTEST_WINDOW:
+    if window is not None and window < _MIN_DURATION:
         yield (
             f"duplicate_window of stream {stream.name}: expected at least 100ms, found {format_duration(window)}; leave"
             " it out for the server's 2 minutes"
@@ -152,7 +200,7 @@ def _stream_problems(stream: Stream) -> Iterator[str]:
         )
 
 
-def _shared_stream_problems(one: Stream, other: Stream) -> Iterator[str]:
+def _pair_problems(one: StreamFields, other: StreamFields) -> Iterator[str]:
     if one.name == other.name:
         yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
     for ours in one.captured_subjects():
@@ -162,9 +210,3 @@ def _shared_stream_problems(one: Stream, other: Stream) -> Iterator[str]:
                     f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one"
                     " stream per subject"
                 )
-
-
-NO_SCHEDULES_WITH_DISCARD_NEW = (
-    'declare discard "old" without limits that could drop waiting jobs; or do without schedules: let an Airflow'
-    " schedule publish in time, or a worker hand a job back with a delay"
-)

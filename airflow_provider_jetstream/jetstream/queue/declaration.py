@@ -1,7 +1,7 @@
-"""The parts of which a queue's declaration consists: streams and consumers.
+"""Declarations of streams and consumers, of which a queue's declaration consists.
 
 Field names and units are JetStream's own; durations and sizes may also be written as ``"30s"`` and ``"256MB"``. A field
-that isn't declared keeps the server's default when the stream is created and whatever it has when it exists.
+that isn't declared gets the server's default when the stream is created, and keeps its value where the stream exists.
 """
 
 from __future__ import annotations
@@ -12,9 +12,8 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, PARTITIONS
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.consumer_checks import consumer_problems
+from airflow_provider_jetstream.jetstream.queue.consumer_checks import PriorityPolicy, consumer_problems
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
-from airflow_provider_jetstream.jetstream.queue.priority_groups import PriorityPolicy
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_size
 
 # Before the models, which pydantic builds in full only where these names are already known.
@@ -25,9 +24,9 @@ _DAY = 86_400 * NANOSECONDS
 
 
 class Declaration(BaseModel):
-    """What every part has in common: it can't be changed, knows all its fields, and tells all that is wrong at once.
+    """A frozen model without unknown fields, which reports every problem of its values at once.
 
-    :raises QueueDeclarationError: if the server would refuse it, or jobs would be lost
+    :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
@@ -38,7 +37,7 @@ class Declaration(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise QueueDeclarationError(str(values.get("name", "?")), _told(error), self.kind) from None
+            raise QueueDeclarationError(str(values.get("name", "?")), _problem_texts(error), self.kind) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -54,20 +53,19 @@ class Consumer(Declaration):
     """A durable pull consumer with explicit acknowledgement.
 
     :param name: its durable name
-    :param filter_subjects: the jobs it takes; also as ``filter_subject`` with one. Empty: all jobs of the queue
+    :param filter_subjects: the subjects of its jobs; also as ``filter_subject`` with one. Empty: all jobs of the queue
     :param max_deliver: deliveries after which a job is a dead letter; ``-1`` for endless retries, which only a queue
         without dead letters may have
-    :param ack_wait: how long a worker may stay silent; the server takes the first ``backoff`` where there is one
+    :param ack_wait: how long a worker may take without a progress report; the first ``backoff`` replaces it
     :param backoff: waits between deliveries
-    :param max_ack_pending: jobs in flight at a time
-    :param sample_freq: share of acknowledgements the server reports, such as ``"100%"``
-    :param description: for people
-    :param metadata: for tools
-    :param partitions: among how many consumers its jobs are divided, named after it with ``-0``, ``-1`` and so on; its
-        filters have ``{partition}`` in place of one token
-    :param partition: which of them it is; follows from ``partitions``
-    :param priority_groups: names of which each pull request has to give one; workers give the first
-    :param priority_policy: whom the server prefers among those who ask; takes server 2.11, ``prioritized`` takes 2.12
+    :param max_ack_pending: the largest number of jobs in flight
+    :param sample_freq: the share of acknowledgements that the server reports, such as ``"100%"``
+    :param partitions: the number of consumers among which its jobs are divided, named after it with ``-0``, ``-1`` and
+        so on; its filters have ``{partition}`` in place of one token
+    :param partition: the number of this one; follows from ``partitions``
+    :param priority_groups: names of groups, of which each pull request has to name one; workers name the first
+    :param priority_policy: how the server chooses among pull requests of a group; needs server 2.11, ``prioritized``
+        needs 2.12
     """
 
     kind = "consumer"
@@ -100,10 +98,9 @@ class Consumer(Declaration):
         return consumer_problems(self)
 
     def config(self, default_filters: tuple[str, ...] = ()) -> dict[str, Any]:
-        """Give the consumer's configuration as JetStream's JSON.
+        """Return the consumer's configuration as JetStream's JSON: what is declared, and what a work queue needs.
 
-        :param unfiltered: the filters of a consumer that declares none; none where empty
-        :return: only what is declared or what a work queue can't do without
+        :param default_filters: the filters of a consumer that declares none
         """
         config: dict[str, Any] = {
             "durable_name": self.name,
@@ -129,11 +126,13 @@ class Consumer(Declaration):
             config["metadata"] = {**(self.metadata or {}), PARTITIONS: str(self.partitions)}
         return config
 
-    def per_partition(self) -> tuple[Consumer, ...]:
-        """Give the consumers that it stands for.
+    @property
+    def base_name(self) -> str:
+        """The name under which a consumer with partitions was declared."""
+        return self.name.removesuffix(f"-{self.partition}")
 
-        :return: one for each of its partitions, or itself
-        """
+    def per_partition(self) -> tuple[Consumer, ...]:
+        """Return a consumer for each of its partitions, or itself where it has none."""
         if self.partitions is None or self.partition is not None:
             return (self,)
         declared = {field: getattr(self, field) for field in self.model_fields_set}
@@ -150,15 +149,15 @@ class Consumer(Declaration):
         )
 
 
-def _all_divided(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
-    return tuple(each for consumer in consumers for each in consumer.per_partition())
+def _expand_partitions(consumers: tuple[Consumer, ...]) -> tuple[Consumer, ...]:
+    return tuple(single for consumer in consumers for single in consumer.per_partition())
 
 
-Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_all_divided)]
+Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_expand_partitions)]
 
 
 class Stream(Declaration):
-    """What every stream of a queue may declare; see JetStream's stream configuration for each field."""
+    """The fields that every stream of a queue may declare; see JetStream's stream configuration for each."""
 
     name: str
     subjects: tuple[str, ...] = ()
@@ -179,20 +178,14 @@ class Stream(Declaration):
     metadata: dict[str, str] | None = None
 
     def captured_subjects(self) -> tuple[str, ...]:
-        """Give the subjects that the stream has on the server.
-
-        :return: those that are declared, and what its features add
-        """
+        """Return the subjects of the stream on the server: those declared, and those that its features add."""
         return self.subjects
 
     def config(self) -> dict[str, Any]:
-        """Give the stream's configuration as JetStream's JSON.
-
-        :return: only what is declared
-        """
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
         declared = {field: getattr(self, field) for field in Stream.model_fields}
         config = {field: value for field, value in declared.items() if value is not None}
-        # The server counts a missing age as none but answers with 0, where people write -1.
+        # Users write -1 for no limit; the server answers with 0.
         if config.get("max_age") == -1:
             config["max_age"] = 0
         return config | {"subjects": list(self.captured_subjects()), "retention": self._retention()}
@@ -202,9 +195,9 @@ class Stream(Declaration):
 
 
 class DeadLetterQueue(Stream):
-    """The stream that keeps the dead letters of a work queue.
+    """The stream that captures the dead letters of a work queue.
 
-    :param retention: ``limits`` unless the stream exists otherwise: a work-queue retention lets one consumer read it
+    :param retention: ``limits`` unless the stream exists with another: a work-queue retention admits one consumer
     :param consumers: consumers to provision on it, for processors other than this package's
     """
 
@@ -219,10 +212,7 @@ class DeadLetterQueue(Stream):
         return self.retention
 
     def config(self) -> dict[str, Any]:
-        """Give the stream's configuration as JetStream's JSON.
-
-        :return: only what is declared
-        """
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
         config = super().config()
         if not self.metadata:
             config.pop("metadata", None)
@@ -230,9 +220,9 @@ class DeadLetterQueue(Stream):
 
 
 class Events(Stream):
-    """The stream that stores how jobs ended, for whoever waits for them.
+    """The stream that stores the ends of jobs, from which waiters read them.
 
-    :param max_age: how long an end is kept; nobody can wait longer than that for a job already done
+    :param max_age: how long an end is stored; a waiter that comes later never learns of it
     """
 
     kind = "events stream"
@@ -243,11 +233,11 @@ class Events(Stream):
 
 
 class Archive(Stream):
-    """The stream in which the server stores a copy of each job, so that no death can destroy it.
+    """The stream in which the server stores a copy of each job, which outlives a terminated or deleted job.
 
-    :param max_age: how long a copy is kept
-    :param duplicate_window: short, since a job that is stored again after the queue forgot its id needs a copy again
-    :param schedules: whether it takes the jobs that the server makes of schedules; follows from the queue's
+    :param max_age: how long a copy is stored
+    :param duplicate_window: short: a job stored again after the queue forgot its id needs another copy
+    :param schedules: whether it accepts the jobs that the server makes of schedules; follows from the queue's
     """
 
     kind = "archive"
@@ -259,20 +249,20 @@ class Archive(Stream):
     schedules: bool = False
 
     def config(self) -> dict[str, Any]:
-        """Give the stream's configuration as JetStream's JSON.
+        """Return the stream's configuration as JetStream's JSON.
 
-        :return: what is declared, and the features without which copies would be refused: a copy keeps its job's
-            headers, and the archive obeys them
+        A copy has its job's headers, and the archive acts on them: without the features that they use it would refuse
+        the copy.
         """
         config = super().config() | {"allow_msg_ttl": True, "allow_atomic": True}
-        # Schedules themselves it refuses even so, since their target isn't among its subjects.
+        # It refuses the schedules themselves all the same, since their target isn't among its subjects.
         return config | {"allow_msg_schedules": True} if self.schedules else config
 
 
 class Audit(Stream):
-    """The stream that records what became of dead letters.
+    """The stream that records what was done to dead letters.
 
-    :param max_age: how long a record is kept
+    :param max_age: how long a record is stored
     """
 
     kind = "audit stream"
@@ -282,16 +272,16 @@ class Audit(Stream):
     allow_direct: bool | None = True
 
 
-def _told(error: ValidationError) -> list[str]:
-    found: list[str] = []
+def _problem_texts(error: ValidationError) -> list[str]:
+    problems: list[str] = []
     for problem in error.errors(include_url=False):
         cause = problem.get("ctx", {}).get("error")
-        place = ".".join(str(part) for part in problem["loc"])
+        field = ".".join(str(part) for part in problem["loc"])
         if isinstance(cause, QueueDeclarationError):
             texts = list(cause.problems)
         elif problem["type"] == "extra_forbidden":
             texts = ["no such field: check its spelling, it is JetStream's own name"]
         else:
             texts = problem["msg"].removeprefix("Value error, ").split("\n")
-        found += [f"{place}: {text}" if place else text for text in texts]
-    return found
+        problems += [f"{field}: {text}" if field else text for text in texts]
+    return problems

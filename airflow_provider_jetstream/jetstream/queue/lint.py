@@ -1,4 +1,4 @@
-"""What makes a queue's declaration worth a warning: what works but will hurt later."""
+"""Warnings about a queue's declaration: settings that work and will cause trouble later."""
 
 from __future__ import annotations
 
@@ -11,24 +11,19 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_durat
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.queue.declaration import Archive, DeadLetterQueue, Stream
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.queue.checks import QueueFields, StreamFields
 
 _LONG_ACK_WAIT = 15 * 60 * NANOSECONDS
-# Room for the stream, the subject, the sequences and the time, which the server adds to a copy.
-_ORIGIN_HEADERS = 1024
+# Bytes for the stream, the subject, the sequences and the time, which the server adds to a copy.
+_COPY_HEADERS = 1024
 
 
-def queue_warnings(queue: WorkQueue) -> list[str]:
-    """Find what works but will hurt later.
-
-    :param queue: a usable declaration
-    :return: a sentence each
-    """
+def queue_warnings(queue: QueueFields) -> list[str]:
+    """Return a sentence for each setting that works and will cause trouble later."""
     warnings: list[str] = []
     if queue.discard != "new" and _limited(queue.max_msgs, queue.max_bytes, queue.max_msgs_per_subject):
         warnings.append(
-            'discard "old" with a limit drops the oldest waiting jobs without a word when the queue is full: use'
+            'discard "old" with a limit drops the oldest waiting jobs silently when the queue is full: use'
             ' discard "new", which refuses new jobs instead'
         )
     if queue.max_age is not None and queue.max_age > 0:
@@ -37,7 +32,7 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
             " advisory"
         )
     if queue.dead_letters is None:
-        warnings.append("no dead_letters: jobs that use up their deliveries stay in the queue, and nothing tells")
+        warnings.append("no dead_letters: jobs that use up their deliveries stay in the queue unseen")
     else:
         warnings += _dead_letter_warnings(queue.name, queue.dead_letters)
     if queue.events and not covered_by_any(queue.events.subjects, cancellation_filter(queue.name)):
@@ -47,9 +42,7 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
     if queue.archive:
         warnings += _archive_warnings(queue, queue.archive)
     elif queue.dead_letters:
-        warnings.append(
-            "no archive: a job that a worker terminates, or that the server deletes, takes its body with it"
-        )
+        warnings.append("no archive: the body of a job that a worker terminates, or that the server deletes, is lost")
     if queue.atomic_redrive:
         warnings.append(
             "atomic_redrive leaves a marker in the queue for a day for each redriven letter: markers count towards"
@@ -62,8 +55,8 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
             + ("their bodies are in the archive" if queue.archive else "declare an archive, which keeps their bodies")
         )
     warnings += [
-        f"consumer {consumer.name}: an ack_wait of {format_duration(consumer.ack_wait)} means that a worker's death is"
-        " noticed only after that time; use a shorter one and let workers report progress"
+        f"consumer {consumer.name}: an ack_wait of {format_duration(consumer.ack_wait)} delays the redelivery of"
+        " a crashed worker's jobs by that time; use a shorter one and let workers report progress"
         for consumer in queue.consumers
         if consumer.ack_wait is not None and consumer.ack_wait > _LONG_ACK_WAIT
     ]
@@ -75,21 +68,22 @@ def queue_warnings(queue: WorkQueue) -> list[str]:
     return warnings
 
 
-def _dead_letter_warnings(queue: str, letters: DeadLetterQueue) -> Iterator[str]:
+def _dead_letter_warnings(queue: str, dead_letters: StreamFields) -> Iterator[str]:
     for subject, harm in (
         (f"{TERMINATED}.{queue}.*", "terminated jobs go unseen"),
         (copy_filter(queue), "a dead letter whose job the server removes has no copy there"),
-        (parked_filter(queue), "a letter that is given up can't be parked"),
+        (parked_filter(queue), "a dead letter can't be parked"),
     ):
-        if not covered_by_any(letters.subjects, subject):
-            yield f"{letters.name} doesn't capture {subject}: {harm}"
-    if _refuses_when_full(letters):
-        yield f"{letters.name} refuses advisories once it is full (discard new): dead letters go unseen"
-    if letters.max_age is not None and letters.max_age > 0:
-        yield f"max_age {format_duration(letters.max_age)} of {letters.name} removes dead letters of that age unseen"
+        if not covered_by_any(dead_letters.subjects, subject):
+            yield f"{dead_letters.name} doesn't capture {subject}: {harm}"
+    if _refuses_when_full(dead_letters):
+        yield f"{dead_letters.name} refuses advisories once it is full (discard new): dead letters go unseen"
+    if dead_letters.max_age is not None and dead_letters.max_age > 0:
+        age = format_duration(dead_letters.max_age)
+        yield f"max_age {age} of {dead_letters.name} removes dead letters of that age unseen"
 
 
-def _archive_warnings(queue: WorkQueue, archive: Archive) -> Iterator[str]:
+def _archive_warnings(queue: QueueFields, archive: StreamFields) -> Iterator[str]:
     if archive.max_age and queue.max_age and 0 < archive.max_age < queue.max_age:
         yield (
             f"max_age {format_duration(archive.max_age)} of {archive.name} is shorter than the queue's"
@@ -97,7 +91,7 @@ def _archive_warnings(queue: WorkQueue, archive: Archive) -> Iterator[str]:
         )
     if _refuses_when_full(archive):
         yield f"{archive.name} refuses copies once it is full (discard new): later jobs have none"
-    if _limited(archive.max_msg_size) and not _surely_smaller(queue, archive):
+    if _limited(archive.max_msg_size) and not _fits_always(queue, archive):
         yield (
             f"max_msg_size of {archive.name} may refuse copies: each is larger than its job by some hundred bytes of"
             " headers; leave it out"
@@ -106,12 +100,12 @@ def _archive_warnings(queue: WorkQueue, archive: Archive) -> Iterator[str]:
         yield f"allow_rollup_hdrs: a job published with Nats-Rollup has no copy in {archive.name}, which refuses it"
 
 
-def _surely_smaller(queue: WorkQueue, archive: Archive) -> bool:
-    job, copy = queue.max_msg_size or 0, archive.max_msg_size or 0
-    return 0 < job <= copy - _ORIGIN_HEADERS
+def _fits_always(queue: QueueFields, archive: StreamFields) -> bool:
+    job_size, copy_size = queue.max_msg_size or 0, archive.max_msg_size or 0
+    return 0 < job_size <= copy_size - _COPY_HEADERS
 
 
-def _refuses_when_full(stream: Stream) -> bool:
+def _refuses_when_full(stream: StreamFields) -> bool:
     return stream.discard == "new" and _limited(stream.max_msgs, stream.max_bytes)
 
 

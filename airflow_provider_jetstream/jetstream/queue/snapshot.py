@@ -49,15 +49,15 @@ class ConsumerState:
     name: str
     created: datetime
     filters: tuple[str, ...]
-    patience: timedelta
+    max_ack_wait: timedelta
     delivered: int
     ack_floor: int
     pending: int
     in_flight: int
     stored: int
     dead: int | None
-    quiet_since: datetime
-    seen_at: datetime
+    last_active: datetime
+    taken_at: datetime
 
     @property
     def settled(self) -> int:
@@ -83,7 +83,7 @@ class QueueSnapshot:
     config: Mapping[str, Any]
     state: Mapping[str, Any]
     consumers: Mapping[str, ConsumerState]
-    seen_at: datetime
+    taken_at: datetime
     unconsumed: Mapping[str, int] = field(default_factory=dict)
 
     @property
@@ -97,7 +97,7 @@ class QueueSnapshot:
         return timedelta(microseconds=max(0, self.config.get("max_age", 0)) / 1_000)
 
     @property
-    def marks(self) -> bool:
+    def captures_markers(self) -> bool:
         """Whether redrives leave markers in the queue."""
         return covered_by_any(self.config.get("subjects") or [], marker_filter(self.queue))
 
@@ -183,7 +183,7 @@ async def consumer_state(connection: Connection, queue: str, name: str) -> Consu
     return _state(info, stored, dead)
 
 
-async def refresh_snapshot(connection: Connection, around: QueueSnapshot) -> QueueSnapshot | None:
+async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> QueueSnapshot | None:
     """Look at a queue's consumers once more, without counting what they hold.
 
     :param connection: the server
@@ -192,23 +192,23 @@ async def refresh_snapshot(connection: Connection, around: QueueSnapshot) -> Que
         the whole queue can tell
     """
     try:
-        info = await stream_info(connection, around.queue)
+        info = await stream_info(connection, snapshot.queue)
         consumers = {
-            name: _state(await consumer_info(connection, around.queue, name), before.stored, before.dead)
-            for name, before in around.consumers.items()
+            name: _state(await consumer_info(connection, snapshot.queue, name), before.stored, before.dead)
+            for name, before in snapshot.consumers.items()
         }
     except NotFoundError:
         return None
     moved_back = any(
-        state.created != around.consumers[name].created
-        or state.filters != around.consumers[name].filters
-        or state.delivered < around.consumers[name].delivered
+        state.created != snapshot.consumers[name].created
+        or state.filters != snapshot.consumers[name].filters
+        or state.delivered < snapshot.consumers[name].delivered
         for name, state in consumers.items()
     )
-    if moved_back or info["created"] != around.created or info["state"]["consumer_count"] != len(consumers):
+    if moved_back or info["created"] != snapshot.created or info["state"]["consumer_count"] != len(consumers):
         return None
     seen_at = datetime.fromisoformat(info["ts"])
-    return replace(around, config=info["config"], state=info["state"], consumers=consumers, seen_at=seen_at)
+    return replace(snapshot, config=info["config"], state=info["state"], consumers=consumers, seen_at=seen_at)
 
 
 def _state(info: Mapping[str, Any], stored: int, dead: int | None) -> ConsumerState:
@@ -219,15 +219,15 @@ def _state(info: Mapping[str, Any], stored: int, dead: int | None) -> ConsumerSt
         name=info["name"],
         created=datetime.fromisoformat(info["created"]),
         filters=tuple(_filters(config)),
-        patience=timedelta(microseconds=patience / 1_000),
+        max_ack_wait=timedelta(microseconds=patience / 1_000),
         delivered=info["delivered"]["stream_seq"],
         ack_floor=info["ack_floor"]["stream_seq"],
         pending=info["num_pending"],
         in_flight=info["num_ack_pending"],
         stored=stored,
         dead=dead,
-        quiet_since=datetime.fromisoformat(active) if active else seen_at,
-        seen_at=seen_at,
+        last_active=datetime.fromisoformat(active) if active else seen_at,
+        taken_at=seen_at,
     )
 
 

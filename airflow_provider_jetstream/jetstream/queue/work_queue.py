@@ -1,4 +1,4 @@
-"""A work queue as one declaration, from Python, a dict or a YAML file."""
+"""The declaration of a work queue, from Python, a dict or a YAML file."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 from pydantic import field_validator, model_validator
 
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     Reserved,
@@ -31,12 +32,13 @@ from airflow_provider_jetstream.jetstream.queue.declaration import (
     Stream,
 )
 from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
+from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
 
 __all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "WorkQueue"]
 
 QueueSource: TypeAlias = "WorkQueue | Mapping[str, Any] | str | Path"
 
-# What a part takes over from its queue, as text, so that a bad value is told once rather than for each part.
+# Valid values, as text, that a companion stream inherits; an invalid one is reported once rather than for each stream.
 _REPLICAS = {"num_replicas": frozenset("12345")}
 _REPLICAS_AND_STORAGE = _REPLICAS | {"storage": frozenset({"file", "memory"})}
 _SCHEDULES = {"schedules": frozenset({"True", "true", "1", "yes", "on"})}
@@ -47,16 +49,16 @@ class WorkQueue(Stream):
 
     :param name: the stream's name
     :param subjects: the subjects of its jobs
-    :param consumers: who takes them; their filters may not overlap
-    :param dead_letters: where dead letters go; a name is enough. ``None``: nowhere
-    :param events: where the ends of jobs are stored; a name is enough. ``None``: nobody can wait for jobs
-    :param archive: where the server stores a copy of each job; ``True`` or a name is enough, ``False``: nowhere. Where
-        it isn't said, a queue with dead letters has one
-    :param audit: where it is recorded what became of dead letters; said as for ``archive``
-    :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash at any time can repeat;
-        takes server 2.12.1, and a marker of one day in the queue for each redriven letter
-    :param schedules: whether jobs may be published for later; takes server 2.12, and a queue that drops no new jobs
-    :raises QueueDeclarationError: if the server would refuse it, or jobs would be lost
+    :param consumers: durable pull consumers, whose filters may not overlap
+    :param dead_letters: the dead letter queue, or its name. ``None``: there is none
+    :param events: the stream of the ends of jobs, or its name. ``None``: there is none, and jobs can't be waited for
+    :param archive: the stream of copies of all jobs, or its name; ``True`` for one of the default name, ``False`` for
+        none. By default, a queue with dead letters has one
+    :param audit: the stream that records what was done to dead letters; declared as ``archive`` is
+    :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash can repeat; needs server
+        2.12.1, and a marker in the queue for one day for each redriven letter
+    :param schedules: whether jobs may be scheduled; needs server 2.12, and a queue that refuses no new jobs
+    :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
     """
 
     consumers: Consumers = ()
@@ -69,32 +71,34 @@ class WorkQueue(Stream):
 
     @model_validator(mode="before")
     @classmethod
-    def _complete(cls, values: Any) -> Any:
+    def _add_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = values | _switched("archive", values) | _switched("audit", values)
+        values = values | _enabled("archive", values) | _enabled("audit", values)
         name = values.get("name")
-        replicas, alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
-        scheduled = _inherited(values, _SCHEDULES)
-        ends = (
+        replicas, stored_alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
+        schedules = _inherited(values, _SCHEDULES)
+        archive = {"name": f"{name}-archive", "subjects": (archive_filter(name),)}
+        audit = {"name": f"{name}-audit", "subjects": (audit_filter(name),)}
+        event_subjects = (
             completion_filter(name),
             cancellation_filter(name),
             publish_log_filter(name),
-            *([f"{ACK_METRIC}.{name}.*"] if _sampled(values.get("consumers")) else []),
+            *([f"{ACK_METRIC}.{name}.*"] if _is_sampled(values.get("consumers")) else []),
         )
         for field, model, defaults in (
             ("dead_letters", DeadLetterQueue, replicas | {"subjects": dead_letter_subjects(name)}),
-            ("events", Events, replicas | {"subjects": ends}),
-            ("archive", Archive, alike | scheduled | {"name": f"{name}-archive", "subjects": (archive_filter(name),)}),
-            ("audit", Audit, alike | {"name": f"{name}-audit", "subjects": (audit_filter(name),)}),
+            ("events", Events, replicas | {"subjects": event_subjects}),
+            ("archive", Archive, stored_alike | schedules | archive),
+            ("audit", Audit, stored_alike | audit),
         ):
-            part = values.get(field)
-            if isinstance(part, str):
-                part = {"name": part}
-            elif isinstance(part, model):
-                part = {key: getattr(part, key) for key in part.model_fields_set}
-            if isinstance(part, dict):
-                values[field] = defaults | part
+            companion = values.get(field)
+            if isinstance(companion, str):
+                companion = {"name": companion}
+            elif isinstance(companion, model):
+                companion = {key: getattr(companion, key) for key in companion.model_fields_set}
+            if isinstance(companion, dict):
+                values[field] = defaults | companion
         return values
 
     @field_validator("subjects", mode="before")
@@ -110,46 +114,31 @@ class WorkQueue(Stream):
 
     @property
     def archive_disabled(self) -> bool:
-        """Whether the declaration says that there is to be no archive, rather than nothing about it."""
+        """Whether the declaration excludes an archive, rather than leaving it out."""
         return self.archive is None and "archive" in self.model_fields_set
 
     def companions(self) -> tuple[Stream, ...]:
-        """Give the streams that belong to the queue.
-
-        :return: those it declares, in the order in which they are provisioned, all before the queue itself
-        """
-        parts = (self.dead_letters, self.events, self.archive, self.audit)
-        return tuple(part for part in parts if part is not None)
+        """Return the declared streams around the queue, in the order of provisioning: all before the queue itself."""
+        streams = (self.dead_letters, self.events, self.archive, self.audit)
+        return tuple(stream for stream in streams if stream is not None)
 
     def companion_names(self) -> tuple[str, ...]:
-        """Give the names of the streams that belong to the queue.
-
-        :return: the names, in the order of :meth:`companions`
-        """
+        """Return the names of :meth:`companions`, in their order."""
         return tuple(stream.name for stream in self.companions())
 
     def captured_subjects(self) -> tuple[str, ...]:
-        """Give the subjects that the stream has on the server.
-
-        :return: the jobs' subjects, and those that its features reserve
-        """
-        return (*self.subjects, *(each.subjects for each in self.reserved_subjects()))
+        """Return the subjects of the stream on the server: those of jobs, and those that its features reserve."""
+        return (*self.subjects, *(reserved.subjects for reserved in self.reserved_subjects()))
 
     def reserved_subjects(self) -> tuple[Reserved, ...]:
-        """Give the subjects of the stream that aren't for jobs.
-
-        :return: those of the features that are declared
-        """
-        return tuple(each for each in reserved_subjects(self.name) if getattr(self, each.flag))
+        """Return the subjects of the stream that aren't for jobs: those of the declared features."""
+        return tuple(reserved for reserved in reserved_subjects(self.name) if getattr(self, reserved.flag))
 
     def config(self) -> dict[str, Any]:
-        """Give the stream's configuration as JetStream's JSON.
-
-        :return: only what is declared
-        """
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
         config = super().config()
         if self.archive:
-            # A narrower source would keep atomic redrives out: the archive refuses a batch of which it gets a part.
+            # With a narrower source, an archive would refuse atomic redrives: it refuses a batch that isn't complete.
             config["republish"] = {"src": ">", "dest": archive_filter(self.name)}
         if self.atomic_redrive:
             config |= {"allow_atomic": True, "allow_msg_ttl": True}
@@ -158,32 +147,37 @@ class WorkQueue(Stream):
         return config
 
     def warnings(self) -> list[str]:
-        """Say what works but will hurt later.
-
-        :return: a sentence each
-        """
+        """Return a sentence for each setting that works and will cause trouble later."""
         return queue_warnings(self)
 
     def consumer(self, name: str) -> Consumer:
-        """Find a consumer.
+        """Return the consumer of a name.
 
-        :param name: its name
-        :return: the consumer
-        :raises QueueDeclarationError: if the queue declares none of that name
+        :raises QueueDeclarationError: the queue declares none of that name
         """
         for consumer in self.consumers:
             if consumer.name == name:
                 return consumer
-        known = ", ".join(consumer.name for consumer in self.consumers) or "none"
-        raise QueueDeclarationError(self.name, [f"expected one of its consumers ({known}), found {name!r}"])
+        declared = ", ".join(consumer.name for consumer in self.consumers) or "none"
+        raise QueueDeclarationError(self.name, [f"expected one of its consumers ({declared}), found {name!r}"])
+
+    def partition_count(self, template: str) -> int | None:
+        """Return the number of partitions of a subject; ``None`` where no consumer divides its jobs.
+
+        :param template: the subject, with ``{partition}`` in place of a token
+        """
+        subject = partition_subject(template, 0)
+        for consumer in self.consumers:
+            if consumer.partition == 0 and covered_by_any(consumer.filter_subjects, subject):
+                return consumer.partitions
+        return None
 
     @classmethod
     def load(cls, source: QueueSource) -> WorkQueue:
-        """Take a queue in any of the forms in which the operators take it.
+        """Make a queue of any form that the operators accept.
 
         :param source: a queue, its dict, or the path of its YAML file
-        :return: the queue
-        :raises QueueDeclarationError: if there is no such file, or what it says can't be used
+        :raises QueueDeclarationError: there is no such file, or its declaration can't be used
         """
         if isinstance(source, WorkQueue):
             return source
@@ -194,8 +188,8 @@ class WorkQueue(Stream):
             raise QueueDeclarationError(
                 name, [f"expected a mapping with name, subjects, consumers…, found {type(values).__name__}"]
             )
-        if strange := [key for key in values if not isinstance(key, str)]:
-            raise QueueDeclarationError(name, [f"expected names of fields, found {strange[0]!r}: quote it"])
+        if other_keys := [key for key in values if not isinstance(key, str)]:
+            raise QueueDeclarationError(name, [f"expected names of fields, found {other_keys[0]!r}: quote it"])
         return cls(**values)
 
 
@@ -205,18 +199,18 @@ def _read(path: Path) -> Any:
     try:
         return yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
-        found = f"expected a YAML file at this path, found: {error.strerror or type(error).__name__}"
-        raise QueueDeclarationError(str(path), [found]) from None
+        problem = f"expected a YAML file at this path, found: {error.strerror or type(error).__name__}"
+        raise QueueDeclarationError(str(path), [problem]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise QueueDeclarationError(str(path), [f"expected YAML, found something else: {error}"]) from None
 
 
 def _inherited(values: Mapping[str, Any], fields: Mapping[str, frozenset[str]]) -> dict[str, Any]:
-    return {field: values[field] for field, good in fields.items() if str(values.get(field)) in good}
+    return {field: values[field] for field, valid in fields.items() if str(values.get(field)) in valid}
 
 
-def _switched(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Read whether a part that need not be described is on; by default it is where there are dead letters."""
+def _enabled(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Replace ``True`` and ``False`` for a stream; by default, a queue with dead letters has it."""
     if field not in values:
         return {field: {}} if values.get("dead_letters") else {}
     if values[field] is True:
@@ -224,7 +218,7 @@ def _switched(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {field: None} if values[field] is False else {}
 
 
-def _sampled(consumers: Any) -> bool:
+def _is_sampled(consumers: Any) -> bool:
     if not isinstance(consumers, list | tuple):
         return False
     shares = [

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store, store_each
-from airflow_provider_jetstream.jetstream.client.stream_api import last_message
 from airflow_provider_jetstream.jetstream.contract import (
     MSG_ID,
     REDRIVE_CONSUMER,
@@ -48,7 +48,7 @@ _DUPLICATE_IN_BATCH = 10201
 
 
 @dataclass(frozen=True, slots=True)
-class Outgoing:
+class OutgoingJob:
     """The new job of a letter, ready for the wire.
 
     :param letter: the dead letter
@@ -63,7 +63,7 @@ class Outgoing:
     headers: Headers
 
 
-def largest(connection: Connection, *, marked: bool) -> int:
+def max_job_size(connection: Connection, *, marked: bool) -> int:
     """Tell how large a new job may be.
 
     :param connection: the server
@@ -73,7 +73,7 @@ def largest(connection: Connection, *, marked: bool) -> int:
     return connection.max_payload - (_BATCH_ROOM if marked else 0)
 
 
-def outgoing(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> Outgoing:
+def outgoing_job(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> OutgoingJob:
     """Make a letter's new job.
 
     The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
@@ -96,7 +96,7 @@ def outgoing(letter: DeadLetter, content: Content, subject: str | None, limit: i
     }
     headers = Headers([*(pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS), *added.items()])
     check_size(letter, content.body, headers, limit)
-    return Outgoing(letter, content.subject or subject or letter.subject, content, headers)
+    return OutgoingJob(letter, content.subject or subject or letter.subject, content, headers)
 
 
 def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
@@ -122,7 +122,7 @@ def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) ->
         )
 
 
-async def copy_all(connection: Connection, jobs: Sequence[Outgoing]) -> list[int | JetStreamProviderError]:
+async def store_copies(connection: Connection, jobs: Sequence[OutgoingJob]) -> list[int | JetStreamProviderError]:
     """Store new jobs under ids of their own: a repeat inside the duplicate window is dropped by the server.
 
     :param connection: the server
@@ -134,7 +134,9 @@ async def copy_all(connection: Connection, jobs: Sequence[Outgoing]) -> list[int
     return [_stored(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
 
-async def copy_all_with_markers(connection: Connection, jobs: Sequence[Outgoing]) -> list[int | JetStreamProviderError]:
+async def store_copies_with_markers(
+    connection: Connection, jobs: Sequence[OutgoingJob]
+) -> list[int | JetStreamProviderError]:
     """Store new jobs, each with a marker that says so, all or nothing: a repeat at any time finds the marker.
 
     Protocol: atomic batch publishing, NATS ADR-50. Where one of a batch is refused, each goes by itself.
@@ -155,7 +157,7 @@ async def copy_all_with_markers(connection: Connection, jobs: Sequence[Outgoing]
     return done
 
 
-def _stored(job: Outgoing, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
+def _stored(job: OutgoingJob, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
     """Give where a copy is stored, or why it isn't known to be."""
     letter = job.letter
     if isinstance(answer, ApiError):
@@ -172,7 +174,7 @@ def _stored(job: Outgoing, answer: PubAck | ApiError | TransientError) -> int | 
     return answer.sequence
 
 
-async def _copy_with_marker(connection: Connection, job: Outgoing) -> int | JetStreamProviderError:
+async def _copy_with_marker(connection: Connection, job: OutgoingJob) -> int | JetStreamProviderError:
     letter = job.letter
     try:
         # A look costs much less than a batch that is refused.
@@ -183,10 +185,10 @@ async def _copy_with_marker(connection: Connection, job: Outgoing) -> int | JetS
         return error
 
 
-async def _explain(connection: Connection, job: Outgoing, error: ApiError) -> int | JetStreamProviderError:
+async def _explain(connection: Connection, job: OutgoingJob, error: ApiError) -> int | JetStreamProviderError:
     if error.err_code == _DUPLICATE_IN_BATCH:
         # Stored without a marker, before the queue allowed batches.
-        return (await copy_all(connection, [job]))[0]
+        return (await store_copies(connection, [job]))[0]
     refused = RedriveError(_refused(job.letter, error))
     if error.err_code != _WRONG_LAST_SEQUENCE:
         return refused
@@ -202,7 +204,7 @@ async def _marked(connection: Connection, letter: DeadLetter) -> int | None:
     return marker.sequence + 1 if marker else None
 
 
-async def _store_batch(connection: Connection, jobs: Sequence[Outgoing]) -> int:
+async def _store_batch(connection: Connection, jobs: Sequence[OutgoingJob]) -> int:
     batch, last = uuid4().hex, 2 * len(jobs)
     for place, job in enumerate(jobs):
         claim = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_LIFE)]
@@ -221,8 +223,8 @@ def _batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:
     return (("Nats-Batch-Id", batch), ("Nats-Batch-Sequence", str(number)))
 
 
-def _batches(jobs: Sequence[Outgoing]) -> Iterator[list[Outgoing]]:
-    batch: list[Outgoing] = []
+def _batches(jobs: Sequence[OutgoingJob]) -> Iterator[list[OutgoingJob]]:
+    batch: list[OutgoingJob] = []
     size = 0
     for job in jobs:
         if batch and (len(batch) == _BATCH_LETTERS or size + len(job.content.body) > _BATCH_BYTES):
@@ -242,7 +244,7 @@ def _refused(letter: DeadLetter, error: ApiError) -> str:
     return f"{letter.death.stream} refused the copy of {letter.sequence}: {error.description}"
 
 
-async def park(connection: Connection, letter: DeadLetter, letters: str, why: str) -> int:
+async def store_parked(connection: Connection, letter: DeadLetter, letters: str, why: str) -> int:
     """Store a letter where no scan counts it, with the reason.
 
     :param connection: the server
@@ -255,7 +257,7 @@ async def park(connection: Connection, letter: DeadLetter, letters: str, why: st
     """
     death = letter.death
     headers = record_headers(
-        death, subject=letter.subject, time=letter.time, headers=letter.headers, teller="park", parked=why
+        death, subject=letter.subject, time=letter.time, headers=letter.headers, writer="park", parked=why
     )
     check_size(letter, letter.body, headers, connection.max_payload)
     try:

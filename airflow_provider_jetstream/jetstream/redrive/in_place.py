@@ -84,7 +84,7 @@ async def _pause(connection: Connection, queue: str, consumer: str, until: str |
 
 
 async def _wait_until_idle(connection: Connection, queue: str, consumer: ConsumerState) -> None:
-    given_up = time.monotonic() + (consumer.patience + _MARGIN).total_seconds()
+    given_up = time.monotonic() + (consumer.max_ack_wait + _MARGIN).total_seconds()
     while in_flight := (await consumer_info(connection, queue, consumer.name))["num_ack_pending"]:
         if time.monotonic() > given_up:
             raise RedriveError(

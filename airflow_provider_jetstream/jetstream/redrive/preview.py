@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import group_of
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive.copies import largest, outgoing
-from airflow_provider_jetstream.jetstream.redrive.protocol import check_repair, choose_protocol
+from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size, outgoing_job
+from airflow_provider_jetstream.jetstream.redrive.protocol import check_target, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redrive import require_sequences
-from airflow_provider_jetstream.jetstream.redrive.repair import content_of
+from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
@@ -82,7 +82,7 @@ class Preview:
 
 
 async def preview(
-    connection: Connection, queue: WorkQueue, order: RedriveRequest, group_by: Sequence[GroupField] = BY_CAUSE
+    connection: Connection, queue: WorkQueue, request: RedriveRequest, group_by: Sequence[GroupField] = BY_CAUSE
 ) -> Preview:
     """Tell what a redrive would do; change nothing.
 
@@ -96,9 +96,9 @@ async def preview(
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
-    scan = await Scan.begin(connection, queue, vanished=order.selection.vanished)
-    choice = choose_protocol(order, scan.snapshot, connection.api_level)
-    await require_sequences(scan, order.selection)
+    scan = await Scan.begin(connection, queue, vanished=request.selection.vanished)
+    choice = choose_protocol(request, scan.snapshot, connection.api_level)
+    await require_sequences(scan, request.selection)
     found = Preview(
         choice.protocol,
         choice.guarantee,
@@ -106,13 +106,13 @@ async def preview(
         undeliverable=scan.undeliverable,
         risks=scan.risks,
     )
-    limit = largest(connection, marked=choice.protocol == Protocol.ATOMIC)
-    async for letter in scan.letters(order.selection):
-        count_letter(found, order, letter, scan.snapshot, group_by, limit)
+    limit = max_job_size(connection, marked=choice.protocol == Protocol.ATOMIC)
+    async for letter in scan.letters(request.selection):
+        preview_letter(found, request, letter, scan.snapshot, group_by, limit)
     return found
 
 
-def count_letter(
+def preview_letter(
     found: Preview,
     order: RedriveRequest,
     letter: DeadLetter,
@@ -130,17 +130,17 @@ def count_letter(
     :param limit: bytes that the server takes
     """
     found.groups[group_of(letter, group_by)] += 1
-    if letter.copied_as is not None:
+    if letter.copy_sequence is not None:
         # A redrive that was cut off has stored its new job already.
         found.redriven += 1
         return
-    if order.parks(letter):
+    if order.must_park(letter):
         found.parked += 1
         return
     try:
-        content = content_of(letter, order.transform)
-        check_repair(content.subject, around)
-        job = outgoing(letter, content, order.subject, limit)
+        content = repaired_content(letter, order.transform)
+        check_target(content.subject, around)
+        job = outgoing_job(letter, content, order.subject, limit)
     except RedriveError as error:
         found.failures += 1
         if len(found.failed) < _NAMED_FAILURES:

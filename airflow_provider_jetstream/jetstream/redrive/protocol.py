@@ -43,7 +43,7 @@ class ProtocolChoice:
     """
 
     protocol: Protocol
-    because: str
+    reason: str
 
     @property
     def guarantee(self) -> str:
@@ -51,7 +51,7 @@ class ProtocolChoice:
         return GUARANTEES[self.protocol]
 
 
-def choose_protocol(order: RedriveRequest, around: QueueSnapshot, api_level: int) -> ProtocolChoice:
+def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level: int) -> ProtocolChoice:
     """Choose how to bring letters back.
 
     :param order: what is asked for
@@ -60,31 +60,31 @@ def choose_protocol(order: RedriveRequest, around: QueueSnapshot, api_level: int
     :return: the choice
     :raises RedriveOrderError: what is asked for isn't possible here
     """
-    no_batches, no_reset = _no_batches(around, api_level), _no_reset(api_level)
-    _check_subject(order, around)
-    _check_undeliverable(order, around)
-    if order.protocol == Protocol.ATOMIC and no_batches:
+    no_batches, no_reset = _no_batches(snapshot, api_level), _no_reset(api_level)
+    _check_subject(request, snapshot)
+    _check_undeliverable(request, snapshot)
+    if request.protocol == Protocol.ATOMIC and no_batches:
         raise RedriveRequestError(f"expected a queue that allows atomic batches, found otherwise: {no_batches}")
-    if order.protocol == Protocol.IN_PLACE and no_reset:
+    if request.protocol == Protocol.IN_PLACE and no_reset:
         raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
-    if order.protocol == Protocol.IN_PLACE:
-        return ProtocolChoice(order.protocol, "it was asked for")
-    crowded = without_room(order, around, markers=order.protocol != Protocol.COPY and not no_batches)
-    if crowded and order.protocol == Protocol.AUTO and not order.beyond_in_place and not no_reset:
+    if request.protocol == Protocol.IN_PLACE:
+        return ProtocolChoice(request.protocol, "it was asked for")
+    crowded = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
+    if crowded and request.protocol == Protocol.AUTO and not request.impossible_in_place and not no_reset:
         return ProtocolChoice(Protocol.IN_PLACE, crowded)
-    if crowded and around.config.get("discard") != "new":
+    if crowded and snapshot.config.get("discard") != "new":
         raise RedriveRequestError(
             f"expected room for copies, found otherwise: {crowded}, and discards its oldest jobs for new ones; raise"
             " its limits, park letters with max_redrives 0, or redrive all of them in place"
         )
-    if order.protocol != Protocol.AUTO:
-        return ProtocolChoice(order.protocol, "it was asked for")
+    if request.protocol != Protocol.AUTO:
+        return ProtocolChoice(request.protocol, "it was asked for")
     if not no_batches:
         return ProtocolChoice(Protocol.ATOMIC, "the queue allows atomic batches")
     return ProtocolChoice(Protocol.COPY, no_batches)
 
 
-def without_room(order: RedriveRequest, around: QueueSnapshot, *, markers: bool) -> str:
+def capacity_problem(order: RedriveRequest, around: QueueSnapshot, *, markers: bool) -> str:
     """Say that a queue has no room for the copies that are stored before their originals are removed.
 
     :param order: what is asked for
@@ -113,7 +113,7 @@ def _check_subject(order: RedriveRequest, around: QueueSnapshot) -> None:
         raise RedriveRequestError(problem)
 
 
-def check_repair(subject: str | None, around: QueueSnapshot) -> None:
+def check_target(subject: str | None, around: QueueSnapshot) -> None:
     """Do nothing if a repaired letter can go where its repair says.
 
     :param subject: where that is; ``None`` where it doesn't say

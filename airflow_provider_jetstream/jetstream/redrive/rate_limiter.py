@@ -22,7 +22,7 @@ class RateLimiter:
         self._due = 0.0
         self.burst = max(2, int((rate or 0) * _BURST_SECONDS))
 
-    def batch(self, most: int) -> int:
+    def batch_size(self, most: int) -> int:
         """Tell how many letters may go together.
 
         :param most: how many there can be at most

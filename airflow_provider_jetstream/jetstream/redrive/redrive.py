@@ -41,7 +41,7 @@ _PROOF_SECONDS = 0.5
 async def redrive_dead_letters(
     connection: Connection,
     queue: WorkQueue,
-    order: RedriveRequest | None = None,
+    request: RedriveRequest | None = None,
     *,
     progress: Callable[[RedriveReport], None] = lambda _: None,
     stopped: Callable[[], bool] = lambda: False,
@@ -61,10 +61,10 @@ async def redrive_dead_letters(
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
-    asked = order or RedriveRequest()
+    asked = request or RedriveRequest()
     scan = await Scan.begin(connection, queue, vanished=asked.selection.vanished)
     choice = choose_protocol(asked, scan.snapshot, connection.api_level)
-    log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.because, choice.guarantee)
+    log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
     return await _Run(connection, queue, asked, scan, choice, progress, stopped).run()
 
 
@@ -106,7 +106,7 @@ class _Run:
         async for page in self._scan.pages(selection):
             if self._report.cancelled:
                 break
-            await self._steps.finish(page.dismissed)
+            await self._steps.clean_up(page.dismissed)
             await self._bring_back(page.letters)
         over = not self._report.cancelled and not self._report.failures
         await self._tell(finished=over and not self._order.keep_open)
@@ -117,15 +117,15 @@ class _Run:
         if run is None or audit is None:
             return
         try:
-            self._record = await audit.begin(run, self._order.who, self._order.why)
+            self._record = await audit.begin_run(run, self._order.who, self._order.why)
         except (ApiError, TransientError) as error:
             raise RedriveError(
                 f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: see to it that"
                 " the audit takes records, then run it again"
             ) from None
-        async for done in audit.done_by(self._record):
+        async for done in audit.letters_of_run(self._record):
             if done.action == "parked":
-                self._report.park(done.sequence)
+                self._report.add_parked(done.sequence)
             else:
                 self._report.redriven.add(done.sequence, done.new_sequence or done.sequence)
             self._report.resumed += 1
@@ -138,7 +138,7 @@ class _Run:
             if self._stopped():
                 self._report.cancelled = True
                 return
-            batch = waiting[: self._pace.batch(PAGE)]
+            batch = waiting[: self._pace.batch_size(PAGE)]
             del waiting[: len(batch)]
             await self._pace.wait(len(batch))
             waited = await _until(max(letter.ready_at for letter in batch))
@@ -146,22 +146,22 @@ class _Run:
             if waited or time.monotonic() - proved_at > _PROOF_SECONDS:
                 batch = await self._prove_again(batch, waited=waited)
             self._pace.consume(len(batch))
-            await self._steps.bring_back(batch)
+            await self._steps.redrive(batch)
             if time.monotonic() - self._told_at > _PROGRESS_SECONDS:
                 await self._tell()
 
     async def _prove_again(self, letters: Sequence[DeadLetter], *, waited: bool) -> list[DeadLetter]:
-        found = await self._scan.classify_again(letters, look_around_again=waited)
+        found = await self._scan.classify_again(letters, refresh=waited)
         ended: list[NotDead] = []
         dead: list[DeadLetter] = []
         for each in found:
             if isinstance(each, DeadLetter) and self._is_meant(each):
                 dead.append(each)
-            elif isinstance(each, DeadLetter) or each.verdict == Status.STALE:
-                self._report.fail(each.sequence, "its consumer or its stream was deleted or recreated meanwhile")
+            elif isinstance(each, DeadLetter) or each.status == Status.STALE:
+                self._report.add_failure(each.sequence, "its consumer or its stream was deleted or recreated meanwhile")
             else:
                 ended.append(each)
-        await self._steps.finish(ended)
+        await self._steps.clean_up(ended)
         return dead
 
     def _is_meant(self, letter: DeadLetter) -> bool:
@@ -174,8 +174,8 @@ class _Run:
         unstored: list[int] = []
         async for page in self._scan.pages(Selection()):
             # What is done already, or has a new job, would be delivered once more.
-            await self._steps.finish(page.dismissed)
-            await self._steps.bring_back([letter for letter in page.letters if letter.copied_as is not None])
+            await self._steps.clean_up(page.dismissed)
+            await self._steps.redrive([letter for letter in page.letters if letter.copy_sequence is not None])
             unstored += (letter.sequence for letter in page.letters if letter.source != Source.QUEUE)
             for name, letter in self._requeueable(page):
                 waiting[name] = max(waiting.get(name, letter.ready_at), letter.ready_at)
@@ -196,7 +196,7 @@ class _Run:
                 stored = [letter for name, letter in self._requeueable(page) if name == consumer.name]
                 letters.extend(letter.sequence for letter in stored)
                 entries.extend(entry for letter in stored for entry in letter.entries)
-                await self._steps.write_requeued(stored)
+                await self._steps.record_requeued(stored)
             return letters[0] if letters else 0
 
         try:
@@ -213,13 +213,13 @@ class _Run:
         async for page in self._scan.pages(Selection()):
             for name, letter in self._requeueable(page):
                 if name == consumer:
-                    self._report.fail(letter.sequence, why)
+                    self._report.add_failure(letter.sequence, why)
 
     def _requeueable(self, page: Page) -> Iterator[tuple[str, DeadLetter]]:
         """Give the letters that a reset would bring back, each with the consumer to reset."""
         for letter in page.letters:
             taker = self._scan.snapshot.consumer_for(letter.subject)
-            if taker and letter.source == Source.QUEUE and letter.copied_as is None:
+            if taker and letter.source == Source.QUEUE and letter.copy_sequence is None:
                 yield taker.name, letter
 
     async def _tell(self, *, finished: bool = False) -> None:
@@ -233,7 +233,7 @@ class _Run:
         if self._record and self._scan.audit:
             update = {"report": self._report.as_json(), "finished": finished}
             try:
-                await self._scan.audit.progress(self._record.model_copy(update=update))
+                await self._scan.audit.record_progress(self._record.model_copy(update=update))
             except (ApiError, TransientError) as error:
                 log.warning("The progress of the redrive couldn't be recorded: %s", error)
 
@@ -265,7 +265,7 @@ async def require_sequences(scan: Scan, selection: Selection, done: Collection[i
     told: dict[int, str] = {}
     async for page in scan.pages(selection):
         missing -= {letter.sequence for letter in page.letters}
-        told.update({each.sequence: each.verdict.meaning for each in page.dismissed})
+        told.update({each.sequence: each.status.meaning for each in page.dismissed})
     if not missing:
         return
     told |= await _excluded(scan, missing)

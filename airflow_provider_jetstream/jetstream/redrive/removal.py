@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from bisect import bisect_right
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, request_many, sleep
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
-from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields
-from airflow_provider_jetstream.jetstream.client.stream_api import (
-    consumer_info,
-    consumer_names,
-    get_message,
-    next_message,
-    stream_info,
-)
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
+from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
@@ -36,7 +30,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-AGAIN = "run it again soon"
+RUN_AGAIN = "run it again soon"
 
 # Looks beyond those at single jobs cost more than they save.
 _LOOKS = 8
@@ -58,10 +52,12 @@ async def remove_originals(
     :raises TransientError: the queue couldn't be looked at
     """
     asked = [_removal(queue, consumer, sequence) for sequence, consumer in originals.items()]
-    answers = dict(zip(originals, await request_many(connection, asked), strict=True))
+    answers = dict(zip(originals, await connection.request_many(asked), strict=True))
     stored = await _still_stored(connection, queue, sorted(originals)) if originals else []
     return {
-        sequence: RedriveError(f"the original {sequence} could not be removed ({_cause(answers[sequence])}); {AGAIN}")
+        sequence: RedriveError(
+            f"the original {sequence} could not be removed ({_cause(answers[sequence])}); {RUN_AGAIN}"
+        )
         for sequence in stored
     }
 
@@ -136,7 +132,7 @@ async def remove_entries(connection: Connection, queue: WorkQueue, entries: Sequ
 async def _delete(connection: Connection, letters: str, entries: Sequence[int]) -> int:
     # The server's default overwrites the message on disk, at milliseconds each.
     asked = [(f"$JS.API.STREAM.MSG.DELETE.{letters}", b'{"seq":%d,"no_erase":true}' % each) for each in entries]
-    answers = await request_many(connection, asked)
+    answers = await connection.request_many(asked)
     doubtful = [
         entry
         for entry, answer in zip(entries, answers, strict=True)
@@ -241,11 +237,11 @@ async def _pulling(
     What arrives isn't looked at: entries are known from reading the stream, and those that stay come back after the
     consumer's ack wait.
     """
-    in_group = priority_fields((await consumer_info(connection, letters, consumer))["config"])
+    priority = priority_fields((await consumer_info(connection, letters, consumer))["config"])
     async with connection.discard_inbox() as inbox:
 
         async def pull(count: int) -> None:
-            request = json.dumps({"batch": count, "no_wait": True} | in_group).encode()
-            await connection.publish(f"$JS.API.CONSUMER.MSG.NEXT.{letters}.{consumer}", request, reply=inbox)
+            request = pull_request(count, no_wait=True, priority=priority)
+            await connection.publish(pull_subject(letters, consumer), request, reply=inbox)
 
         yield pull

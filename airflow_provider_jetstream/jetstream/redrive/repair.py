@@ -73,7 +73,7 @@ class Content:
     subject: str | None = None
 
 
-def content_of(letter: DeadLetter, transform: Transform | None) -> Content:
+def repaired_content(letter: DeadLetter, transform: Transform | None) -> Content:
     """Give what goes out in place of a letter.
 
     :param letter: the dead letter

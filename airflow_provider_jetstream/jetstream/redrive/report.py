@@ -56,7 +56,7 @@ class SequenceMap(Mapping[int, int]):
     def __len__(self) -> int:
         return len(self._keys)
 
-    def new(self) -> array[int]:
+    def new_sequences(self) -> array[int]:
         """Give what became of them.
 
         :return: the values in the order of the keys
@@ -103,7 +103,7 @@ class RedriveReport:
     _highest_parked: int = field(default=0, init=False, repr=False, compare=False)
     _highest_gone: int = field(default=0, init=False, repr=False, compare=False)
 
-    def fail(self, sequence: int, why: str) -> None:
+    def add_failure(self, sequence: int, why: str) -> None:
         """Take note of a letter that stayed.
 
         :param sequence: the job's stream sequence
@@ -113,7 +113,7 @@ class RedriveReport:
         if len(self.failed) < _NAMED_FAILURES:
             self.failed[sequence] = why
 
-    def park(self, sequence: int) -> None:
+    def add_parked(self, sequence: int) -> None:
         """Take note of a letter that was taken out of circulation.
 
         :param sequence: the job's stream sequence
@@ -122,7 +122,7 @@ class RedriveReport:
             self.parked.append(sequence)
             self._highest_parked = max(self._highest_parked, sequence)
 
-    def dismiss(self, sequence: int) -> None:
+    def add_gone(self, sequence: int) -> None:
         """Take note of a job that is no dead letter (any more), unless it is this redrive's own doing.
 
         :param sequence: the job's stream sequence
@@ -132,15 +132,15 @@ class RedriveReport:
             self.gone.append(sequence)
             self._highest_gone = max(self._highest_gone, sequence)
 
-    def awaited(self) -> set[int]:
+    def awaited_sequences(self) -> set[int]:
         """Give the jobs that were brought back and that weren't taken up again since.
 
         :return: stream sequences of jobs that end by themselves
         """
-        made = zip(self.redriven, self.redriven.new(), strict=True)
+        made = zip(self.redriven, self.redriven.new_sequences(), strict=True)
         # One that died between two tries was redriven or parked in its turn, and its end can't be found any more.
         superseded = {old for old, new in made if old != new} | set(self.parked)
-        return set(self.redriven.new()) - superseded
+        return set(self.redriven.new_sequences()) - superseded
 
     def as_json(self) -> dict[str, Any]:
         """Give the report in a form that fits an XCom.
@@ -158,7 +158,7 @@ class RedriveReport:
             "undeliverable": self.undeliverable,
             "resumed": self.resumed,
             "from_sequences": sequence_ranges(self.redriven)[:_REPORTED_RANGES],
-            "to_sequences": sequence_ranges(self.redriven.new())[:_REPORTED_RANGES],
+            "to_sequences": sequence_ranges(self.redriven.new_sequences())[:_REPORTED_RANGES],
             "failures": dict(sorted(self.failed.items())[:_REPORTED_FAILURES]),
             "risks": list(self.risks),
         }

@@ -71,17 +71,17 @@ class RedriveRequest:
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
         if problem := self._unwritable():
             raise RedriveRequestError(f"expected who and why to fit a record in JSON, found otherwise: {problem}")
-        if self.protocol == Protocol.IN_PLACE and (asked := self.beyond_in_place):
+        if self.protocol == Protocol.IN_PLACE and (asked := self.impossible_in_place):
             raise RedriveRequestError(
                 f"expected nothing but the protocol, found {', '.join(asked)}: a redrive in place brings back all"
                 " letters of a consumer as they are; leave them out, or use another protocol"
             )
 
     @property
-    def beyond_in_place(self) -> tuple[str, ...]:
+    def impossible_in_place(self) -> tuple[str, ...]:
         """What is asked for that a redrive in place can't do."""
         asked = {
-            "selection": not self.selection.everything,
+            "selection": not self.selection.selects_all,
             "subject": self.subject,
             "transform": self.transform,
             "rate": self.rate,
@@ -89,7 +89,7 @@ class RedriveRequest:
         }
         return tuple(name for name, there in asked.items() if there)
 
-    def parks(self, letter: DeadLetter) -> bool:
+    def must_park(self, letter: DeadLetter) -> bool:
         """Tell whether a letter is to be parked rather than redriven.
 
         :param letter: the dead letter

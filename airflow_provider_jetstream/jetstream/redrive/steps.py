@@ -16,16 +16,16 @@ from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
 from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.copies import (
-    Outgoing,
-    copy_all,
-    copy_all_with_markers,
-    largest,
-    outgoing,
-    park,
+    OutgoingJob,
+    max_job_size,
+    outgoing_job,
+    store_copies,
+    store_copies_with_markers,
+    store_parked,
 )
-from airflow_provider_jetstream.jetstream.redrive.protocol import check_repair
-from airflow_provider_jetstream.jetstream.redrive.removal import AGAIN, remove_entries, remove_originals
-from airflow_provider_jetstream.jetstream.redrive.repair import content_of
+from airflow_provider_jetstream.jetstream.redrive.protocol import check_target
+from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN, remove_entries, remove_originals
+from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
@@ -73,29 +73,29 @@ class Steps:
         self._around = around
         self._letters = require_dead_letters(queue).name
         self._order = order
-        self._store = copy_all_with_markers if protocol == Protocol.ATOMIC else copy_all
-        self._largest = largest(connection, marked=protocol == Protocol.ATOMIC)
+        self._store = store_copies_with_markers if protocol == Protocol.ATOMIC else store_copies
+        self._largest = max_job_size(connection, marked=protocol == Protocol.ATOMIC)
         self._audit = audit
         self._report = report
         self._clears = clears
 
-    async def bring_back(self, letters: Sequence[DeadLetter]) -> None:
+    async def redrive(self, letters: Sequence[DeadLetter]) -> None:
         """Redrive letters, or park those that were redriven too often.
 
         :param letters: the letters, in the order in which their jobs shall be stored
         """
         # Whatever is asked for now: the new job of one that was cut off is stored, and may be done already.
-        begun = [letter for letter in letters if letter.copied_as is not None]
-        fresh = [letter for letter in letters if letter.copied_as is None]
-        worn_out = [letter for letter in fresh if self._order.parks(letter)]
-        others = [letter for letter in fresh if not self._order.parks(letter)]
+        begun = [letter for letter in letters if letter.copy_sequence is not None]
+        fresh = [letter for letter in letters if letter.copy_sequence is None]
+        worn_out = [letter for letter in fresh if self._order.must_park(letter)]
+        others = [letter for letter in fresh if not self._order.must_park(letter)]
         stored = [self._begun(letter) for letter in begun]
         stored += [done for done in await map_concurrently(self._park, worn_out) if done] + await self._copy(others)
         recorded = await self._write_down(stored)
         entries: list[int] = []
         for letter, record in await self._remove_originals(recorded):
             if record.action == "parked":
-                self._report.park(letter.sequence)
+                self._report.add_parked(letter.sequence)
                 # Parking that was cut off may have found its own entry again.
                 entries += (entry for entry in letter.entries if entry != record.new_sequence)
             else:
@@ -103,28 +103,28 @@ class Steps:
                 entries += letter.entries if self._clears else ()
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
 
-    async def finish(self, dismissed: Sequence[NotDead]) -> None:
+    async def clean_up(self, dismissed: Sequence[NotDead]) -> None:
         """Remove what is left of jobs that have ended.
 
         :param dismissed: jobs that are no dead letters
         """
         entries: list[int] = []
         for each in dismissed:
-            self._report.dismiss(each.sequence)
-            if each.verdict not in ENDED:
+            self._report.add_gone(each.sequence)
+            if each.status not in ENDED:
                 continue
             entries += each.entries
         # Their workers were stopped between storing the completion and acknowledging.
         completed = {
-            each.sequence: each.consumer for each in dismissed if each.verdict == Status.COMPLETED and each.stored
+            each.sequence: each.consumer for each in dismissed if each.status == Status.COMPLETED and each.stored
         }
         if completed:
             failed = await remove_originals(self._connection, self._queue.name, completed)
             for sequence, error in failed.items():
-                self._report.fail(sequence, f"it is completed, but {error}")
+                self._report.add_failure(sequence, f"it is completed, but {error}")
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
 
-    async def write_requeued(self, letters: Sequence[DeadLetter]) -> None:
+    async def record_requeued(self, letters: Sequence[DeadLetter]) -> None:
         """Write down that letters are requeued in their place, before they are.
 
         :param letters: the letters
@@ -136,7 +136,7 @@ class Steps:
             self.record(letter, "requeued", new_sequence=letter.sequence, subject=letter.subject) for letter in letters
         ]
         if error := next((each for each in await self._audit.write(records) if each), None):
-            raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {AGAIN}")
+            raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {RUN_AGAIN}")
 
     def record(
         self,
@@ -176,15 +176,15 @@ class Steps:
     async def _park(self, letter: DeadLetter) -> _Done | None:
         why = self._order.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
         try:
-            entry = await park(self._connection, letter, self._letters, why)
+            entry = await store_parked(self._connection, letter, self._letters, why)
         except (RedriveError, TransientError) as error:
-            self._report.fail(letter.sequence, str(error))
+            self._report.add_failure(letter.sequence, str(error))
             return None
         return letter, self.record(letter, "parked", new_sequence=entry, subject=letter.subject)
 
     def _begun(self, letter: DeadLetter) -> _Done:
         subject = self._order.subject or letter.subject
-        return letter, self.record(letter, "redriven", new_sequence=letter.copied_as or 0, subject=subject)
+        return letter, self.record(letter, "redriven", new_sequence=letter.copy_sequence or 0, subject=subject)
 
     async def _copy(self, letters: Sequence[DeadLetter]) -> list[_Done]:
         jobs = [job for letter in letters if (job := self._outgoing(letter))]
@@ -196,23 +196,23 @@ class Steps:
                 record = self.record(letter, "redriven", new_sequence=sequence, subject=job.subject, changes=changes)
                 done.append((letter, record))
             else:
-                self._report.fail(letter.sequence, str(sequence))
+                self._report.add_failure(letter.sequence, str(sequence))
         return done
 
-    def _outgoing(self, letter: DeadLetter) -> Outgoing | None:
+    def _outgoing(self, letter: DeadLetter) -> OutgoingJob | None:
         try:
-            content = content_of(letter, self._order.transform)
-            check_repair(content.subject, self._around)
-            return outgoing(letter, content, self._order.subject, self._largest)
+            content = repaired_content(letter, self._order.transform)
+            check_target(content.subject, self._around)
+            return outgoing_job(letter, content, self._order.subject, self._largest)
         except RedriveError as error:
-            self._report.fail(letter.sequence, str(error))
+            self._report.add_failure(letter.sequence, str(error))
             return None
 
     async def _write_down(self, done: Sequence[_Done]) -> list[_Done]:
         if self._audit is None:
             return list(done)
         # Of those that were cut off the record may be there.
-        begun = [letter.sequence for letter, _ in done if letter.copied_as is not None]
+        begun = [letter.sequence for letter, _ in done if letter.copy_sequence is not None]
         failed: dict[int, Exception] = {}
         told: set[int] = set()
         for sequence, found in zip(begun, await map_concurrently(self._is_recorded, begun), strict=True):
@@ -225,13 +225,13 @@ class Steps:
         failed |= {record.sequence: error for record, error in zip(records, errors, strict=True) if error}
         for letter, record in done:
             if error := failed.get(letter.sequence):
-                why = f"it is {record.action}, but that couldn't be recorded ({error}); {AGAIN}"
-                self._report.fail(letter.sequence, why)
+                why = f"it is {record.action}, but that couldn't be recorded ({error}); {RUN_AGAIN}"
+                self._report.add_failure(letter.sequence, why)
         return [each for each in done if each[0].sequence not in failed]
 
     async def _is_recorded(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
         try:
-            return (bool(self._audit and await self._audit.last(sequence)),)
+            return (bool(self._audit and await self._audit.last_record(sequence)),)
         except (ApiError, TransientError) as error:
             return (error,)
 
@@ -243,5 +243,5 @@ class Steps:
             failed = dict.fromkeys(stored, error)
         for letter, record in done:
             if letter.sequence in failed:
-                self._report.fail(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
+                self._report.add_failure(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
         return [each for each in done if each[0].sequence not in failed]

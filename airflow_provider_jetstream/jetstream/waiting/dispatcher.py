@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
-from airflow_provider_jetstream.jetstream.client.stream_api import last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     MAX_DELIVERIES,
@@ -47,7 +47,7 @@ class Waiter:
     :param progress: called after each end
     """
 
-    __slots__ = ("_progress", "_tolerance", "cursor", "over", "report")
+    __slots__ = ("_progress", "_tolerance", "cursor", "finished", "report")
 
     def __init__(
         self, mark: Cursor, report: WaitReport, tolerance: WaitPolicy, progress: Callable[[WaitReport], None]
@@ -185,7 +185,7 @@ class EndDispatcher:
             try:
                 completed = await map_concurrently(self._is_completed, ends)
             except TransientError as error:
-                if self._connection.client.is_closed:
+                if self._connection.is_closed:
                     raise
                 log.warning("Reading %s failed, trying again: %s", self._mark.events, error)
                 for end in ends:

@@ -15,7 +15,8 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names, get_message, stream_info
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
@@ -70,7 +71,7 @@ class Reconciler:
             try:
                 await self._compare()
             except (TransientError, ApiError, NotFoundError) as error:
-                if self._connection.client.is_closed:
+                if self._connection.is_closed:
                     raise
                 log.warning("Looking for ends that no event tells of failed, trying again: %s", error)
 

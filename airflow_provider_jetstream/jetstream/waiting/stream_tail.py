@@ -8,7 +8,6 @@ nothing is missing; after a gap, a silence or a new connection another one goes 
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from contextlib import aclosing, suppress
 from dataclasses import dataclass
@@ -16,8 +15,9 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.range_reader import read_range
-from airflow_provider_jetstream.jetstream.client.stream_api import follow, stream_info
+from airflow_provider_jetstream.jetstream.client.message_reader import follow, read_range
+from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError, UnreachableError
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
@@ -38,7 +38,7 @@ _INACTIVE = 60
 _LOOK = 0.5
 _RETRY_PAUSE = 0.5
 
-_PULL = json.dumps({"batch": _BATCH, "expires": 30 * NANOSECONDS, "idle_heartbeat": _HEARTBEAT * NANOSECONDS}).encode()
+_PULL = pull_request(_BATCH, expires=30, idle_heartbeat=_HEARTBEAT)
 _IDLE = "100"
 _LAST_DELIVERY = "Nats-Last-Consumer"
 _EXPIRED = {str(status.value) for status in (HTTPStatus.NOT_FOUND, HTTPStatus.REQUEST_TIMEOUT)}
@@ -105,7 +105,7 @@ class StreamTail:
             try:
                 await self._follow()
             except TransientError as error:
-                if self._connection.client.is_closed:
+                if self._connection.is_closed:
                     raise UnreachableError(
                         f"the connection is closed while following {self._stream}: open a new one and go on from"
                         f" sequence {self._next}"
@@ -141,9 +141,7 @@ class StreamTail:
         self.caught_up.set()
 
     async def _pull_all(self) -> None:
-        from nats import errors
-
-        client, name = self._connection.client, f"tail-{uuid4().hex}"
+        connection, name = self._connection, f"tail-{uuid4().hex}"
         config = {
             "name": name,
             "deliver_policy": "by_start_sequence",
@@ -154,42 +152,40 @@ class StreamTail:
             "mem_storage": True,
             "num_replicas": 1,
         }
-        self._inbox, self._delivered, self._asked, self._broken = client.new_inbox(), 0, 0, None
-        reconnects = client.stats["reconnects"]
+        self._inbox, self._delivered, self._asked, self._broken = connection.new_inbox(), 0, 0, None
+        reconnects = connection.reconnects
         try:
-            answers = await client.subscribe(self._inbox, cb=self._arrived)
-        except errors.Error as error:
+            answers = await connection.subscribe(self._inbox, self._arrived)
+        except UnreachableError as error:
             raise UnreachableError(f"{self._stream} can't be followed: {error}") from None
         try:
             create = {"stream_name": self._stream, "config": config, "action": "create"}
-            created = await self._connection.api(f"CONSUMER.CREATE.{self._stream}.{name}", create)
+            created = await connection.api(f"CONSUMER.CREATE.{self._stream}.{name}", create)
             if not created["num_pending"]:
                 self.caught_up.set()
             self._heard = asyncio.get_running_loop().time()
             while not self._finished():
                 if self._asked <= 0:
                     self._asked = _BATCH
-                    await client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{self._stream}.{name}", _PULL, reply=self._inbox)
+                    await connection.publish(pull_subject(self._stream, name), _PULL, reply=self._inbox)
                 self._bell.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_LOOK):
                         await self._bell.wait()
                 self._check(reconnects)
-        except errors.Error as error:
-            raise UnreachableError(f"{self._stream} can't be followed: {error}") from None
         finally:
             with suppress(Exception):
                 await answers.unsubscribe()
                 # Nobody needs the answer, and the server forgets it anyway.
-                await client.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}")
+                await connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
 
     def _check(self, reconnects: int) -> None:
         if self._broken:
             raise self._broken
-        client = self._connection.client
-        if client.is_closed:
+        connection = self._connection
+        if connection.is_closed:
             raise UnreachableError("the connection is closed")
-        if client.is_connected and client.stats["reconnects"] != reconnects:
+        if connection.is_connected and connection.reconnects != reconnects:
             raise UnreachableError("what was on its way went with the connection")
         if asyncio.get_running_loop().time() - self._heard > _SILENCE:
             raise UnreachableError(f"the server has been silent for {_SILENCE:g} s")

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.waiting.dispatcher import Waiter, shared_dispatcher
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport

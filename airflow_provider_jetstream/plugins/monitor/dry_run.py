@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.readahead import ReadAheadConnection
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.plugins.monitor.models import DryRun
@@ -33,7 +33,7 @@ async def dry_run(connection: str, queue: str, selection: Selection, action: Act
         declared = await discover_queue(opened, queue)
         # What is counted has changed a moment later anyway; the DAG proves each letter before it acts.
         found = await preview(
-            await ReadAheadConnection.over(opened, declared.name, declared.companion_names()),
+            await read_ahead(opened, declared.name, declared.companion_names()),
             declared,
             request_for_action(action, selection),
         )

@@ -52,7 +52,7 @@ class QueueHistory:
         """
         self.rates, self._last = _rates(self._last, health), health
         point = Point(
-            at=health.seen_at,
+            at=health.taken_at,
             pending=health.pending,
             in_flight=health.in_flight,
             dead=dead,
@@ -88,7 +88,7 @@ def _step(at: datetime) -> int:
 def _rates(before: QueueHealth | None, now: QueueHealth) -> Rates:
     if before is None or before.created != now.created:
         return Rates()
-    seconds = (now.seen_at - before.seen_at).total_seconds()
+    seconds = (now.taken_at - before.taken_at).total_seconds()
     if not 0 < seconds <= _LONGEST_PAUSE:
         return Rates()
     stored = now.last_sequence - before.last_sequence

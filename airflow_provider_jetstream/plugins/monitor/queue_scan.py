@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
 
 # A scan is taken again at the earliest after so many times the time that it took; most look only at what changed.
@@ -39,7 +39,7 @@ class QueueScan:
     :param used_at: when somebody last asked for it
     """
 
-    seen_of: QueueLook | None = None
+    seen_of: QueueOverview | None = None
     index: LetterIndex | None = None
     scan: Scan | None = None
     counts: LetterCounts | None = None
@@ -75,7 +75,7 @@ class QueueScan:
             complete=complete,
         )
 
-    def outdated(self, look: QueueLook, seconds: float, *, shown: bool) -> bool:
+    def outdated(self, look: QueueOverview, seconds: float, *, shown: bool) -> bool:
         """Tell whether another would find something else.
 
         :param look: the last look at the queue
@@ -85,9 +85,12 @@ class QueueScan:
         """
         if self.seen_of is None or (shown and self.scan is None and self.error is None):
             return True
-        if (self.seen_of.told, dead_in(self.seen_of)) != (look.told, dead_in(look)):
+        if (self.seen_of.dead_letter_queue_state, dead_in(self.seen_of)) != (
+            look.dead_letter_queue_state,
+            dead_in(look),
+        ):
             return True
-        return self.seen_of.position != look.position and time.monotonic() - self.ended_at > seconds
+        return self.seen_of.fingerprint != look.fingerprint and time.monotonic() - self.ended_at > seconds
 
     def may_carry_over(self, looked: Scan) -> bool:
         """Tell whether what the last scan found still counts where nothing was said since.
@@ -107,10 +110,10 @@ class QueueScan:
         return time.monotonic() - self.ended_at >= min(max(_LEAST_REST, _REST * took), _LONGEST_REST)
 
 
-def dead_in(look: QueueLook) -> int | None:
+def dead_in(look: QueueOverview) -> int | None:
     """Count the dead among stored jobs.
 
     :param look: a look at a queue
     :return: how many there are, where that was counted
     """
-    return look.left.dead if look.left else None
+    return look.left_over.dead if look.left_over else None

@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth
-    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.plugins.monitor.history import QueueHistory, Rates
     from airflow_provider_jetstream.plugins.monitor.models import LetterCounts
 
@@ -20,7 +20,7 @@ _NANOSECONDS = 10**9
 
 
 def queue_numbers(
-    connection: str, look: QueueLook, history: QueueHistory, letters: LetterCounts | None
+    connection: str, look: QueueOverview, history: QueueHistory, letters: LetterCounts | None
 ) -> QueueNumbers:
     """Tell a queue's numbers.
 
@@ -30,8 +30,12 @@ def queue_numbers(
     :param letters: what the last scan of its dead letters found
     :return: the numbers
     """
-    health, left = look.health, look.left
-    known: dict[str, Any] = {"connection": connection, "queue": look.name, "declared": look.letters is not None}
+    health, left = look.health, look.left_over
+    known: dict[str, Any] = {
+        "connection": connection,
+        "queue": look.name,
+        "declared": look.dead_letter_queue is not None,
+    }
     if health is None:
         return QueueNumbers(
             **known,
@@ -40,7 +44,7 @@ def queue_numbers(
             bytes=look.state["bytes"],
             problem=problem_of(look.problem) if look.problem else None,
         )
-    oldest = (health.seen_at - health.oldest).total_seconds() if health.oldest else None
+    oldest = (health.taken_at - health.oldest).total_seconds() if health.oldest else None
     pulls = sum(each.pulls for each in health.consumers.values())
     return QueueNumbers(
         **known,
@@ -64,7 +68,7 @@ def queue_numbers(
     )
 
 
-def consumer_numbers(look: QueueLook, rates: Rates) -> list[ConsumerNumbers]:
+def consumer_numbers(look: QueueOverview, rates: Rates) -> list[ConsumerNumbers]:
     """Tell the numbers of a queue's consumers.
 
     :param look: the last look at it

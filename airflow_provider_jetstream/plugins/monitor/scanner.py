@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from heapq import merge
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.readahead import ReadAheadConnection
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
 _MOST_CHANGED = 20_000
 _FEW_ENTRIES = 500
@@ -56,7 +56,7 @@ class Scanner:
     def __init__(self, shared: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
         self._shared = shared
         self._scans: dict[str, QueueScan] = {}
-        self._looks: Mapping[str, QueueLook] = {}
+        self._looks: Mapping[str, QueueOverview] = {}
         self._sweeping: asyncio.Task[None] | None = None
         # Whoever asks for a queue doesn't wait for the large one that nobody asked for.
         self._asked, self._unasked = asyncio.Semaphore(1), asyncio.Semaphore(1)
@@ -69,7 +69,7 @@ class Scanner:
         """
         return self._scans.setdefault(queue, QueueScan())
 
-    def ask(self, look: QueueLook) -> QueueScan:
+    def ask(self, look: QueueOverview) -> QueueScan:
         """Give what is known of a queue's letters, and see to it that it will be known.
 
         :param look: the last look at the queue
@@ -90,7 +90,7 @@ class Scanner:
         if scan.running is not None and scan.scan is None:
             await asyncio.wait({scan.running}, timeout=seconds)
 
-    def schedule_scans(self, looks: Mapping[str, QueueLook]) -> None:
+    def schedule_scans(self, looks: Mapping[str, QueueOverview]) -> None:
         """Scan the queues of which something has become, so that the overview knows how many are dead.
 
         :param looks: the last look at each queue
@@ -110,10 +110,10 @@ class Scanner:
             await asyncio.wait({scan.running})
             await asyncio.sleep(min(_LONGEST_PAUSE, time.monotonic() - began))
 
-    def _next(self) -> QueueLook | None:
+    def _next(self) -> QueueOverview | None:
         for name, look in sorted(self._looks.items(), key=lambda item: self.known(item[0]).ended_at):
             scan = self.known(name)
-            if look.letters is None:
+            if look.dead_letter_queue is None:
                 continue
             if not _may_hold_letters(look, scan):
                 scan.counts = _counts(LetterIndex())
@@ -131,7 +131,7 @@ class Scanner:
                 scan.running.cancel()
                 scan.running = None
 
-    async def _run(self, scan: QueueScan, look: QueueLook, turn: asyncio.Semaphore) -> None:
+    async def _run(self, scan: QueueScan, look: QueueOverview, turn: asyncio.Semaphore) -> None:
         try:
             async with turn, self._shared() as connection:
                 await self._scan(connection, look, scan)
@@ -145,16 +145,12 @@ class Scanner:
             scan.ended_at, scan.running = time.monotonic(), None
             self._forget()
 
-    async def _scan(self, connection: Connection, look: QueueLook, scan: QueueScan) -> None:
+    async def _scan(self, connection: Connection, look: QueueOverview, scan: QueueScan) -> None:
         began, scan.seen = time.monotonic(), 0
         declared = await discover_queue(connection, look.name)
         # Finding out what can be read ahead takes a list of all streams.
-        many = look.letters is not None and look.letters["state"]["messages"] > _FEW_ENTRIES
-        way = (
-            await ReadAheadConnection.over(connection, declared.name, declared.companion_names())
-            if many
-            else connection
-        )
+        many = look.dead_letter_queue is not None and look.dead_letter_queue["state"]["messages"] > _FEW_ENTRIES
+        way = await read_ahead(connection, declared.name, declared.companion_names()) if many else connection
         looked = await Scan.begin(way, declared)
         looked.page_size = _page_size(looked)
         index = await self._what_changed(scan, looked) if scan.may_carry_over(looked) else None
@@ -223,13 +219,13 @@ def _counts(index: LetterIndex, uncertain: int = 0, took: float = 0.0, lost: int
     )
 
 
-def _may_hold_letters(look: QueueLook, scan: QueueScan) -> bool:
-    told = look.letters["state"]["messages"] if look.letters else 0
+def _may_hold_letters(look: QueueOverview, scan: QueueScan) -> bool:
+    told = look.dead_letter_queue["state"]["messages"] if look.dead_letter_queue else 0
     return bool(told or dead_in(look) != 0 or (scan.counts and (scan.counts.certain or scan.counts.uncertain)))
 
 
 def _last(mentions: tuple[Entry, ...]) -> int:
-    return max((each.entry for each in mentions), default=0)
+    return max((each.sequence for each in mentions), default=0)
 
 
 def _page_size(scan: Scan) -> int:

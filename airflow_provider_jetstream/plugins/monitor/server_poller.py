@@ -11,7 +11,7 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, UnreachableError
-from airflow_provider_jetstream.jetstream.inspection.overview import look_over
+from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.plugins.monitor.history import QueueHistory
 from airflow_provider_jetstream.plugins.monitor.models import ConnectionState, Problem
 from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of, queue_numbers
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
 # Nobody has asked for so long: the watch ends and the connection is closed.
 IDLE_SECONDS = 30.0
@@ -39,7 +39,7 @@ class ServerPoller:
 
     def __init__(self, conn_id: str, refresh: float) -> None:
         self.conn_id = conn_id
-        self.looks: dict[str, QueueLook] = {}
+        self.looks: dict[str, QueueOverview] = {}
         self.histories: dict[str, QueueHistory] = {}
         self.problem: Problem | None = None
         self.state: Literal["up", "away", "starting"] = "starting"
@@ -126,13 +126,13 @@ class ServerPoller:
                 self.scanner.schedule_scans(self.looks)
             await _rest(connection, self._refresh - (time.monotonic() - began))
 
-    def _note(self, looks: list[QueueLook]) -> None:
+    def _note(self, looks: list[QueueOverview]) -> None:
         self.looks = {look.name: look for look in looks}
         self.histories = {name: self.histories.get(name) or QueueHistory() for name in self.looks}
         for name, look in self.looks.items():
             if look.health is not None:
                 counts = self.scanner.known(name).counts
-                dead = counts.certain if counts else look.left.dead if look.left else None
+                dead = counts.certain if counts else look.left_over.dead if look.left_over else None
                 self.histories[name].add(look.health, dead)
         self.state, self.problem = "up", None
         self._taken, self._taken_at = time.monotonic(), datetime.now(UTC)
@@ -152,9 +152,9 @@ class ServerPoller:
         self._looked.set()
 
 
-async def _while_connected(connection: Connection, before: dict[str, QueueLook]) -> list[QueueLook]:
+async def _while_connected(connection: Connection, before: dict[str, QueueOverview]) -> list[QueueOverview]:
     """Look, and give up as soon as the connection is lost: a request would wait for its whole time limit."""
-    looking = asyncio.create_task(look_over(connection, before))
+    looking = asyncio.create_task(inspect_all_queues(connection, before))
     try:
         async with asyncio.timeout(_LOOK_SECONDS):
             while not looking.done():
@@ -178,7 +178,7 @@ async def _rest(connection: Connection, seconds: float) -> None:
 
 
 def _require_connected(connection: Connection) -> None:
-    if not connection.client.is_connected:
+    if not connection.is_connected:
         cause = f": {connection.last_error}" if connection.last_error else ""
         raise UnreachableError(
             f"expected the NATS server to answer, found the connection lost{cause}; see whether it runs"

@@ -105,7 +105,7 @@ class MonitorService:
                 subjects=list(look.config.get("subjects") or []),
                 retention=look.config["retention"],
                 description=look.config.get("description"),
-                dead_letter_queue=look.letters["config"]["name"] if look.letters else None,
+                dead_letter_queue=look.dead_letter_queue["config"]["name"] if look.dead_letter_queue else None,
                 events=declared.events.name if declared and declared.events else None,
                 archive=declared.archive.name if declared and declared.archive else None,
                 audit=declared.audit.name if declared and declared.audit else None,
@@ -190,11 +190,11 @@ class MonitorService:
             (found,) = await scan.scan.classify([sequence])
             if not isinstance(found, DeadLetter):
                 raise DeadLetterGoneError(
-                    f"expected job {sequence} of {queue} to be a dead letter, found otherwise: {found.verdict.meaning}"
+                    f"expected job {sequence} of {queue} to be a dead letter, found otherwise: {found.status.meaning}"
                 )
             records = await lives_of(found, scan.scan.audit)
             most = self._settings.payload_bytes
-            return letter_detail(found, records, scan.scan.letters_name, most, hidden=hidden)
+            return letter_detail(found, records, scan.scan.dead_letter_queue, most, hidden=hidden)
 
         key = ("letter", connection, queue, sequence, hidden)
         return await self._answer(self._pages, key, make)

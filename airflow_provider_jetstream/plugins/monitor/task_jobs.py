@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from pydantic import ValidationError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.stream_api import get_message, last_message, list_streams
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.inspection.overview import QueueLook
+    from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 
 _Place: TypeAlias = "tuple[str | None, int | None]"
@@ -78,8 +79,8 @@ async def jobs_of(question: TaskQuestion, watches: Sequence[ServerPoller]) -> Ta
     for watch in watches:
         found = await _receipts(question, watch) if watch.state == "up" else {}
         for name, look in watch.looks.items():
-            scan = watch.scanner.ask(look) if look.letters else watch.scanner.known(name)
-            if look.letters and scan.counts is None and scan.error is None:
+            scan = watch.scanner.ask(look) if look.dead_letter_queue else watch.scanner.known(name)
+            if look.dead_letter_queue and scan.counts is None and scan.error is None:
                 scanning.append(f"{watch.conn_id}/{name}")
             letters = scan.index.of_origin(question.dag_id, question.run_id) if scan.index else {}
             receipts = found.get(name, {})
@@ -132,7 +133,7 @@ async def _receiving(connection: Connection, queues: Iterable[str]) -> dict[str,
     return found
 
 
-async def _told(connection: Connection, stream: str, look: QueueLook, key: str) -> _Told | None:
+async def _told(connection: Connection, stream: str, look: QueueOverview, key: str) -> _Told | None:
     message = await last_message(connection, stream, publish_log_subject(look.name, key))
     if message is None or look.health is None:
         return None

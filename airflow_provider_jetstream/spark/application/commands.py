@@ -89,7 +89,7 @@ def redrive(
     except RedriveError as error:
         problem = str(error)
     told = done.as_json() | {"guarantee": done.guarantee}
-    return {"report": told, "awaited": sequence_ranges(sorted(done.awaited())), "problem": problem}
+    return {"report": told, "awaited": sequence_ranges(sorted(done.awaited_sequences())), "problem": problem}
 
 
 def _letters(

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.connection import connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, RedriveRequestError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.preview import Preview
@@ -166,7 +166,7 @@ class _Run:
             letters, found = letters.join(again, SEQUENCE, "left_semi"), self._look()
         else:
             for sequence in doubtful:
-                report.fail(sequence, "the queue, a consumer or the server changed at every look; run it again")
+                report.add_failure(sequence, "the queue, a consumer or the server changed at every look; run it again")
         self._finish(found, record, report)
         return report
 
@@ -200,7 +200,7 @@ class _Run:
         choice = found.choice
         log.info(
             "Redriving %s by %s (%s): %s",
-            *(found.scan.queue.name, choice.protocol.value, choice.because, choice.guarantee),
+            *(found.scan.queue.name, choice.protocol.value, choice.reason, choice.guarantee),
         )
         return found
 
@@ -281,7 +281,7 @@ class _Run:
         return max(0, run_on_own_connection(self._given, last) - self._at_first)
 
     def _write(self, found: DriverScan, record: RunRecord) -> None:
-        run_on_own_connection(self._given, lambda over: audit_log(over, found).progress(record))
+        run_on_own_connection(self._given, lambda over: audit_log(over, found).record_progress(record))
 
     def _finish(self, found: DriverScan, record: RunRecord | None, report: RedriveReport) -> None:
         log.info(

@@ -60,11 +60,11 @@ async def scan_queue(connection: BlockingConnection, queue: Any, order: RedriveR
         scan.index,
         archive=scan.archive,
         audit=scan.audit,
-        doubted=scan.reconciliation.inconsistent_consumers,
+        inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
     )
     acknowledged = frozenset(await judge.metrics.acknowledged())
     return DriverScan(
-        scan, choice, acknowledged, dict(connection.wire.banner), await scanned_jobs(scan, order.selection)
+        scan, choice, acknowledged, dict(connection.socket.server_info), await scanned_jobs(scan, order.selection)
     )
 
 
@@ -82,19 +82,19 @@ async def begin_run(
     """
     audit = audit_log(connection, found)
     try:
-        record = await audit.begin(order.run or "", order.who, order.why)
+        record = await audit.begin_run(order.run or "", order.who, order.why)
         if record.report:
             # An earlier try may have been told to stop.
             record = record.model_copy(update={"report": {}})
-            await audit.progress(record)
+            await audit.record_progress(record)
     except (ApiError, TransientError) as error:
         raise RedriveError(
             f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: see to it that"
             " the audit takes records, then run it again"
         ) from None
-    async for done in audit.done_by(record):
+    async for done in audit.letters_of_run(record):
         if done.action == "parked":
-            report.park(done.sequence)
+            report.add_parked(done.sequence)
         else:
             report.redriven.add(done.sequence, done.new_sequence or done.sequence)
         report.resumed += 1

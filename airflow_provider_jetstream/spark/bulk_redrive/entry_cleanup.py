@@ -46,22 +46,22 @@ def remove_finished_entries(given: Mapping[str, str], scan: Scan, redriven: Coll
             return run_on_own_connection(given, lambda over: _clear(over, scan, redriven, purge=True))
         except AuthenticationError as error:
             # The server says so to the connection and doesn't answer the request.
-            log.warning("Finished entries of %s are removed one by one: %s", scan.letters_name, error)
+            log.warning("Finished entries of %s are removed one by one: %s", scan.dead_letter_queue, error)
             return run_on_own_connection(given, lambda over: _clear(over, scan, redriven, purge=False))
     except (AuthenticationError, TransientError) as error:
-        log.warning("Finished entries of %s stay until the next redrive: %s", scan.letters_name, error)
+        log.warning("Finished entries of %s stay until the next redrive: %s", scan.dead_letter_queue, error)
         return sum(len(told) for sequence, told in scan.index.jobs() if sequence in redriven)
 
 
 async def _clear(connection: BlockingConnection, scan: Scan, redriven: Collection[int], *, purge: bool) -> int:
-    queue, index, letters = scan.queue, scan.index, scan.letters_name
+    queue, index, letters = scan.queue, scan.index, scan.dead_letter_queue
     columns = index.columns()
     entries, kinds = np.array(columns.entries, np.uint64), np.array(columns.kinds, np.uint8)
     done = np.isin(np.array(columns.sequences, np.uint64), np.fromiter(redriven, np.uint64, len(redriven)))
     purged = np.zeros(len(entries), bool)
     try:
         info = await stream_info(connection, letters)
-        if datetime.fromisoformat(info["created"]) > scan.snapshot.seen_at:
+        if datetime.fromisoformat(info["created"]) > scan.snapshot.taken_at:
             # It was made anew, and counts from 1 again: what it holds is about other letters.
             return 0
         # What can't be read has to stay, and nobody knows where it is.
@@ -81,7 +81,7 @@ def _by_subject(queue: str, kinds: NDArray[np.uint8]) -> Iterator[tuple[str, NDA
     """Give filters of a dead letter queue, and which entries are all there is on each."""
     yield f"{MAX_DELIVERIES}.{queue}.*", kinds == EntryKind.DELIVERIES
     yield f"{TERMINATED}.{queue}.*", np.isin(kinds, (EntryKind.TERMINATION, EntryKind.DELETION))
-    yield copy_filter(queue), np.isin(kinds, (EntryKind.COPY, EntryKind.FOUND))
+    yield copy_filter(queue), np.isin(kinds, (EntryKind.COPY, EntryKind.PROVEN_COPY))
 
 
 async def _purge(connection: BlockingConnection, letters: str, subject: str, entries: NDArray[np.uint64]) -> None:

@@ -62,6 +62,8 @@ async def any_dead(connection: BlockingConnection, found: DriverScan, sequences:
     archive = await ArchiveReader.open(connection, scan.queue, scan.snapshot.created_at)
     audit = audit_log(connection, found) if scan.audit else None
     doubted = scan.reconciliation.inconsistent_consumers
-    judge = await scan.context.classifier(connection, scan.index, archive=archive, audit=audit, doubted=doubted)
-    judged = await judge.classify_all([(sequence, scan.index.mentions(sequence)) for sequence in sequences])
+    judge = await scan.context.classifier(
+        connection, scan.index, archive=archive, audit=audit, inconsistent_consumers=doubted
+    )
+    judged = await judge.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
     return any(isinstance(each, DeadLetter) and Selection().matches(each) for each in judged)

@@ -61,7 +61,7 @@ class Outcomes:
         :param report: of some letters
         """
         # By position: a look-up of each would be a search.
-        redriven = zip(report.redriven, report.redriven.new(), strict=True)
+        redriven = zip(report.redriven, report.redriven.new_sequences(), strict=True)
         self._rows += ((sequence, REDRIVEN, new, None) for sequence, new in redriven)
         self._rows += ((sequence, PARKED, None, None) for sequence in report.parked)
         self._rows += ((sequence, FAILED, None, why) for sequence, why in report.failed.items())
@@ -102,11 +102,11 @@ def add_outcomes(report: RedriveReport, rows: pa.Table) -> frozenset[int]:
         if outcome == REDRIVEN:
             report.redriven.add(sequence, number)
         elif outcome == PARKED:
-            report.park(sequence)
+            report.add_parked(sequence)
         elif outcome == FAILED:
-            report.fail(sequence, told)
+            report.add_failure(sequence, told)
         elif outcome == GONE:
-            report.dismiss(sequence)
+            report.add_gone(sequence)
         elif outcome == ENTRIES_LEFT:
             report.entries_left += number
         elif outcome == DOUBTFUL:

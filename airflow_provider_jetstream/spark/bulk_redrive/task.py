@@ -14,15 +14,15 @@ from typing import TYPE_CHECKING, Any, Final
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, RunRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.client.stream_api import last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead, Status
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
-from airflow_provider_jetstream.jetstream.redrive.copies import largest
-from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, count_letter
+from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size
+from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
 from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
@@ -115,7 +115,7 @@ class RedriveTask:
 
     def _window(self) -> int:
         """Tell how many letters are held at once: fewer where they are large."""
-        state = self.context.around.state
+        state = self.context.snapshot.state
         each = state["bytes"] / max(1, state["messages"])
         return max(1, min(_WINDOW, int(_BYTES_AT_A_TIME / max(1.0, each))))
 
@@ -125,13 +125,13 @@ class _TaskRun:
         self._share = share
         self._connection = connection
         self._queue = share.context.queue
-        self._around = share.context.around
+        self._around = share.context.snapshot
         self._looked_at = time.monotonic()
         self._pace = RateLimiter(share.rate)
         self._previewed = Preview(share.protocol, "")
         self._cancelled = False
         # Whether only a new look at the whole queue can tell what is dead.
-        self._doubtful = _restarted(share.server, connection.wire.banner)
+        self._doubtful = _restarted(share.server, connection.socket.server_info)
         self._audit = (
             AuditLog(connection, self._queue.audit.name, self._queue.name, self._around.created)
             if share.audited and self._queue.audit
@@ -149,7 +149,7 @@ class _TaskRun:
             EntryIndex(),
             archive=archive,
             audit=self._audit,
-            doubted=self._share.inconsistent_consumers,
+            inconsistent_consumers=self._share.inconsistent_consumers,
         )
         judge.metrics = KnownMetrics(self._connection, self._share.acknowledged)
         return judge
@@ -162,7 +162,7 @@ class _TaskRun:
         if len(left) < len(window):
             self._name_repeats(window, waiting, outcomes)
         while left:
-            batch = left[: self._pace.batch(_WINDOW)]
+            batch = left[: self._pace.batch_size(_WINDOW)]
             del left[: len(batch)]
             if (early := self._pace.delay(len(batch))) > 0:
                 time.sleep(early)
@@ -199,7 +199,7 @@ class _TaskRun:
         if around is None:
             self._doubtful = True
         else:
-            self._around = self._judge.around = around
+            self._around = self._judge.snapshot = around
 
     def _bring_back(self, batch: list[TaskJob], outcomes: Outcomes) -> None:
         found = self._connection.run(self._prove(batch))
@@ -219,9 +219,9 @@ class _TaskRun:
         rows = {work.row.sequence: work.row for work in batch}
         order = replace(self._share.request, transform=lambda letter: rows[letter.sequence].repair(letter))
         if self._share.dry_run:
-            limit = largest(self._connection, marked=self._share.protocol == Protocol.ATOMIC)
+            limit = max_job_size(self._connection, marked=self._share.protocol == Protocol.ATOMIC)
             for letter in meant:
-                count_letter(self._previewed, order, letter, self._around, BY_CAUSE, limit)
+                preview_letter(self._previewed, order, letter, self._around, BY_CAUSE, limit)
             return
         self._pace.consume(len(meant))
         report = RedriveReport()
@@ -250,16 +250,16 @@ class _TaskRun:
         self, steps: Steps, report: RedriveReport, letters: list[DeadLetter], dismissed: list[NotDead]
     ) -> None:
         if audit := self._audit:
-            redriven = [each.sequence for each in dismissed if each.verdict == Status.REDRIVEN]
-            for record in await map_concurrently(audit.last, redriven):
+            redriven = [each.sequence for each in dismissed if each.status == Status.REDRIVEN]
+            for record in await map_concurrently(audit.last_record, redriven):
                 if record and record.run == self._share.request.run:
                     # By an earlier try of this task, or by another one at this moment.
                     if record.action == "parked":
-                        report.park(record.sequence)
+                        report.add_parked(record.sequence)
                     else:
                         report.redriven.add(record.sequence, record.new_sequence or record.sequence)
-        await steps.finish(dismissed)
-        await steps.bring_back(letters)
+        await steps.clean_up(dismissed)
+        await steps.redrive(letters)
 
 
 def _restarted(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

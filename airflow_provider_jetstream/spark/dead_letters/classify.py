@@ -95,7 +95,7 @@ class ClassifyTask:
         """Give the plain letters, and leave the other jobs."""
         rest: list[pa.RecordBatch] = []
         # Which jobs are meant was said before; whatever else is selected takes a letter to tell.
-        selected = self.selection.model_copy(update={"sequences": None, "vanished": False}).everything
+        selected = self.selection.model_copy(update={"sequences": None, "vanished": False}).selects_all
         plain = FastPath(self.options, self.context, self.inconsistent_consumers)
         for jobs in batches:
             found = [pa.array([], pa.int64())]
@@ -109,7 +109,7 @@ class ClassifyTask:
         with relaxed_gc(), blocking_connection(self.options) as connection:
             queue = self.context.queue
             connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
-            scan = connection.run(Scan.part(connection, self.context, index, reckoning))
+            scan = connection.run(Scan.for_partition(connection, self.context, index, reckoning))
             scan.page_size = _page_size(self.context)
             pages = scan.pages(self.selection, after)
             while page := connection.run(_following(pages)):
@@ -118,11 +118,15 @@ class ClassifyTask:
     async def _lost(self, scan: Scan, page: Page) -> list[Death]:
         found: list[Death] = []
         for each in page.dismissed if self.lost else ():
-            told = [one for one in scan.index.mentions(each.sequence) if one.told_at >= scan.snapshot.created_at]
-            if each.verdict != Status.LOST or not told:
+            told = [one for one in scan.index.entries_of(each.sequence) if one.recorded_at >= scan.snapshot.created_at]
+            if each.status != Status.LOST or not told:
                 continue
-            death = (await merge_entries(scan.connection, scan.letters_name, scan.snapshot, each.sequence, told)).death
-            letter = DeadLetter(death, "", b"", (), "", Source.COPY, each.entries, kept=False, ready_at=death.died_at)
+            death = (
+                await merge_entries(scan.connection, scan.dead_letter_queue, scan.snapshot, each.sequence, told)
+            ).death
+            letter = DeadLetter(
+                death, "", b"", (), "", Source.COPY, each.entries, preserved=False, ready_at=death.died_at
+            )
             if self.selection.matches(letter):
                 found.append(death)
         return found
@@ -134,6 +138,6 @@ async def _following(pages: AsyncGenerator[Page, None]) -> Page | None:
 
 def _page_size(premises: ScanContext) -> int:
     """Tell how many letters a task holds at once: fewer where they are large."""
-    state = premises.around.state
+    state = premises.snapshot.state
     each = state["bytes"] / max(1, state["messages"])
     return max(1, min(PAGE, int(_BYTES_AT_A_TIME / max(1.0, each))))

@@ -90,7 +90,7 @@ def job_table(index: EntryIndex, others: array[int], wanted: Collection[int] | N
         "entries": _of(columns.entries, np.uint64, meant),
         "kinds": _of(columns.kinds, np.uint8, meant),
         "consumers": names,
-        "told_at": _of(columns.told_at, np.int64, meant),
+        "told_at": _of(columns.recorded_at, np.int64, meant),
         "deliveries": _of(columns.deliveries, np.uint32, meant),
     }
     lists = [
@@ -113,7 +113,7 @@ def index_from_batches(batches: Iterable[pa.RecordBatch]) -> tuple[EntryIndex, a
         untold.extend(sequences[counts == 0].tolist())
         entries, kinds, consumers, told_at, deliveries = (column.flatten() for column in batch.columns[1:])
         names, places = _encoded(consumers)
-        index.take(
+        index.extend(
             EntryColumns(
                 array("Q", np.repeat(sequences, counts).tolist()),
                 array("Q", _plain(entries)),

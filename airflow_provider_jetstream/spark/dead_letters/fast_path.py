@@ -32,7 +32,7 @@ from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_t
 from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, Columns, integers, microseconds
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
 from airflow_provider_jetstream.spark.source.options import read_options
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Mapping
@@ -67,7 +67,7 @@ class FastPath:
         self._given = given
         self._premises = premises
         self._doubted = doubted
-        self._around = premises.around
+        self._around = premises.snapshot
 
     def find_letters(self, jobs: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """Find them.
@@ -84,7 +84,7 @@ class FastPath:
                 connection = stack.enter_context(blocking_connection(self._given))
                 queue = self._premises.queue
                 connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
-                if queue.name not in connection.runs:
+                if queue.name not in connection.batch_readers:
                     return
                 audit = connection.run(AuditLog.open(connection, queue, self._around.created))
                 audited = audit.stream if audit else None
@@ -126,7 +126,7 @@ class FastPath:
         delivered = np.array([each.delivered if each else 0 for each in takers], np.int64)[by_taker]
         trusted = np.array([bool(each and each.name not in self._doubted) for each in takers])[by_taker]
         since = np.array([_micros(each.created) if each else 0 for each in takers], np.int64)[by_taker]
-        patience = np.array([each.patience // _MICROSECOND if each else 0 for each in takers], np.int64)[by_taker]
+        patience = np.array([each.max_ack_wait // _MICROSECOND if each else 0 for each in takers], np.int64)[by_taker]
         since = np.maximum(since, rows.stored)
         same = pc.fill_null(pc.equal(names, consumers), fill_value=False).to_numpy(zero_copy_only=False)
         dead = trusted & same & (rows.sequences <= delivered) & (rows.told_at >= since)
@@ -138,10 +138,10 @@ class FastPath:
         spoken_of = np.zeros(len(sequences), np.bool_)
 
         def ask(stream: str, subjects: list[str]) -> None:
-            if found := {each.subject for each in connection.run(connection.last_of(stream, subjects))}:
+            if found := {each.subject for each in connection.run(connection.last_messages(stream, subjects))}:
                 spoken_of[:] |= np.array([each in found for each in subjects])
 
-        if self._around.marks:
+        if self._around.captures_markers:
             ask(queue, [marker_subject(queue, each) for each in sequences])
         if (events := self._premises.events) is not None and self._holds_any(connection, events):
             pairs = zip(rows.entries.column("consumers").to_pylist(), sequences, strict=True)

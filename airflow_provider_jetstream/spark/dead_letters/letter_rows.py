@@ -106,9 +106,9 @@ def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
         time=row["time"],
         source=Source(row["body_source"]),
         entries=tuple(row["entries"]),
-        kept=row["kept"],
+        preserved=row["kept"],
         ready_at=row["ready_at"],
-        copied_as=row["copied_as"],
+        copy_sequence=row["copied_as"],
         parked=row["parked"],
     )
 
@@ -178,9 +178,9 @@ def _row(letter: DeadLetter) -> tuple[Any, ...]:
         letter.death.created,
         letter.time,
         letter.entries,
-        letter.kept,
+        letter.preserved,
         letter.ready_at,
-        letter.copied_as,
+        letter.copy_sequence,
     )
 
 

@@ -74,7 +74,7 @@ async def _look(connection: BlockingConnection, queue: Any, selection: Selection
 
 
 def _tell(jobs: pa.Table, scan: Scan) -> None:
-    log.info("Entries about %d jobs in %s to prove", jobs.num_rows, scan.letters_name)
+    log.info("Entries about %d jobs in %s to prove", jobs.num_rows, scan.dead_letter_queue)
     if scan.reconciliation.uncertain:
         log.warning("%d more dead letters can't be told apart yet: jobs are in flight", scan.reconciliation.uncertain)
     if scan.undeliverable:

@@ -1,1 +1,1 @@
-"""The data source ``jetstream``: batch and streaming reads, and writes."""
+"""The data source ``jetstream``: reading and writing streams in batches and as they grow."""

@@ -1,4 +1,4 @@
-"""Reading a stream once, as it was when it was loaded."""
+"""Reads a stream once, as it was when it was loaded."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     fetch_method,
     first_sequence,
     last_sequence,
+    narrow,
     plan_ranges,
-    within,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream, StreamInfo
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,91 +39,71 @@ if TYPE_CHECKING:
 class StreamSnapshot:
     """A stream at the time of loading.
 
-    :param facts: what it said of itself
     :param version: the server's
     """
 
-    facts: StreamInfo
+    info: StreamInfo
     version: tuple[int, ...]
 
     @classmethod
-    def now(cls, given: Mapping[str, str], options: ReadOptions) -> StreamSnapshot:
-        """Ask the stream.
-
-        :param given: the data source's options
-        :param options: the same ones, understood
-        :return: what it is just now
-        """
-        with closing(NatsSocket(socket_settings(given))) as wire:
-            return cls(SourceStream(wire, options.stream, options.api_prefix).info(), wire.version)
+    def take(cls, raw_options: Mapping[str, str], options: ReadOptions) -> StreamSnapshot:
+        """Read the stream's state from the server."""
+        with closing(NatsSocket(socket_settings(raw_options))) as socket:
+            return cls(SourceStream(socket, options.stream, options.api_prefix).info(), socket.version)
 
 
 class RangePartition(InputPartition):
     """One task's range."""
 
-    def __init__(self, part: Range) -> None:
+    def __init__(self, task: Range) -> None:
         super().__init__(None)
-        self.part = part
+        self.task = task
 
 
 class JetStreamReader(DataSourceReader):
-    """Reads the messages of a span.
+    """Reads the messages of a range.
 
-    :param given: the data source's options
-    :param schema: the columns that are asked for
-    :param snapshot: from the time of loading; none where the user gave the schema, and Spark didn't ask for it
+    :param snapshot: from the time of loading; none where the user gave the schema and Spark didn't request it
     """
 
-    def __init__(self, given: Mapping[str, str], schema: StructType, snapshot: StreamSnapshot | None) -> None:
-        self._given = dict(given)
-        self._options = read_options(given, "read")
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType, snapshot: StreamSnapshot | None) -> None:
+        self._raw_options = dict(raw_options)
+        self._options = read_options(raw_options, "read")
         self._columns = Columns.of(
             schema, with_headers=self._options.include_headers, decompress=self._options.decompress
         )
         self._snapshot = snapshot
-        self._wanted = PushedBounds(subjects=self._options.filters or None)
+        self._bounds = PushedBounds(subjects=self._options.filters or None)
 
     def partitions(self) -> Sequence[InputPartition]:
-        """Divide the span between tasks.
-
-        :return: a range for each
-        """
-        options, wanted = self._options, self._wanted
-        if wanted.subjects == ():
+        """Divide the messages between tasks."""
+        options, bounds = self._options, self._bounds
+        if bounds.subjects == ():
             return []
-        with closing(NatsSocket(socket_settings(self._given))) as wire:
-            stream = SourceStream(wire, options.stream, options.api_prefix)
-            snapshot = self._snapshot or StreamSnapshot(stream.info(), wire.version)
-            facts = snapshot.facts
-            method = fetch_method(options, facts, snapshot.version)
-            first = first_sequence(stream, options.start, facts, fail_on_data_loss=options.fail_on_data_loss)
-            first, last = within(stream, first, last_sequence(stream, options.end, facts), facts, wanted)
-        return [
-            RangePartition(part) for part in plan_ranges(first, last, options, facts, method, wanted.subjects or ())
-        ]
+        with closing(NatsSocket(socket_settings(self._raw_options))) as socket:
+            stream = SourceStream(socket, options.stream, options.api_prefix)
+            snapshot = self._snapshot or StreamSnapshot(stream.info(), socket.version)
+            info = snapshot.info
+            method = fetch_method(options, info, snapshot.version)
+            first = first_sequence(stream, options.start, info, fail_on_data_loss=options.fail_on_data_loss)
+            first, last = narrow(stream, first, last_sequence(stream, options.end, info), info, bounds)
+        tasks = plan_ranges(first, last, options, info, method, bounds.subjects or ())
+        return [RangePartition(task) for task in tasks]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range.
-
-        :param partition: the range; Spark makes one up where there is none
-        :return: batches
-        """
+        """Read one partition; Spark makes one up where there is none."""
         if isinstance(partition, RangePartition):
-            yield from read_range(self._given, self._options, self._columns, partition.part)
+            yield from read_range(self._raw_options, self._options, self._columns, partition.task)
 
 
 class JetStreamFilteringReader(JetStreamReader):
-    """The same, told by Spark what the query filters.
+    """A reader with filter pushdown.
 
-    A class of its own: Spark refuses readers that take filters wherever its configuration doesn't allow it.
+    It is a class of its own because Spark refuses readers with ``pushFilters`` unless its configuration allows them.
     """
 
     @override
     def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:
-        """Take what narrows the read.
-
-        :param filters: all of which must hold
-        :return: all of them, so that Spark checks them again
-        """
-        self._wanted = push_down(filters, self._options.filters)
+        """Narrow the read, and return all filters, so that Spark applies them again."""
+        self._bounds = push_down(filters, self._options.filters)
         return filters

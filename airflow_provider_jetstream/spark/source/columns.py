@@ -1,20 +1,21 @@
-"""The columns of a message, and Arrow batches of those that are asked for."""
+"""The columns of a message, and Arrow batches of the requested ones."""
 
 from __future__ import annotations
 
 import zlib
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
+import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.wire.arrow_buffers import TIMESTAMP
 from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
-    import numpy as np
     from numpy.typing import NDArray
     from pyspark.sql.types import StructType
 
@@ -24,28 +25,29 @@ _TYPES = {
     "subject": ("string", pa.string()),
     "stream": ("string", pa.string()),
     "seq": ("bigint", pa.int64()),
-    "timestamp": ("timestamp", pa.timestamp("us", "UTC")),
+    "timestamp": ("timestamp", TIMESTAMP),
     "headers": (_HEADERS_TYPE, HEADERS),
 }
-# What the data source doesn't give, but this package reads: the time in the server's own text, and headers as they are
-# on the wire, with their first line.
+# Columns that this package reads and the data source doesn't offer: the time as the server's text, and the header
+# block as it is on the wire, with its first line.
 TIME_TEXT: Final = "time_text"
 OWN_HEADERS: Final = "own_headers"
-_ARROW = {name: kind for name, (_, kind) in _TYPES.items()} | {TIME_TEXT: pa.string(), OWN_HEADERS: pa.binary()}
+_ARROW = {name: arrow for name, (_, arrow) in _TYPES.items()} | {TIME_TEXT: pa.string(), OWN_HEADERS: pa.binary()}
+
+# Detects zlib's own format and gzip by their first bytes.
+_ZLIB_OR_GZIP = 32 + zlib.MAX_WBITS
+# A body of a megabyte may decompress to a gigabyte of zeros.
+_MOST_DECOMPRESSED = 16 << 20
 
 
 def read_schema(*, with_headers: bool) -> str:
-    """Write the schema of what is read.
-
-    :param with_headers: whether there is a column for headers
-    :return: in Spark's language
-    """
+    """Return the DDL of the columns that can be read."""
     return ", ".join(f"{name} {kind}" for name, (kind, _) in _TYPES.items() if with_headers or name != "headers")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The columns that are asked for, in order.
+    """The requested columns, in order.
 
     :param names: their names
     :param nullable: whether Spark lets each be null
@@ -60,11 +62,7 @@ class Columns:
     def of(cls, schema: StructType, *, with_headers: bool, decompress: bool = False) -> Columns:
         """Take the columns of a schema, which may be fewer than there are and in another order.
 
-        :param schema: Spark's
-        :param with_headers: whether headers are read
-        :param decompress: whether bodies are decompressed
-        :return: the columns
-        :raises SparkOptionError: one of them isn't there
+        :raises SparkOptionError: one of them can't be read
         """
         for field in schema.fields:
             kind = _TYPES.get(field.name, ("", None))[0]
@@ -82,12 +80,7 @@ class Columns:
         return name in self.names
 
     def batch(self, count: int, makers: Mapping[str, Callable[[], Any]]) -> pa.RecordBatch:
-        """Make a batch.
-
-        :param count: of its rows
-        :param makers: called for those columns that are asked for
-        :return: the batch
-        """
+        """Make a batch of ``count`` rows; only the makers of requested columns are called."""
         fields = [
             pa.field(name, _ARROW[name], nullable) for name, nullable in zip(self.names, self.nullable, strict=True)
         ]
@@ -95,57 +88,40 @@ class Columns:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * count, pa.struct([])))
         columns = {name: makers[name]() for name in self.names}
         if self.decompress and "value" in columns:
-            columns["value"] = decompressed(columns["value"])
+            columns["value"] = decompress_bodies(columns["value"])
         return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
 
 
-def constant(text: str, count: int) -> pa.StringArray:
-    """Make a column of one value.
+class FetchedBatch(NamedTuple):
+    """Messages of a range.
 
-    :param text: the value
-    :param count: how often
-    :return: the column
+    :param batch: the messages
+    :param next_sequence: the sequence at which reading continues
+    :param missing: the first sequence before that of which there was no message
     """
-    return pa.repeat(pa.scalar(text, pa.string()), count)
+
+    batch: pa.RecordBatch
+    next_sequence: int
+    missing: int | None
 
 
-def integers(values: NDArray[np.int64]) -> pa.Int64Array:
-    """Make a column of whole numbers.
-
-    :param values: the numbers, which aren't copied
-    :return: the column
-    """
-    return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
-
-
-def microseconds(values: NDArray[np.int64]) -> pa.TimestampArray:
-    """Make a column of times.
-
-    :param values: microseconds since 1970, which aren't copied
-    :return: the column
-    """
-    return pa.Array.from_buffers(_TYPES["timestamp"][1], len(values), [None, pa.py_buffer(values)])
+def first_missing(expected: int, sequences: NDArray[np.int64]) -> int | None:
+    """Return the first gap in ascending sequences of which the first should be ``expected``."""
+    count = len(sequences)
+    if sequences[0] == expected and sequences[-1] == expected + count - 1:
+        return None
+    return expected + int(np.argmax(sequences != np.arange(expected, expected + count)))
 
 
-# Zlib's own format and that of gzip, told by their first bytes.
-_EITHER = 32 + zlib.MAX_WBITS
-# A body of a megabyte may be a gigabyte of zeros.
-_MOST = 16 << 20
+def decompress_bodies(bodies: pa.BinaryArray) -> pa.BinaryArray:
+    """Decompress bodies; what isn't one whole stream of zlib, or exceeds 16 MiB, stays as it is."""
+    return pa.array([_decompress(body) for body in bodies.to_pylist()], pa.binary())
 
 
-def decompressed(bodies: pa.BinaryArray) -> pa.BinaryArray:
-    """Decompress bodies.
-
-    :param bodies: some of which may not be compressed
-    :return: them decompressed, or as they are where they aren't whole streams of zlib, or larger than 16 MiB
-    """
-    return pa.array([_decompressed(body) for body in bodies.to_pylist()], pa.binary())
-
-
-def _decompressed(body: bytes) -> bytes:
-    stream = zlib.decompressobj(_EITHER)
+def _decompress(body: bytes) -> bytes:
+    stream = zlib.decompressobj(_ZLIB_OR_GZIP)
     try:
-        content = stream.decompress(body, _MOST)
+        content = stream.decompress(body, _MOST_DECOMPRESSED)
     except zlib.error:
         return body
     return content if stream.eof and not stream.unused_data else body

@@ -1,20 +1,24 @@
-"""Reading where direct gets are off or the server doesn't know batches: single gets, many on their way at a time.
+"""Reading where direct gets are off or the server doesn't support batches: pipelined single gets.
 
-Each request asks for the first message at a sequence or after it, so that a gap costs at most one round of requests
-however wide it is; where most requests of a round meet the same message, the next round is narrower.
+Each request is for the first message at or after a sequence, so that a gap costs at most one round of requests however
+wide it is; where most requests of a round return the same message, the next round is narrower.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import base64
+import json
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
+from airflow_provider_jetstream.jetstream.client.message import NO_MESSAGE
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.spark.source.columns import constant
-from airflow_provider_jetstream.spark.source.gap_detection import Fetched, first_missing
+from airflow_provider_jetstream.spark.source.columns import FetchedBatch, first_missing
+from airflow_provider_jetstream.spark.source.source_stream import parse_time
+from airflow_provider_jetstream.spark.wire.arrow_buffers import constant_column
 from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS, parse_header_block
 
 if TYPE_CHECKING:
@@ -22,9 +26,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.columns import Columns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
-    from airflow_provider_jetstream.spark.source.stream_api import FetchedMessage, SourceStream
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
-_NO_MESSAGE = 10037
 _FIRST_WIDTH = 32
 # The server drops its whole queue of API requests at ten thousand.
 DEFAULT_BATCH = 256
@@ -32,14 +35,17 @@ DEFAULT_MAX_BYTES = 4 << 20
 _BASE64 = 4 / 3
 
 
-class ApiFetch:
-    """Single gets of a span.
+class _Message(NamedTuple):
+    sequence: int
+    subject: str
+    # Nanoseconds since 1970.
+    time: int
+    header: bytes
+    body: bytes
 
-    :param stream: the stream
-    :param subject: a filter
-    :param columns: what is asked for
-    :param options: of the read
-    """
+
+class ApiFetch:
+    """Pipelined single gets of one filter subject."""
 
     def __init__(self, stream: SourceStream, subject: str, columns: Columns, options: ReadOptions) -> None:
         self._stream = stream
@@ -47,79 +53,80 @@ class ApiFetch:
         self._columns = columns
         self._widest = min(options.batch or DEFAULT_BATCH, DEFAULT_BATCH)
         self._max_bytes = options.max_bytes or DEFAULT_MAX_BYTES
-        self._topic = f"STREAM.MSG.GET.{stream.name}"
+        self._api_subject = f"STREAM.MSG.GET.{stream.name}"
 
-    def fetch(self, first: int, last: int) -> Iterator[Fetched]:
-        """Read a span.
-
-        :param first: its first sequence
-        :param last: its last sequence
-        :return: the messages
-        """
-        next_one, width, heaviest = first, min(_FIRST_WIDTH, self._widest), 1
-        while next_one <= last:
-            answers = self._round(next_one, min(width, last - next_one + 1))
-            found = {stored.sequence: stored for stored in answers if stored and stored.sequence <= last}
+    def fetch(self, first: int, last: int) -> Iterator[FetchedBatch]:
+        """Read the messages from one sequence to another."""
+        position, width, heaviest = first, min(_FIRST_WIDTH, self._widest), 1
+        while position <= last:
+            answers = self._request_round(position, min(width, last - position + 1))
+            by_sequence = {message.sequence: message for message in answers if message and message.sequence <= last}
             final = answers[-1]
-            began = next_one
-            next_one = last + 1 if final is None else max(next_one + len(answers), final.sequence + 1)
-            messages = [found[sequence] for sequence in sorted(found)]
+            start = position
+            position = last + 1 if final is None else max(position + len(answers), final.sequence + 1)
+            messages = [by_sequence[sequence] for sequence in sorted(by_sequence)]
             if messages:
-                gap = first_missing(began, np.array(sorted(found)))
-                yield Fetched(self._batch_of(messages), next_one, gap)
-            heaviest = max([heaviest, *(len(stored.body) + len(stored.header) for stored in messages)])
+                gap = first_missing(start, np.array(sorted(by_sequence)))
+                yield FetchedBatch(self._batch_of(messages), position, gap)
+            heaviest = max([heaviest, *(len(message.body) + len(message.header) for message in messages)])
             width = min(width * 2, self._widest) if len(messages) * 2 >= width else max(width // 4, 1)
             width = max(1, min(width, int(self._max_bytes / (heaviest * _BASE64))))
 
-    def _round(self, first: int, width: int) -> list[FetchedMessage | None]:
-        wire, stream = self._stream.socket, self._stream
+    def _request_round(self, first: int, width: int) -> list[_Message | None]:
+        socket, stream = self._stream.socket, self._stream
         requests: list[bytes] = []
-        places: dict[bytes, int] = {}
+        indexes: dict[bytes, int] = {}
+        target = f"{stream.api_prefix}.{self._api_subject}".encode()
         for index in range(width):
-            reply, body = wire.reply().encode(), stream.get_request(first + index, self._subject)
-            places[reply] = index
-            requests.append(
-                b"PUB %b.%b %b %d\r\n%b\r\n"
-                % (stream.api_prefix.encode(), self._topic.encode(), reply, len(body), body)
-            )
-        wire.send(b"".join(requests))
-        answers: list[FetchedMessage | None] = [None] * width
-        while places:
-            wire.receive(lambda _buffer, _filled: True)
-            at = 0
-            while frame := next_frame(wire.buffer, at, wire.filled):
-                at = frame.end
-                subject, subject_end, _, _, header, body_start, end = frame.parts
+            body = json.dumps({"seq": first + index, "next_by_subj": self._subject}).encode()
+            reply = socket.new_reply_subject().encode()
+            indexes[reply] = index
+            requests.append(b"PUB %b %b %d\r\n%b\r\n" % (target, reply, len(body), body))
+        socket.send(b"".join(requests))
+        answers: list[_Message | None] = [None] * width
+        while indexes:
+            socket.receive(lambda _buffer, _filled: True)
+            position = 0
+            while frame := next_frame(socket.buffer, position, socket.filled):
+                position = frame.end
+                subject, subject_end, _, _, header, body_start, end = frame.offsets
                 if not frame.sid:
-                    wire.answer(frame)
-                elif (index := places.pop(bytes(wire.buffer[subject:subject_end]), -1)) >= 0:
-                    answers[index] = self._stored(
-                        bytes(wire.buffer[header:body_start]), bytes(wire.buffer[body_start:end])
+                    socket.handle_control(frame)
+                elif (index := indexes.pop(bytes(socket.buffer[subject:subject_end]), -1)) >= 0:
+                    answers[index] = self._message(
+                        bytes(socket.buffer[header:body_start]), bytes(socket.buffer[body_start:end])
                     )
-            wire.consume(at)
+            socket.consume(position)
         return answers
 
-    def _stored(self, header: bytes, body: bytes) -> FetchedMessage | None:
+    def _message(self, header: bytes, body: bytes) -> _Message | None:
         try:
-            return self._stream.stored(self._stream.decoded(self._topic, header, body))
+            message = self._stream.decode(self._api_subject, header, body)["message"]
         except ApiError as error:
-            if error.err_code == _NO_MESSAGE:
+            if error.err_code == NO_MESSAGE:
                 return None
             raise
+        return _Message(
+            int(message["seq"]),
+            str(message["subject"]),
+            parse_time(str(message["time"])),
+            base64.b64decode(message.get("hdrs", "")),
+            base64.b64decode(message.get("data", "")),
+        )
 
-    def _batch_of(self, messages: list[FetchedMessage]) -> pa.RecordBatch:
+    def _batch_of(self, messages: list[_Message]) -> pa.RecordBatch:
         count = len(messages)
-        times = pa.array([stored.time // 1000 for stored in messages], pa.int64())
+        times = pa.array([message.time // 1000 for message in messages], pa.int64())
         return self._columns.batch(
             count,
             {
-                "value": lambda: pa.array([stored.body for stored in messages], pa.binary()),
-                "subject": lambda: pa.array([stored.subject for stored in messages], pa.string()),
-                "stream": lambda: constant(self._stream.name, count),
-                "seq": lambda: pa.array([stored.sequence for stored in messages], pa.int64()),
+                "value": lambda: pa.array([message.body for message in messages], pa.binary()),
+                "subject": lambda: pa.array([message.subject for message in messages], pa.string()),
+                "stream": lambda: constant_column(self._stream.name, count),
+                "seq": lambda: pa.array([message.sequence for message in messages], pa.int64()),
                 "timestamp": lambda: times.cast(pa.timestamp("us", "UTC")),
                 "headers": lambda: pa.array(
-                    [parse_header_block(stored.header.partition(b"\r\n")[2]) for stored in messages], HEADERS
+                    [parse_header_block(message.header.partition(b"\r\n")[2]) for message in messages], HEADERS
                 ),
             },
         )

@@ -1,6 +1,6 @@
-"""Filters of a query as bounds and subjects of a read.
+"""Converts a query's filters to bounds and subjects of a read.
 
-Spark checks every filter again on what comes back, so a bound only has to be no tighter than the filter.
+Spark applies every filter again to what comes back, so a bound only has to be no tighter than the filter.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ _EPOCH = datetime.fromtimestamp(0, UTC)
 
 @dataclass(frozen=True)
 class PushedBounds:
-    """What a query can want.
+    """The messages that a query's filters can match.
 
     :param low: the lowest sequence
-    :param high: the highest sequence, if there is one
-    :param since: the earliest time in nanoseconds since 1970, if there is one
-    :param until: the latest time in nanoseconds since 1970, if there is one
+    :param high: the highest sequence
+    :param since: the earliest time in nanoseconds since 1970
+    :param until: the latest time in nanoseconds since 1970
     :param subjects: filters of subjects; ``None`` for every subject, empty for none
     """
 
@@ -41,46 +41,44 @@ class PushedBounds:
 
 
 def push_down(filters: Iterable[Filter], subjects: Sequence[str]) -> PushedBounds:
-    """Find out what a query can want.
+    """Convert filters, all of which must hold, to bounds.
 
-    :param filters: all of which must hold
     :param subjects: those that the read is restricted to, all where empty
-    :return: what is left
     """
-    result = PushedBounds(subjects=tuple(subjects) or None)
+    bounds = PushedBounds(subjects=tuple(subjects) or None)
     for condition in filters:
         column = getattr(condition, "attribute", None)
         if column == ("seq",):
-            result = _by_sequence(result, condition)
+            bounds = _by_sequence(bounds, condition)
         elif column == ("timestamp",):
-            result = _by_time(result, condition)
+            bounds = _by_time(bounds, condition)
         elif column == ("subject",):
-            result = _by_subject(result, condition)
-    return result
+            bounds = _by_subject(bounds, condition)
+    return bounds
 
 
-def _by_sequence(before: PushedBounds, condition: Filter) -> PushedBounds:
-    if not (bounds := _bounds(condition, 1)):
-        return before
-    low, high = bounds
-    highest = [bound for bound in (before.high, high) if bound is not None]
-    return replace(before, low=max(before.low, low or 1), high=min(highest, default=None))
+def _by_sequence(bounds: PushedBounds, condition: Filter) -> PushedBounds:
+    if not (limits := _limits(condition, 1)):
+        return bounds
+    low, high = limits
+    highest = [limit for limit in (bounds.high, high) if limit is not None]
+    return replace(bounds, low=max(bounds.low, low or 1), high=min(highest, default=None))
 
 
-def _by_time(before: PushedBounds, condition: Filter) -> PushedBounds:
-    # The column is cut to microseconds: a message may be up to one later than it says.
-    if not (bounds := _bounds(condition, 0)):
-        return before
-    since, until = bounds
-    earliest = [bound for bound in (before.since, since) if bound is not None]
+def _by_time(bounds: PushedBounds, condition: Filter) -> PushedBounds:
+    # The column is cut to microseconds: a message may be up to one later than the column says.
+    if not (limits := _limits(condition, 0)):
+        return bounds
+    since, until = limits
+    earliest = [limit for limit in (bounds.since, since) if limit is not None]
     latest = [
-        bound for bound in (before.until, None if until is None else until + _MICROSECOND - 1) if bound is not None
+        limit for limit in (bounds.until, None if until is None else until + _MICROSECOND - 1) if limit is not None
     ]
-    return replace(before, since=max(earliest, default=None), until=min(latest, default=None))
+    return replace(bounds, since=max(earliest, default=None), until=min(latest, default=None))
 
 
-def _bounds(condition: Filter, step: int) -> tuple[int | None, int | None] | None:
-    """Give the lowest and the highest value that a condition allows, where it is about order."""
+def _limits(condition: Filter, step: int) -> tuple[int | None, int | None] | None:
+    """Return the lowest and the highest value that an ordering condition allows."""
     from pyspark.sql.datasource import (
         EqualNullSafe,
         EqualTo,
@@ -119,40 +117,39 @@ def _number(value: object) -> int | None:
     return None
 
 
-def _by_subject(before: PushedBounds, condition: Filter) -> PushedBounds:
-    wanted = _subjects(condition)
-    if wanted is None or len(wanted) > _MOST_SUBJECTS:
-        return before
-    if before.subjects is None:
-        return replace(before, subjects=wanted)
-    left: list[str] = []
-    for one in before.subjects:
-        for other in wanted:
-            if covers(one, other):
-                left.append(other)
-            elif overlaps(one, other):
-                left.append(one)
-    distinct = tuple(dict.fromkeys(left))
-    return before if first_overlap(distinct) else replace(before, subjects=distinct)
+def _by_subject(bounds: PushedBounds, condition: Filter) -> PushedBounds:
+    subjects = _subjects(condition)
+    if subjects is None or len(subjects) > _MOST_SUBJECTS:
+        return bounds
+    if bounds.subjects is None:
+        return replace(bounds, subjects=subjects)
+    common: list[str] = []
+    for restricted in bounds.subjects:
+        for subject in subjects:
+            if covers(restricted, subject):
+                common.append(subject)
+            elif overlaps(restricted, subject):
+                common.append(restricted)
+    distinct = tuple(dict.fromkeys(common))
+    return bounds if first_overlap(distinct) else replace(bounds, subjects=distinct)
 
 
 def _subjects(condition: Filter) -> tuple[str, ...] | None:
     from pyspark.sql.datasource import EqualNullSafe, EqualTo, In, StringStartsWith
 
     if isinstance(condition, EqualTo | EqualNullSafe):
-        return _exact([condition.value])
+        return _valid_subjects([condition.value])
     if isinstance(condition, In):
-        return _exact(condition.value)
+        return _valid_subjects(condition.value)
     if isinstance(condition, StringStartsWith):
         stem, dot, _ = condition.value.rpartition(".")
-        wanted = f"{stem}.>"
-        # Of a prefix that ends within a token, the whole tokens before it can be filtered.
-        return (wanted,) if dot and not subject_problem(stem, wildcards=False) else None
+        # Of a prefix that ends within a token, only the whole tokens before it can be filtered.
+        return (f"{stem}.>",) if dot and not subject_problem(stem, wildcards=False) else None
     return None
 
 
-def _exact(values: Sequence[object]) -> tuple[str, ...] | None:
+def _valid_subjects(values: Sequence[object]) -> tuple[str, ...] | None:
     if not all(isinstance(value, str) for value in values):
         return None
-    # No message has a subject that isn't one.
+    # No message has an invalid subject.
     return tuple(dict.fromkeys(str(value) for value in values if not subject_problem(str(value), wildcards=False)))

@@ -1,4 +1,4 @@
-"""The data source's options, read once and refused where they aren't understood."""
+"""The data source's options: parsed once, and refused where they are unknown or wrong."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _WRITING = ("subject", "maxInFlight", "ackTimeout", "minDuplicateWindow", "msgId
 _ONCE = ("endingOffsets", "endingTimestamp", "pushFilters")
 _GROWING = ("maxOffsetsPerTrigger",)
 _NAMES: dict[Purpose, tuple[str, ...]] = {
-    # Spark asks for the schema before it tells which of the next two it is.
+    # Spark requests the schema before the data source learns which of the next two it is.
     "load": (*_ALWAYS, *_READING, *_ONCE, *_GROWING),
     "read": (*_ALWAYS, *_READING, *_ONCE),
     "readStream": (*_ALWAYS, *_READING, *_GROWING),
     "write": (*_ALWAYS, *_WRITING),
-    # Spark hands its own option to the sink.
+    # Spark passes its own options to the sink.
     "writeStream": (*_ALWAYS, *_WRITING, "checkpointLocation", "queryName"),
 }
 _METHODS = ("auto", "consumer", "direct", "api")
@@ -57,11 +57,7 @@ _MILLISECOND = 1_000_000
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """Which stream, and how its API is called.
-
-    :param stream: its name
-    :param api_prefix: what the subjects of JetStream's API begin with
-    """
+    """The stream's name, and the prefix of JetStream's API subjects."""
 
     stream: str
     api_prefix: str
@@ -69,7 +65,7 @@ class StreamOptions:
 
 @dataclass(frozen=True)
 class Bound:
-    """Where reading begins or ends: one of these.
+    """Where a read begins or ends: one of these.
 
     :param extreme: ``earliest`` or ``latest``
     :param sequence: a sequence
@@ -112,53 +108,47 @@ class WriteOptions(StreamOptions):
 
 
 def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
-    """Read the options of a reader.
+    """Parse the options of a reader; their names may be in any case.
 
-    :param options: as Spark has them, their names in any case
-    :param purpose: what they are for
-    :return: the options
     :raises SparkOptionError: naming the option, what was expected and what was found
     """
-    given = _Given(options, purpose)
+    parser = _OptionParser(options, purpose)
     streaming = purpose == "readStream"
     return ReadOptions(
-        *given.stream(),
-        filters=given.read("filterSubjects", _filters, default=()),
-        start=given.bound("starting", "latest" if streaming else "earliest"),
-        end=given.bound("ending", "latest"),
-        min_partitions=given.read("minPartitions", _at_least(1), default=1),
-        max_records=given.read("maxRecordsPerPartition", _at_least(1), default=None),
-        max_per_trigger=given.read("maxOffsetsPerTrigger", _at_least(1), default=None),
-        fail_on_data_loss=given.read("failOnDataLoss", _boolean, default=True),
-        include_headers=given.read("includeHeaders", _boolean, default=False),
-        method=given.read("fetchMethod", _one_of(_METHODS), default="auto"),
-        batch=given.read("fetchBatch", _between(1, _BIGGEST_FETCH), default=None),
-        max_bytes=given.read("fetchMaxBytes", _size, default=None),
-        push_filters=given.read("pushFilters", _boolean, default=False),
-        decompress=given.read("payloadCompression", _one_of(_COMPRESSIONS), default="none") == "zlib",
+        *parser.stream(),
+        filters=parser.read("filterSubjects", _filters, default=()),
+        start=parser.bound("starting", "latest" if streaming else "earliest"),
+        end=parser.bound("ending", "latest"),
+        min_partitions=parser.read("minPartitions", _at_least(1), default=1),
+        max_records=parser.read("maxRecordsPerPartition", _at_least(1), default=None),
+        max_per_trigger=parser.read("maxOffsetsPerTrigger", _at_least(1), default=None),
+        fail_on_data_loss=parser.read("failOnDataLoss", _boolean, default=True),
+        include_headers=parser.read("includeHeaders", _boolean, default=False),
+        method=parser.read("fetchMethod", _one_of(_METHODS), default="auto"),
+        batch=parser.read("fetchBatch", _between(1, _BIGGEST_FETCH), default=None),
+        max_bytes=parser.read("fetchMaxBytes", _size, default=None),
+        push_filters=parser.read("pushFilters", _boolean, default=False),
+        decompress=parser.read("payloadCompression", _one_of(_COMPRESSIONS), default="none") == "zlib",
     )
 
 
 def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
-    """Read the options of a writer.
+    """Parse the options of a writer; their names may be in any case.
 
-    :param options: as Spark has them, their names in any case
-    :param purpose: what they are for
-    :return: the options
     :raises SparkOptionError: naming the option, what was expected and what was found
     """
-    given = _Given(options, purpose)
+    parser = _OptionParser(options, purpose)
     return WriteOptions(
-        *given.stream(),
-        subject=given.read("subject", _subject, default=None),
-        max_in_flight=given.read("maxInFlight", _between(1, _MOST_IN_FLIGHT), default=1000),
-        ack_timeout=given.read("ackTimeout", parse_seconds, default=10.0),
-        min_duplicate_window=given.read("minDuplicateWindow", parse_seconds, default=120.0),
-        prefix=given.read("msgIdPrefix", _id_prefix, default=None),
+        *parser.stream(),
+        subject=parser.read("subject", _subject, default=None),
+        max_in_flight=parser.read("maxInFlight", _between(1, _MOST_IN_FLIGHT), default=1000),
+        ack_timeout=parser.read("ackTimeout", parse_seconds, default=10.0),
+        min_duplicate_window=parser.read("minDuplicateWindow", parse_seconds, default=120.0),
+        prefix=parser.read("msgIdPrefix", _id_prefix, default=None),
     )
 
 
-class _Given:
+class _OptionParser:
     def __init__(self, options: Mapping[str, str], purpose: Purpose) -> None:
         self._options = {name.lower(): value for name, value in options.items()}
         known = {name.lower(): name for name in _NAMES[purpose]}
@@ -202,7 +192,7 @@ def _unknown(name: str, purpose: Purpose, known: dict[str, str]) -> str:
         return "expected no path: name the stream with the option stream"
     near = difflib.get_close_matches(name.lower(), known, 1)
     hint = f"did you mean {known[near[0]]}?" if near else f"{purpose} takes {', '.join(sorted(known.values()))}"
-    return f"expected options that are known, found {name!r}: {hint}"
+    return f"expected known options, found {name!r}: {hint}"
 
 
 def _at_least(low: int) -> Callable[[str], int]:
@@ -241,12 +231,12 @@ def _size(text: str) -> int:
 
 
 def _filters(text: str) -> tuple[str, ...]:
-    filters = tuple(part.strip() for part in text.split(","))
+    filters = tuple(subject.strip() for subject in text.split(","))
     for subject in filters:
         if problem := subject_problem(subject):
             raise ValueError(f"expected subjects with commas between them ({problem})")
     if pair := first_overlap(filters):
-        cover = next((one for one, other in (pair, pair[::-1]) if covers(one, other)), None)
+        cover = next((wide for wide, narrow in (pair, pair[::-1]) if covers(wide, narrow)), None)
         hint = f"keep {cover}" if cover else "filter after reading"
         raise ValueError(f"expected subjects that don't overlap, found that {' and '.join(pair)} do: {hint}")
     return filters
@@ -278,8 +268,8 @@ def _id_prefix(text: str) -> str:
 
 
 def _bound(text: str) -> Bound:
-    if (word := text.strip().lower()) in _EXTREMES:
-        return Bound(extreme=word)
+    if (name := text.strip().lower()) in _EXTREMES:
+        return Bound(extreme=name)
     try:
         return Bound(sequence=_at_least(1)(text))
     except ValueError:

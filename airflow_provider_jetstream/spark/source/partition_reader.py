@@ -1,4 +1,4 @@
-"""One task's read: on one connection, going on where it was when the connection breaks."""
+"""Reads one task's range over one connection, and continues after an interruption where it was."""
 
 from __future__ import annotations
 
@@ -15,109 +15,137 @@ from airflow_provider_jetstream.spark.errors import DataLossError
 from airflow_provider_jetstream.spark.source.fetch_api import ApiFetch
 from airflow_provider_jetstream.spark.source.fetch_consumer import ConsumerFetch
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
-from airflow_provider_jetstream.spark.source.gap_detection import GapDetector
 from airflow_provider_jetstream.spark.source.partition_planner import report_loss
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from airflow_provider_jetstream.spark.source.columns import Columns
-    from airflow_provider_jetstream.spark.source.gap_detection import Fetched
+    from airflow_provider_jetstream.spark.source.columns import Columns, FetchedBatch
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.partition_planner import Range
 
-# Failures in a row, without a message between them, after which the task gives up and Spark decides; it does so too
-# where they go on for longer than the connection's time limit.
+# The task gives up, and Spark decides, after this many failures without a message between them, or where failures go on
+# for longer than the connection's time limit.
 _ATTEMPTS = 5
 _PAUSE = 0.5
-# What a task gives to Spark at a time. Larger batches have to be joined first, which is a copy, and fill the pipe to
-# the JVM, so that neither side works while the other does.
+# The size of a batch handed to Spark. Larger batches have to be joined first, which is a copy, and fill the pipe to the
+# JVM, so that neither side works while the other does.
 _ROWS = 8192
 _BYTES = 1 << 19
 
 
 def read_range(
-    given: Mapping[str, str], options: ReadOptions, columns: Columns, part: Range
+    raw_options: Mapping[str, str], options: ReadOptions, columns: Columns, task: Range
 ) -> Iterator[pa.RecordBatch]:
-    """Read a range.
+    """Read a task's range.
 
-    :param given: the data source's options, from which the connection is made
-    :param options: the same ones, understood
-    :param columns: what is asked for
-    :param part: the range
-    :return: batches
-    :raises DataLossError: its messages are gone, and that is an error
+    :param raw_options: the data source's options, from which the connection is made
+    :param options: the same ones, parsed
+    :raises DataLossError: messages are gone, and that is an error
     :raises TransientError: the server was away for too long
     """
-    held: list[pa.RecordBatch] = []
+    batches: list[pa.RecordBatch] = []
     # A consumer takes all filters at once, a get takes one.
-    scans = [part.subjects] if part.method == "consumer" else [(subject,) for subject in part.subjects or (">",)]
+    scans = [task.subjects] if task.method == "consumer" else [(subject,) for subject in task.subjects or (">",)]
     for subjects in scans:
-        for batch in _scan(given, options, columns, part, subjects):
-            held.append(batch)
-            if sum(each.num_rows for each in held) >= _ROWS or sum(each.nbytes for each in held) >= _BYTES:
-                yield _joined(held)
-                held.clear()
-    if held:
-        yield _joined(held)
+        for batch in _read_subjects(raw_options, options, columns, task, subjects):
+            batches.append(batch)
+            if sum(held.num_rows for held in batches) >= _ROWS or sum(held.nbytes for held in batches) >= _BYTES:
+                yield _joined(batches)
+                batches.clear()
+    if batches:
+        yield _joined(batches)
 
 
 def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _scan(
-    given: Mapping[str, str], options: ReadOptions, columns: Columns, part: Range, subjects: tuple[str, ...]
+def _read_subjects(
+    raw_options: Mapping[str, str], options: ReadOptions, columns: Columns, task: Range, subjects: tuple[str, ...]
 ) -> Iterator[pa.RecordBatch]:
-    next_one, failures, broken = part.first, 0, 0.0
-    settings = socket_settings(given)
-    while next_one <= part.last:
+    position, failures, failing_since = task.first, 0, 0.0
+    settings = socket_settings(raw_options)
+    while position <= task.last:
         try:
-            with closing(NatsSocket(settings)) as wire, GapDetector(given, options, part) as losses:
-                stream = SourceStream(wire, options.stream, options.api_prefix)
-                _require(stream, part, next_one)
-                fetched = _fetched(stream, options, columns, part, subjects, next_one, bold=not failures)
-                for batch, following, missing in fetched:
+            with closing(NatsSocket(settings)) as socket, closing(_LossDetector(raw_options, options, task)) as losses:
+                stream = SourceStream(socket, options.stream, options.api_prefix)
+                _require_range(stream, task, position)
+                fetched = _fetch(stream, options, columns, task, subjects, position, pipelined=not failures)
+                for batch, next_sequence, missing in fetched:
                     if missing is not None:
-                        losses.look(missing)
-                    next_one, failures = following, 0
+                        losses.check(missing)
+                    position, failures = next_sequence, 0
                     if batch.num_rows:
                         yield batch
-                if next_one <= part.last:
-                    losses.look(next_one)
+                if position <= task.last:
+                    losses.check(position)
                 return
         except TransientError:
             failures += 1
-            broken = broken if failures > 1 else time.monotonic()
-            if failures >= _ATTEMPTS or time.monotonic() - broken > settings.connection.timeout:
+            failing_since = failing_since if failures > 1 else time.monotonic()
+            if failures >= _ATTEMPTS or time.monotonic() - failing_since > settings.connection.timeout:
                 raise
             time.sleep(_PAUSE * failures)
 
 
-def _fetched(
+def _fetch(
     stream: SourceStream,
     options: ReadOptions,
     columns: Columns,
-    part: Range,
+    task: Range,
     subjects: tuple[str, ...],
     first: int,
     *,
-    bold: bool,
-) -> Iterator[Fetched]:
-    if part.method == "consumer":
-        return ConsumerFetch(stream, subjects, columns, options).fetch(first, part.last)
-    if part.method == "direct":
-        return DirectFetch(stream, subjects[0], columns, options, bold=bold).fetch(first, part.last)
-    return ApiFetch(stream, subjects[0], columns, options).fetch(first, part.last)
+    pipelined: bool,
+) -> Iterator[FetchedBatch]:
+    if task.method == "consumer":
+        return ConsumerFetch(stream, subjects, columns, options).fetch(first, task.last)
+    if task.method == "direct":
+        return DirectFetch(stream, subjects[0], columns, options, pipelined=pipelined).fetch(first, task.last)
+    return ApiFetch(stream, subjects[0], columns, options).fetch(first, task.last)
 
 
-def _require(stream: SourceStream, part: Range, first: int) -> None:
-    facts = stream.info()
-    if facts.created != part.created:
+def _require_range(stream: SourceStream, task: Range, first: int) -> None:
+    info = stream.info()
+    if info.created != task.created:
         raise DataLossError(
-            f"expected the stream {stream.name} that was created at {part.created}, found one created at"
-            f" {facts.created}: it was deleted and made anew while it was read; read it again"
+            f"expected the stream {stream.name} that was created at {task.created}, found one created at"
+            f" {info.created}: it was deleted and recreated while it was read; read it again"
         )
-    if facts.first > first and part.detect_loss:
-        report_loss(f"{stream.name} begins at {facts.first} now, and {first} was to be read", fail=part.fail_on_loss)
+    if info.first > first and task.detect_loss:
+        report_loss(f"{stream.name} begins at {info.first} now, and {first} was to be read", fail=task.fail_on_loss)
+
+
+class _LossDetector:
+    """Detects that the stream's beginning overtook the reader; messages that were deleted one by one are no loss.
+
+    It opens a second connection at the first gap.
+    """
+
+    def __init__(self, raw_options: Mapping[str, str], options: ReadOptions, task: Range) -> None:
+        self._raw_options = raw_options
+        self._options = options
+        self._active = task.detect_loss
+        self._fail = task.fail_on_loss
+        self._socket: NatsSocket | None = None
+
+    def close(self) -> None:
+        if self._socket:
+            self._socket.close()
+
+    def check(self, missing: int) -> None:
+        """Report a loss if the stream begins after a sequence that didn't come.
+
+        :raises DataLossError: it does, and that is an error
+        """
+        if not self._active:
+            return
+        self._socket = self._socket or NatsSocket(socket_settings(self._raw_options))
+        info = SourceStream(self._socket, self._options.stream, self._options.api_prefix).info()
+        if info.first > missing:
+            name = self._options.stream
+            report_loss(f"{name} begins at {info.first} now, and {missing} was being read", fail=self._fail)
+            # Reported once: the first sequence of a stream never decreases.
+            self._active = False

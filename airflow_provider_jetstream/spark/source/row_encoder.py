@@ -1,7 +1,8 @@
-"""Rows of a data frame as messages on the wire."""
+"""Encodes rows of a data frame as messages, and frames them for the wire."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -11,9 +12,10 @@ import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.spark.errors import SparkOptionError
+from airflow_provider_jetstream.spark.wire.arrow_buffers import content_and_offsets
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Iterator, Sequence
 
     from numpy.typing import NDArray
     from pyspark.sql.types import StructType
@@ -24,19 +26,19 @@ _TYPES = {
     "headers": ("array<struct<key:string,value:string>>",),
     "msg_id": ("string",),
 }
-# The writer's own.
+# Headers that the writer sets itself.
 _RESERVED = {"nats-msg-id", "nats-expected-stream"}
 _FORBIDDEN = ("\r", "\n")
-_REMEMBERED = 100_000
+_CHECKED_SUBJECTS = 100_000
 _DIGEST = 8
 _AROUND_ID = len(b"NATS/1.0\r\nNats-Msg-Id: \r\n")
 
 
 class EncodedRows(NamedTuple):
-    """Rows that can be published, in columns, or why they can't.
+    """Rows as messages, in columns.
 
     :param subjects: their subjects
-    :param ids: what the stream knows repeats by
+    :param ids: their message ids, by which the stream detects duplicates
     :param rests: what follows the reply subject on the wire: sizes, header, body
     :param sizes: the bytes of header and body
     :param problems: by row, why it can't be published
@@ -50,10 +52,9 @@ class EncodedRows(NamedTuple):
 
 
 def check_schema(schema: StructType, subject: str | None) -> None:
-    """Make sure that rows can become messages.
+    """Require that rows of a schema can become messages.
 
-    :param schema: of the rows
-    :param subject: of rows that have none of their own
+    :param subject: the default for rows without a subject
     :raises SparkOptionError: a column is missing, unknown or of another type
     """
     for field in schema.fields:
@@ -73,11 +74,12 @@ def check_schema(schema: StructType, subject: str | None) -> None:
 class RowEncoder:
     """Makes messages of one partition's rows.
 
-    A row without an id of its own gets one made of its place and its content: the same row at the same place gets the
-    same id when a task is tried again, and another row at that place gets another, so that none is taken for a repeat.
+    A row without a message id gets one made of its position and its content: the same row at the same position gets the
+    same id when a task is retried, and a different row at that position gets a different id, so that no row is mistaken
+    for a duplicate.
 
-    :param stream: the only stream that may store them
-    :param subject: of rows that have none of their own
+    :param stream: the only stream that may store the messages
+    :param subject: the default for rows without a subject
     :param identity: of the write and the partition
     """
 
@@ -86,72 +88,119 @@ class RowEncoder:
         self._subject = subject.encode() if subject is not None else None
         self._identity = f"{identity}:".encode()
         self._index = 0
-        self._known: dict[bytes | None, str | None] = {}
+        self._subject_problems: dict[bytes | None, str | None] = {}
 
     def encode(self, batch: pa.RecordBatch) -> EncodedRows:
-        """Make messages of rows.
-
-        :param batch: the rows, following those of the last call
-        :return: the messages
-        """
+        """Encode the rows that follow those of the last call."""
         count, problems = batch.num_rows, dict[int, str]()
         bodies = _filled(_column(batch, "value"), b"")
         subjects = self._subjects(_column(batch, "subject"), problems)
-        lines = _lines(batch, problems)
+        lines = _header_lines(batch, problems)
         ids = self._ids(_column(batch, "msg_id"), [subjects, b"\n", lines, b"\r\n", bodies], problems)
         self._index += count
-        before = _AROUND_ID + len(self._expected) + _lengths(ids) + _lengths(lines)
-        sizes = before + _lengths(bodies)
+        header_sizes = _AROUND_ID + len(self._expected) + _lengths(ids) + _lengths(lines)
+        sizes = header_sizes + _lengths(bodies)
         start, middle, end = b"\r\nNATS/1.0\r\nNats-Msg-Id: ", self._expected, b"\r\n"
-        numbers = b" ", digits(before), b" ", digits(sizes)
-        rests = joined(*numbers, start, ids, middle, lines, end, bodies, end)
+        numbers = b" ", _digits(header_sizes), b" ", _digits(sizes)
+        rests = _joined(*numbers, start, ids, middle, lines, end, bodies, end)
         return EncodedRows(subjects, ids, rests, sizes, problems)
 
-    def _subjects(self, given: pa.BinaryArray, problems: dict[int, str]) -> pa.BinaryArray:
+    def _subjects(self, subjects: pa.BinaryArray, problems: dict[int, str]) -> pa.BinaryArray:
         if self._subject is not None:
-            given = _filled(given, self._subject)
-        for subject in pc.unique(given).to_pylist():
-            problem = self._known.get(subject, "")
+            subjects = _filled(subjects, self._subject)
+        for subject in pc.unique(subjects).to_pylist():
+            problem = self._subject_problems.get(subject, "")
             if problem == "":
                 problem = _subject_problem(subject)
-                if len(self._known) < _REMEMBERED:
-                    self._known[subject] = problem
+                if len(self._subject_problems) < _CHECKED_SUBJECTS:
+                    self._subject_problems[subject] = problem
             if problem:
-                same = pc.is_null(given) if subject is None else pc.equal(given, subject)
-                problems.update(dict.fromkeys(_places(same), problem))
-        return _filled(given, b"")
+                same = pc.is_null(subjects) if subject is None else pc.equal(subjects, subject)
+                problems.update(dict.fromkeys(_true_rows(same), problem))
+        return _filled(subjects, b"")
 
-    def _ids(self, given: pa.BinaryArray, content: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
-        wrong = pc.or_(pc.equal(pc.binary_length(given), 0), pc.match_substring_regex(given, "[\r\n]"))
-        for place in _places(pc.fill_null(wrong, fill_value=False)):
-            problems.setdefault(place, "its msg_id is empty or has more than one line")
-        if not given.null_count:
-            return given
-        # No subject holds a line feed, and lines of headers end with an empty one: no two rows make the same content.
-        contents = joined(*content).to_pylist()
-        digests = b"".join([blake2b(each, digest_size=_DIGEST).digest() for each in contents]).hex().encode()
+    def _ids(self, ids: pa.BinaryArray, content: Sequence[Any], problems: dict[int, str]) -> pa.BinaryArray:
+        wrong = pc.or_(pc.equal(pc.binary_length(ids), 0), pc.match_substring_regex(ids, "[\r\n]"))
+        for row in _true_rows(pc.fill_null(wrong, fill_value=False)):
+            problems.setdefault(row, "its msg_id is empty or has more than one line")
+        if not ids.null_count:
+            return ids
+        # No subject contains a line feed, and header lines end with an empty one: no two rows make the same content.
+        contents = _joined(*content).to_pylist()
+        digests = b"".join([blake2b(value, digest_size=_DIGEST).digest() for value in contents]).hex().encode()
         array = pa.FixedSizeBinaryArray.from_buffers(
-            pa.binary(2 * _DIGEST), len(given), [None, pa.py_buffer(digests)]
+            pa.binary(2 * _DIGEST), len(ids), [None, pa.py_buffer(digests)]
         ).cast(pa.binary())
-        numbers = digits(np.arange(self._index, self._index + len(given)))
-        return pc.coalesce(given, joined(self._identity, numbers, b":", array))
+        numbers = _digits(np.arange(self._index, self._index + len(ids)))
+        return pc.coalesce(ids, _joined(self._identity, numbers, b":", array))
 
 
-def joined(*parts: pa.BinaryArray | bytes) -> pa.BinaryArray:
-    """Join columns and constants row by row.
+@dataclass(frozen=True)
+class PublishBatch:
+    """The frames of consecutive rows, held until each is acknowledged: to be sent again, or named in an error.
 
-    :param parts: from left to right
-    :return: a column
+    :param start: the number of the first row
+    :param end: the number after the last row
+    :param subjects: the rows' subjects
+    :param ids: the rows' message ids
+    :param content: the frames, one after another
+    :param bounds: the offset of each frame and of the end
     """
-    return pc.binary_join_element_wise(*parts, b"")
+
+    start: int
+    end: int
+    subjects: pa.BinaryArray
+    ids: pa.BinaryArray
+    content: memoryview
+    bounds: NDArray[np.int32]
+
+    @classmethod
+    def from_rows(cls, rows: EncodedRows, start: int, reply_prefix: bytes) -> PublishBatch:
+        """Write the frames of rows; each row's reply subject is the prefix and the row's number."""
+        end = start + len(rows.sizes)
+        numbers = _digits(np.arange(start, end))
+        frames = _joined(b"HPUB ", rows.subjects, b" " + reply_prefix, numbers, rows.rests)
+        content, bounds = content_and_offsets(frames)
+        return cls(start, end, rows.subjects, rows.ids, memoryview(content), bounds)
+
+    def frames(self, first: int, end: int) -> memoryview:
+        """Return the frames of the rows from ``first`` to before ``end``."""
+        return self.content[self.bounds[first - self.start] : self.bounds[end - self.start]]
+
+    def subject(self, index: int) -> bytes:
+        """Return a row's subject."""
+        subject: bytes = self.subjects[index - self.start].as_py()
+        return subject
+
+    def row_name(self, index: int) -> str:
+        """Return a row's subject and message id, for errors."""
+        return f"{self.subject(index).decode()} {self.ids[index - self.start].as_py().decode()}"
+
+    def chunks(self, without: Sequence[int], rows: int, size: int) -> Iterator[tuple[int, int]]:
+        """Divide the rows into chunks that are sent together.
+
+        :param without: rows that aren't sent, ascending
+        :param rows: at most so many in a chunk
+        :param size: bytes after which a chunk ends
+        :return: for each chunk, the number of the first row and the one after the last
+        """
+        first = self.start
+        for edge in [*without, self.end]:
+            while first < edge:
+                full = self.bounds[first - self.start] + size
+                last = self.start + int(np.searchsorted(self.bounds, full, "right"))
+                last = min(max(last - 1, first + 1), first + rows, edge)
+                yield first, last
+                first = last
+            first = edge + 1
 
 
-def digits(numbers: NDArray[np.int64]) -> pa.BinaryArray:
-    """Write numbers.
+def _joined(*columns: pa.BinaryArray | bytes) -> pa.BinaryArray:
+    """Concatenate columns and constants row by row."""
+    return pc.binary_join_element_wise(*columns, b"")
 
-    :param numbers: the numbers
-    :return: their decimal digits
-    """
+
+def _digits(numbers: NDArray[np.int64]) -> pa.BinaryArray:
     return pa.array(numbers).cast(pa.string()).cast(pa.binary())
 
 
@@ -169,29 +218,29 @@ def _lengths(array: pa.BinaryArray) -> NDArray[np.int64]:
     return np.asarray(pc.binary_length(array)).astype(np.int64)
 
 
-def _places(mask: pa.BooleanArray) -> list[int]:
+def _true_rows(mask: pa.BooleanArray) -> list[int]:
     return np.flatnonzero(np.asarray(mask)).tolist() if pc.any(mask).as_py() else []
 
 
-def _lines(batch: pa.RecordBatch, problems: dict[int, str]) -> pa.BinaryArray:
-    """Write the rows' own headers, each line with its end."""
+def _header_lines(batch: pa.RecordBatch, problems: dict[int, str]) -> pa.BinaryArray:
+    """Write each row's own headers, every line with its end."""
     if "headers" not in batch.schema.names:
         return pa.repeat(pa.scalar(b"", pa.binary()), batch.num_rows)
-    found: list[bytes] = []
-    for place, headers in enumerate(batch.column("headers").to_pylist()):
+    blocks: list[bytes] = []
+    for row, headers in enumerate(batch.column("headers").to_pylist()):
         problem = next((problem for header in headers or () if (problem := _header_problem(header))), None)
         if problem:
-            problems.setdefault(place, problem)
-            found.append(b"")
+            problems.setdefault(row, problem)
+            blocks.append(b"")
             continue
-        found.append("".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers or ()).encode())
-    return pa.array(found, pa.binary())
+        blocks.append("".join(f"{header['key']}: {header['value'] or ''}\r\n" for header in headers or ()).encode())
+    return pa.array(blocks, pa.binary())
 
 
-def _subject_problem(given: bytes | None) -> str | None:
-    if given is None:
+def _subject_problem(raw_subject: bytes | None) -> str | None:
+    if raw_subject is None:
         return "it has no subject, and there is no option subject"
-    subject = given.decode()
+    subject = raw_subject.decode()
     problem = subject_problem(subject, wildcards=False)
     return f"its subject {subject[:80]!r} can't be used: {problem}" if problem else None
 
@@ -201,5 +250,5 @@ def _header_problem(header: dict[str, str] | None) -> str | None:
     if not key or ":" in key or any(character in key + value for character in _FORBIDDEN) or key != key.strip():
         return f"its header {key[:80]!r} can't be used: expected a name without colons, and one line"
     if key.lower() in _RESERVED:
-        return f"its header {key} is the writer's own: use the column msg_id and the option stream"
+        return f"its header {key} is set by the writer: use the column msg_id and the option stream"
     return None

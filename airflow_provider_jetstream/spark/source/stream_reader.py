@@ -1,4 +1,4 @@
-"""Reading a stream as it grows.
+"""Reads a stream as it grows, in batches of bounded size where Spark supports that (4.2 and later).
 
 An offset is the last sequence that was read, so a batch is the same however often it runs.
 """
@@ -8,12 +8,14 @@ from __future__ import annotations
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from pyspark.sql import streaming
 from pyspark.sql.datasource import DataSourceStreamReader, InputPartition
 from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
 from airflow_provider_jetstream.spark.source.columns import Columns
 from airflow_provider_jetstream.spark.source.options import read_options
@@ -24,130 +26,166 @@ from airflow_provider_jetstream.spark.source.partition_planner import (
     report_loss,
 )
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream, StreamInfo
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream, StreamInfo
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping, Sequence
 
     import pyarrow as pa
+    from pyspark.sql.streaming.datasource import ReadLimit
     from pyspark.sql.types import StructType
 
 
 _Result = TypeVar("_Result")
 
 
-class JetStreamStreamReader(DataSourceStreamReader):
-    """Reads what a stream has got since the last time; for Spark 4.1, which asks for no limits.
+def stream_reader(raw_options: Mapping[str, str], schema: StructType) -> DataSourceStreamReader:
+    """Make the reader with all that this Spark supports: limits and AvailableNow since Spark 4.2.
 
-    :param given: the data source's options
-    :param schema: the columns that are asked for
+    :raises SparkOptionError: an option needs a later Spark
     """
+    if hasattr(streaming, "datasource"):
+        return JetStreamLimitedStreamReader(raw_options, schema)
+    if read_options(raw_options, "readStream").max_per_trigger:
+        raise SparkOptionError("maxOffsetsPerTrigger: expected Spark 4.2 or later, found an earlier one: drop it")
+    return JetStreamStreamReader(raw_options, schema)
 
-    def __init__(self, given: Mapping[str, str], schema: StructType) -> None:
-        self._given = dict(given)
-        self._options = read_options(given, "readStream")
+
+class JetStreamStreamReader(DataSourceStreamReader):
+    """Reads what was stored since the last batch; for Spark 4.1, which has no limits."""
+
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
+        self._raw_options = dict(raw_options)
+        self._options = read_options(raw_options, "readStream")
         self._columns = Columns.of(
             schema, with_headers=self._options.include_headers, decompress=self._options.decompress
         )
-        self._wire: NatsSocket | None = None
+        self._socket: NatsSocket | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the connection behind: the reader goes to the tasks too.
-
-        :return: what may go
-        """
-        return {**self.__dict__, "_wire": None}
+        """Leave the connection out: the reader is pickled for the tasks."""
+        return {**self.__dict__, "_socket": None}
 
     @override
     def initialOffset(self) -> dict[str, Any]:
-        """Find where a new query begins.
-
-        :return: the sequence before the first one to read
-        """
-        return self._ask(self._initial)
+        """Return the sequence before the first one that a new query reads."""
+        return self._query(self._initial_offset)
 
     @override
     def latestOffset(  # type: ignore[override]
         self,
     ) -> dict[str, Any]:
-        """Find where the stream ends.
-
-        :return: its last sequence
-        """
-        return self._ask(self._end)
+        """Return the stream's last sequence."""
+        return self._query(self._end_offset)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        """Divide a batch between tasks.
-
-        :param start: the last sequence of the batch before
-        :param end: the last sequence of this one
-        :return: a range for each task
-        """
-        return self._ask(lambda stream: self._partitions(stream, start, end))
+        """Divide the messages between two offsets among tasks."""
+        return self._query(lambda stream: self._plan(stream, start, end))
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        """Read one range.
-
-        :param partition: the range
-        :return: batches
-        """
+        """Read one partition."""
         if isinstance(partition, RangePartition):
-            yield from read_range(self._given, self._options, self._columns, partition.part)
+            yield from read_range(self._raw_options, self._options, self._columns, partition.task)
 
     def commit(self, end: dict[str, Any]) -> None:
-        """Do nothing: Spark's checkpoint holds the offset, and messages stay in the stream.
-
-        :param end: the last sequence that was read
-        """
+        """Do nothing: Spark's checkpoint holds the offset, and messages stay in the stream."""
 
     def stop(self) -> None:
-        """Hang up."""
-        if self._wire:
-            self._wire.close()
+        """Close the connection."""
+        if self._socket:
+            self._socket.close()
 
-    def _end(self, stream: SourceStream) -> dict[str, Any]:
-        facts = stream.info()
-        return _offset(facts, facts.last)
+    def _end_offset(self, stream: SourceStream) -> dict[str, Any]:
+        info = stream.info()
+        return _offset(info, info.last)
 
-    def _initial(self, stream: SourceStream) -> dict[str, Any]:
-        facts = stream.info()
+    def _initial_offset(self, stream: SourceStream) -> dict[str, Any]:
+        info = stream.info()
         fail = self._options.fail_on_data_loss
-        return _offset(facts, first_sequence(stream, self._options.start, facts, fail_on_data_loss=fail) - 1)
+        return _offset(info, first_sequence(stream, self._options.start, info, fail_on_data_loss=fail) - 1)
 
-    def _partitions(self, stream: SourceStream, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
-        facts = stream.info()
+    def _plan(self, stream: SourceStream, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
+        info = stream.info()
         options = self._options
-        first, last = self._begun(stream, start, facts) + 1, int(end["seq"])
-        if end["created"] != facts.created:
+        first, last = self._last_read(stream, start, info) + 1, int(end["seq"])
+        if end["created"] != info.created:
             report_loss(
-                f"{stream.name} was deleted and made anew after this batch was planned", fail=options.fail_on_data_loss
+                f"{stream.name} was deleted and recreated after this batch was planned", fail=options.fail_on_data_loss
             )
             return []
-        method = fetch_method(options, facts, stream.socket.version)
-        parts = plan_ranges(first, last, options, facts, method, options.filters)
-        return [RangePartition(part) for part in parts]
+        method = fetch_method(options, info, stream.socket.version)
+        tasks = plan_ranges(first, last, options, info, method, options.filters)
+        return [RangePartition(task) for task in tasks]
 
-    def _begun(self, stream: SourceStream, start: dict[str, Any], facts: StreamInfo) -> int:
-        """Give the last sequence that needn't be read again, having looked whether what follows is still there."""
-        fail, seen = self._options.fail_on_data_loss, int(start["seq"])
-        if start["created"] != facts.created:
-            report_loss(f"{stream.name} was deleted and made anew after sequence {seen} was read", fail=fail)
-            return facts.first - 1
-        if seen > facts.last:
-            report_loss(f"{stream.name} ends at {facts.last}, and {seen} was read", fail=fail)
-        if facts.retention == "limits" and facts.first > seen + 1:
-            report_loss(f"{stream.name} begins at {facts.first}, and {seen + 1} wasn't read", fail=fail)
-        return max(seen, facts.first - 1)
+    def _last_read(self, stream: SourceStream, start: dict[str, Any], info: StreamInfo) -> int:
+        """Return the last sequence that needn't be read again, and report a loss where what follows is gone."""
+        fail, last_read = self._options.fail_on_data_loss, int(start["seq"])
+        if start["created"] != info.created:
+            report_loss(f"{stream.name} was deleted and recreated after sequence {last_read} was read", fail=fail)
+            return info.first - 1
+        if last_read > info.last:
+            report_loss(f"{stream.name} ends at {info.last}, and {last_read} was read", fail=fail)
+        if info.retention == "limits" and info.first > last_read + 1:
+            report_loss(f"{stream.name} begins at {info.first}, and {last_read + 1} wasn't read", fail=fail)
+        return max(last_read, info.first - 1)
 
-    def _ask(self, question: Callable[[SourceStream], _Result]) -> _Result:
-        """Ask over the connection that is held, which may have gone away since the last time."""
-        if self._wire:
+    def _query(self, function: Callable[[SourceStream], _Result]) -> _Result:
+        """Call a function over the open connection, or over a new one where that has broken since."""
+        if self._socket:
             with suppress(TransientError):
-                return question(SourceStream(self._wire, self._options.stream, self._options.api_prefix))
-            self._wire.close()
-        self._wire = NatsSocket(socket_settings(self._given))
-        return question(SourceStream(self._wire, self._options.stream, self._options.api_prefix))
+                return function(SourceStream(self._socket, self._options.stream, self._options.api_prefix))
+            self._socket.close()
+        self._socket = NatsSocket(socket_settings(self._raw_options))
+        return function(SourceStream(self._socket, self._options.stream, self._options.api_prefix))
 
 
-def _offset(facts: StreamInfo, sequence: int) -> dict[str, Any]:
-    return {"seq": sequence, "created": facts.created}
+def _offset(info: StreamInfo, sequence: int) -> dict[str, Any]:
+    return {"seq": sequence, "created": info.created}
+
+
+if hasattr(streaming, "datasource"):
+    from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadMaxRows, SupportsTriggerAvailableNow
+
+    class JetStreamLimitedStreamReader(JetStreamStreamReader, SupportsTriggerAvailableNow):
+        """A reader with limits, whose end is fixed where a query reads what is available now."""
+
+        _target: dict[str, Any] | None = None
+
+        @override
+        def latestOffset(  # type: ignore[override]
+            self, start: dict[str, Any], limit: ReadLimit
+        ) -> dict[str, Any]:
+            """Return the last sequence of the next batch; the start where there is nothing new."""
+            return self._query(lambda stream: self._limited_offset(stream, start, limit))
+
+        @override
+        def getDefaultReadLimit(self) -> ReadLimit:
+            """Return the option ``maxOffsetsPerTrigger``, or everything."""
+            limit = self._options.max_per_trigger
+            return ReadMaxRows(limit) if limit else ReadAllAvailable()
+
+        @override
+        def reportLatestOffset(self) -> dict[str, Any]:
+            """Return the stream's last sequence, for Spark's progress reports."""
+            return self._query(self._end_offset)
+
+        @override
+        def prepareForTriggerAvailableNow(self) -> None:
+            """Fix the end of the query."""
+            self._target = self._query(self._end_offset)
+
+        def _limited_offset(self, stream: SourceStream, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:
+            info = stream.info()
+            end = self._end_offset(stream)
+            if self._target and self._target["created"] == end["created"]:
+                end = min(end, self._target, key=lambda offset: int(offset["seq"]))
+            last_read = self._last_read(stream, start, info)
+            if last_read >= end["seq"]:
+                # Nothing new, unless the stream was recreated and its start means nothing here.
+                return start if start["created"] == info.created else {**end, "seq": last_read}
+            if isinstance(limit, ReadMaxRows):
+                # A limit counts sequences; gaps are skipped so that they don't make empty batches.
+                sequence = stream.next_sequence(last_read + 1, self._options.filters or (">",))
+                if sequence is not None:
+                    end["seq"] = min(int(end["seq"]), sequence - 1 + limit.max_rows)
+            return end

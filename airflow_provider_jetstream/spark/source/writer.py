@@ -1,4 +1,4 @@
-"""Writing rows to a stream: every one acknowledged, or the task fails."""
+"""Writes rows to a stream: every row is acknowledged, or the task fails."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.options import write_options
 from airflow_provider_jetstream.spark.source.publisher import Publisher
 from airflow_provider_jetstream.spark.source.row_encoder import RowEncoder, check_schema
-from airflow_provider_jetstream.spark.source.stream_api import SourceStream
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
@@ -38,7 +38,7 @@ _BYTES = 4 << 20
 
 @dataclass
 class WrittenRows(WriterCommitMessage):
-    """What became of a task's rows.
+    """How many rows a task stored.
 
     :param rows: acknowledged rows
     :param duplicates: those of them that the stream had already
@@ -48,34 +48,28 @@ class WrittenRows(WriterCommitMessage):
     duplicates: int
 
 
-class _Rows:
-    """What both kinds of writer do with a partition.
+class _PartitionWriter:
+    """Writes one partition, for both kinds of writer."""
 
-    :param given: the data source's options
-    :param schema: of the rows
-    :param purpose: what the options are for
-    :param overwrite: refused
-    """
-
-    def __init__(self, given: Mapping[str, str], schema: StructType, purpose: Purpose, *, overwrite: bool) -> None:
-        self.given = dict(given)
-        self.options: WriteOptions = write_options(given, purpose)
+    def __init__(
+        self, raw_options: Mapping[str, str], schema: StructType, purpose: Purpose, *, overwrite: bool
+    ) -> None:
+        self.raw_options = dict(raw_options)
+        self.options: WriteOptions = write_options(raw_options, purpose)
         if overwrite:
             raise SparkOptionError('expected mode("append"), found overwrite: a stream can only be added to')
         check_schema(schema, self.options.subject)
 
-    def check(self, wire: NatsSocket) -> float:
-        """Make sure that the stream is there and knows repeats for long enough.
+    def require_duplicate_window(self, socket: NatsSocket) -> float:
+        """Return the stream's duplicate window in seconds.
 
-        :param wire: an open connection
-        :return: seconds for which it knows them
-        :raises SparkOptionError: it forgets them too soon
+        :raises SparkOptionError: the window is too short for a retried task
         """
-        window = SourceStream(wire, self.options.stream, self.options.api_prefix).info().duplicate_window
+        window = SourceStream(socket, self.options.stream, self.options.api_prefix).info().duplicate_window
         if window < self.options.min_duplicate_window:
             raise SparkOptionError(
                 f"expected a duplicate_window of at least {self.options.min_duplicate_window:g} s on"
-                f" {self.options.stream}, found {window:g} s: a task that is tried again later stores its rows twice;"
+                f" {self.options.stream}, found {window:g} s: a task that is retried later stores its rows twice;"
                 " raise it, or accept that with minDuplicateWindow"
             )
         return window
@@ -84,115 +78,81 @@ class _Rows:
         """Publish a partition.
 
         :param identity: of the write
-        :param batches: the rows
-        :return: what became of them
         :raises RowsNotStoredError: some aren't known to be stored
         """
         context = TaskContext.get()
         partition = context.partitionId() if context else 0
-        begun = time.monotonic()
+        start = time.monotonic()
         encoder = RowEncoder(self.options.stream, self.options.subject, f"{identity}:{partition}")
-        with closing(Publisher(self.given, self.options, f"partition {partition}")) as publisher:
-            window = self.check(publisher.wire)
+        with closing(Publisher(self.raw_options, self.options, f"partition {partition}")) as publisher:
+            window = self.require_duplicate_window(publisher.socket)
             for batch in batches:
-                # Rows are copied on their way: few at a time where they are large.
-                together = max(1, min(_ROWS, batch.num_rows * _BYTES // max(batch.nbytes, 1)))
-                for start in range(0, batch.num_rows, together):
-                    publisher.send(encoder.encode(batch.slice(start, together)))
-            publisher.settle()
-        if (took := time.monotonic() - begun) > window:
+                # Rows are copied while they are encoded: few at a time where they are large.
+                size = max(1, min(_ROWS, batch.num_rows * _BYTES // max(batch.nbytes, 1)))
+                for first in range(0, batch.num_rows, size):
+                    publisher.send(encoder.encode(batch.slice(first, size)))
+            publisher.wait_for_all()
+        if (seconds := time.monotonic() - start) > window:
             log.warning(
-                "Partition %d took %.0f s, longer than the duplicate_window of %s (%.0f s): had it been tried again,"
-                " its first rows would be stored twice. Raise the window, or write smaller partitions.",
+                "Partition %d took %.0f s, longer than the duplicate_window of %s (%.0f s): a retry would have stored"
+                " its first rows twice. Raise the window, or write smaller partitions.",
                 partition,
-                took,
+                seconds,
                 self.options.stream,
                 window,
             )
         return WrittenRows(publisher.stored, publisher.duplicates)
 
 
-def _told(stream: str, messages: list[WriterCommitMessage | None]) -> None:
-    stored = [message for message in messages if isinstance(message, WrittenRows)]
+def _log_totals(stream: str, messages: list[WriterCommitMessage | None]) -> None:
+    written = [message for message in messages if isinstance(message, WrittenRows)]
     log.info(
         "Stored %d rows in %s, %d of which it had already.",
-        sum(message.rows for message in stored),
+        sum(message.rows for message in written),
         stream,
-        sum(message.duplicates for message in stored),
+        sum(message.duplicates for message in written),
     )
 
 
 class JetStreamWriter(DataSourceArrowWriter):
-    """Writes the rows of a data frame.
+    """Writes the rows of a data frame; ``overwrite`` is refused."""
 
-    :param given: the data source's options
-    :param schema: of the rows
-    :param overwrite: refused
-    """
-
-    def __init__(self, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._rows = _Rows(given, schema, "write", overwrite=overwrite)
-        # Spark sends this very object to every try of every task.
-        self._identity = self._rows.options.prefix or uuid4().hex[:16]
-        with closing(NatsSocket(socket_settings(given))) as wire:
-            self._rows.check(wire)
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._writer = _PartitionWriter(raw_options, schema, "write", overwrite=overwrite)
+        # Spark sends this very object to every attempt of every task.
+        self._identity = self._writer.options.prefix or uuid4().hex[:16]
+        with closing(NatsSocket(socket_settings(raw_options))) as socket:
+            self._writer.require_duplicate_window(socket)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish a partition.
-
-        :param iterator: its rows
-        :return: what became of them
-        """
-        return self._rows.write(self._identity, iterator)
+        """Publish a partition."""
+        return self._writer.write(self._identity, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Say how much was stored.
-
-        :param messages: what became of each partition
-        """
-        _told(self._rows.options.stream, messages)
+        """Log how many rows were stored."""
+        _log_totals(self._writer.options.stream, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Do nothing: what is stored stays stored, and a later try is known by its ids.
-
-        :param messages: what became of each partition
-        """
+        """Do nothing: what is stored stays stored, and a later attempt is detected by its message ids."""
 
 
 class JetStreamStreamWriter(DataSourceStreamArrowWriter):
-    """Writes the batches of a streaming query.
+    """Writes the batches of a streaming query; ``overwrite`` is refused."""
 
-    :param given: the data source's options
-    :param schema: of the rows
-    :param overwrite: refused
-    """
-
-    def __init__(self, given: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
-        self._rows = _Rows(given, schema, "writeStream", overwrite=overwrite)
+    def __init__(self, raw_options: Mapping[str, str], schema: StructType, *, overwrite: bool) -> None:
+        self._writer = _PartitionWriter(raw_options, schema, "writeStream", overwrite=overwrite)
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        """Publish a partition of a batch.
-
-        :param iterator: its rows
-        :return: what became of them
-        """
+        """Publish a partition of a batch."""
         context = TaskContext.get()
         # Both outlive a restart of the query, so that a batch that runs again makes the same ids.
-        query = self._rows.options.prefix or (context.getLocalProperty(_QUERY) if context else None)
+        query = self._writer.options.prefix or (context.getLocalProperty(_QUERY) if context else None)
         batch = context.getLocalProperty(_BATCH) if context else None
-        return self._rows.write(f"{query}:{batch}", iterator)
+        return self._writer.write(f"{query}:{batch}", iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        """Say how much was stored.
-
-        :param messages: what became of each partition
-        :param batch: its number
-        """
-        _told(self._rows.options.stream, messages)
+        """Log how many rows were stored."""
+        _log_totals(self._writer.options.stream, messages)
 
     def abort(self, messages: list[WriterCommitMessage | None], batch: int) -> None:
-        """Do nothing: what is stored stays stored, and a later try is known by its ids.
-
-        :param messages: what became of each partition
-        :param batch: its number
-        """
+        """Do nothing: what is stored stays stored, and a later attempt is detected by its message ids."""

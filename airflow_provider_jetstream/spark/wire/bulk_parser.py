@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
-from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import MARKS, SID_LENGTH
+from airflow_provider_jetstream.jetstream.client.blocking.parser import MARKS, SID_LENGTH, Frame, next_frame
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     content_and_offsets,
     decimal_values,
@@ -93,7 +92,7 @@ def parse(buffer: bytearray | bytes, filled: int, sid: bytes) -> Parsed:
         while frame is not None:
             position = frame.end
             if frame.sid == sid:
-                frames.append(frame.parts)
+                frames.append(frame.offsets)
             else:
                 others.append(frame)
             if len(frames) >= batch and filled - position >= _WORTHWHILE:

@@ -1,16 +1,17 @@
-"""A connection for coroutines that are driven over a wire, with direct gets where those are as exact as the API's."""
+"""The connection on a blocking socket, with direct gets where they are as exact as the API."""
 
 from __future__ import annotations
 
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_jetstream.jetstream.client.blocking.driver import CoroutineDriver
-from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany
+from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
+from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import ApiReader, DirectReader
+from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT
 from airflow_provider_jetstream.jetstream.client.connection import Connection
-from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, STATUS, exact_streams
-from airflow_provider_jetstream.jetstream.client.message_reader import NOBODY, WIDEST, ApiReader, DirectReader
+from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, NO_RESPONDERS, STATUS, exact_streams
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.errors import TransientError, UnreachableError
 
@@ -18,48 +19,39 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
     from typing import TypeVar
 
-    from nats.aio.client import Client
-    from nats.aio.msg import Msg
-
     from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-    from airflow_provider_jetstream.jetstream.client.headers import Headers
+    from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import StreamReader
+    from airflow_provider_jetstream.jetstream.client.connection import RawMessage, ReadPlan
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.client.message_reader import MessageReader
-    from airflow_provider_jetstream.jetstream.client.prefetch import ReadPlan
 
     _Result = TypeVar("_Result")
 
 
-@dataclass(frozen=True, slots=True)
-class _Answer:
-    data: bytes
-
-
 class BlockingConnection(Connection):
-    """A connection whose coroutines are run by :meth:`run`, and not by an event loop.
+    """A connection whose coroutines :meth:`run` drives without an event loop.
 
-    It isn't mended when it breaks: whoever uses it begins again with another one.
+    A broken connection isn't restored: its user opens another one and begins again.
 
-    :param wire: an open connection
+    :param socket: an open connection
     """
 
-    def __init__(self, wire: NatsSocket) -> None:
-        super().__init__(cast("Client", None), wire.timeout)
-        self._driver = CoroutineDriver(wire)
-        self.wire = wire
-        self._gets: Mapping[str, MessageReader] = {}
-        self.request_many = self._ask_each
+    def __init__(self, socket: NatsSocket) -> None:
+        self.socket = socket
+        self.timeout = socket.timeout
+        self.api_level = 0
+        self._driver = CoroutineDriver(socket)
+        self._readers: Mapping[str, StreamReader] = {}
 
     @property
     def server_version(self) -> tuple[int, int, int]:
         """The server's version as numbers."""
-        major, minor, patch = self.wire.version
+        major, minor, patch = self.socket.version
         return major, minor, patch
 
     @property
     def max_payload(self) -> int:
-        """The largest message that the server takes, headers included."""
-        return self.wire.max_payload
+        """The largest message that the server accepts, headers included, in bytes."""
+        return self.socket.max_payload
 
     @property
     def reconnects(self) -> int:
@@ -71,143 +63,125 @@ class BlockingConnection(Connection):
         """What broke the connection, if anything did."""
         return self._driver.broken
 
-    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine that asks over this connection to its end.
+    @property
+    def is_connected(self) -> bool:
+        """Whether nothing has broken the connection."""
+        return self._driver.broken is None
 
-        :param coroutine: the coroutine
-        :return: its result
-        :raises Exception: what it raises
+    @property
+    def is_closed(self) -> bool:
+        """Whether the connection is broken; it isn't restored."""
+        return self._driver.broken is not None
+
+    def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+        """Run a coroutine that uses this connection, and return its result.
+
+        :raises Exception: what the coroutine raises
         """
         return self._driver.run(coroutine)
 
-    async def request(self, subject: str, payload: bytes = b"") -> Msg:
-        """Send a request and wait for its one answer.
-
-        :param subject: the full subject
-        :param payload: the body
-        :return: the answer
-        :raises DeadlineError: no answer within the time limit
-        :raises UnreachableError: the connection is gone, or nobody serves the subject just now
-        """
+    async def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+        """Send a request and return the body of its one answer; the connection's own timeout applies."""
         header, body = await Request(subject, payload)
-        if header.startswith(NOBODY):
+        if header.startswith(NO_RESPONDERS):
             raise UnreachableError(
                 f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
             )
-        return cast("Msg", _Answer(body))
+        return body
 
-    async def _ask_each(
-        self, requests: Sequence[tuple[str, bytes]], headers: Sequence[Headers] | None
-    ) -> list[bytes | TransientError]:
-        answers: list[bytes | TransientError] = []
-        for start in range(0, len(requests), WIDEST):
-            part = requests[start : start + WIDEST]
-            blocks = [_block(each) for each in headers[start : start + WIDEST]] if headers else None
-            try:
-                answered = await RequestMany(part, blocks)
-            except TransientError as error:
-                # Some may have been answered; those who asked look what became of it.
-                answers += [error] * len(part)
-                continue
-            for (subject, _), (header, body) in zip(part, answered, strict=True):
-                nobody = header.startswith(NOBODY)
-                answers.append(UnreachableError(f"nobody answers on {subject}; try again") if nobody else body)
-        return answers
-
-    async def status(self, subject: str, payload: bytes) -> str:
-        """Send a request that is answered by a status only.
-
-        :param subject: the full subject
-        :param payload: the body
-        :return: the status, such as ``404``; empty where the answer has none
-        :raises DeadlineError: no answer within the time limit
-        :raises UnreachableError: the connection is gone, or nobody serves the subject just now
-        """
+    async def request_status(self, subject: str, payload: bytes) -> str:
+        """Send a request that the server answers by a status alone."""
         header, _ = await Request(subject, payload)
-        if header.startswith(NOBODY):
-            raise UnreachableError(f"nobody can be asked on {subject}")
+        if header.startswith(NO_RESPONDERS):
+            raise UnreachableError(f"nobody answers on {subject}")
         return header[STATUS].decode(errors="replace").strip()
 
-    async def publish(self, subject: str, body: bytes, headers: Headers | None = None, reply: str = "") -> None:
-        """Send a message and don't wait for anything.
+    async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
+        """Send a request that the server answers by many messages and a last one that has a status."""
+        return await RequestBatch(subject, payload)
 
-        :param subject: its subject
-        :param body: its body
-        :param headers: its headers
-        :param reply: where answers to it go
-        :raises UnreachableError: it isn't sent
-        """
-        self._driver.send(subject, body, _block(headers), reply.encode())
+    async def request_many(
+        self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
+    ) -> list[bytes | TransientError]:
+        """Send many requests concurrently."""
+        answers: list[bytes | TransientError] = []
+        for start in range(0, len(requests), MAX_CONCURRENT):
+            some = requests[start : start + MAX_CONCURRENT]
+            encoded = [encode_headers(pairs) for pairs in headers[start : start + MAX_CONCURRENT]] if headers else None
+            try:
+                raw_answers = await RequestMany(some, encoded)
+            except TransientError as error:
+                # Some may have been answered; the caller looks up what became of each.
+                answers += [error] * len(some)
+                continue
+            for (subject, _), (header, body) in zip(some, raw_answers, strict=True):
+                absent = header.startswith(NO_RESPONDERS)
+                answers.append(UnreachableError(f"nobody answers on {subject}; try again") if absent else body)
+        return answers
 
-    async def publish_acknowledged(self, subject: str, body: bytes, headers: Headers | None = None) -> bytes:
-        """Publish a message and wait for the answer of the stream that captures it.
+    async def publish(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
+    ) -> None:
+        """Send a message with the next requests, without waiting for an answer."""
+        self._driver.send(subject, payload, b"" if headers is None else encode_headers(headers), reply.encode())
 
-        :param subject: its subject
-        :param body: its body
-        :param headers: its headers
-        :return: the answer
-        :raises UnreachableError: no stream captures the subject just now, or the connection is gone
-        :raises DeadlineError: no answer within the time limit; it may be stored all the same
-        """
-        header, answer = await Request(subject, body, _block(headers))
-        if header.startswith(NOBODY):
+    async def publish_acknowledged(
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, timeout: float | None = None
+    ) -> bytes:
+        """Publish a message and return the answer of the stream that captures it; the connection's timeout applies."""
+        header, answer = await Request(subject, payload, b"" if headers is None else encode_headers(headers))
+        if header.startswith(NO_RESPONDERS):
             raise UnreachableError(f"no stream captures {subject} just now")
         return answer
 
+    def new_inbox(self) -> str:
+        """Return a new subject for answers."""
+        return self.socket.new_reply_subject()
+
+    async def subscribe(self, subject: str, callback: object) -> NoReturn:
+        """Refuse: a callback needs an event loop."""
+        raise TypeError(
+            f"expected a connection with an event loop for a subscription to {subject}, found a blocking one"
+        )
+
     @asynccontextmanager
     async def discard_inbox(self) -> AsyncIterator[str]:
-        """Open an inbox whose messages nobody looks at.
-
-        :return: the inbox
-        """
+        """Open an inbox whose messages are dropped."""
         # No request has this number.
-        yield f"{self.wire.inbox}.0"
+        yield f"{self.socket.inbox}.0"
 
     async def discover_capabilities(self, streams: Iterable[str]) -> None:
-        """Find out what the server knows, and of which streams direct gets are as exact as the API's.
+        """Find out the server's API level, and which streams answer direct gets as exactly as the API.
 
-        :param streams: streams that may exist
+        :param streams: names of streams, which needn't exist
         """
         self.api_level = int((await self.api("INFO")).get("api", {}).get("level", 0))
-        if not (asked := set(streams)):
+        if not (names := set(streams)):
             return
         configs = [info["config"] for info in await list_streams(self)]
         batches = self.api_level >= BATCHES
-        direct = {name: DirectReader(name, batches=batches) for name in exact_streams(configs, asked)}
-        self.runs = {name: each.run for name, each in direct.items()} if batches else {}
-        self._gets = {name: direct.get(name) or ApiReader(name) for name in asked}
-        self.direct = {name: each.get for name, each in self._gets.items()}
+        direct = {name: DirectReader(self, name, batches=batches) for name in exact_streams(configs, names)}
+        self.batch_readers = {name: reader.get_run for name, reader in direct.items()} if batches else {}
+        self._readers = {name: direct.get(name) or ApiReader(name) for name in names}
+        self.message_readers = {name: reader.get for name, reader in self._readers.items()}
 
-    async def last_of(self, stream: str, subjects: Sequence[str]) -> Iterable[StoredMessage]:
-        """Get the last messages of subjects.
+    async def last_messages(self, stream: str, subjects: Sequence[str]) -> Iterable[StoredMessage]:
+        """Read the last messages of subjects; omits subjects without messages.
 
-        :param stream: a stream that was learnt of
-        :param subjects: its subjects
-        :return: those that there are
+        :param stream: a stream that :meth:`discover_capabilities` was called with
         """
-        return await self._gets[stream].last_of(subjects) if subjects else []
+        return await self._readers[stream].get_last(subjects) if subjects else []
 
     @asynccontextmanager
-    async def foreseen(self, wanted: Iterable[ReadPlan]) -> AsyncIterator[None]:
-        """Get at once what will be asked for in the meantime, as far as a stream allows that.
-
-        :param wanted: what will be asked for
-        """
-        found: list[MessageReader] = []
+    async def prefetch(self, plans: Iterable[ReadPlan]) -> AsyncIterator[None]:
+        """Read at once the single messages that the block is about to read."""
+        readers: list[StreamReader] = []
         try:
-            for each in wanted:
-                if gets := self._gets.get(each.stream):
-                    found.append(gets)
-                    await gets.prefetch(each.sequences, each.subjects)
+            for plan in plans:
+                if reader := self._readers.get(plan.stream):
+                    readers.append(reader)
+                    await reader.prefetch(plan.sequences, plan.subjects)
             yield
         finally:
-            for gets in found:
-                gets.forget()
-
-
-def _block(headers: Headers | None) -> bytes:
-    if headers is None:
-        return b""
-    # As the client library sends them.
-    lines = "".join([f"{name.strip()}: {value.strip()}\r\n" for name, value in headers.items()])
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
+            for reader in readers:
+                reader.forget()

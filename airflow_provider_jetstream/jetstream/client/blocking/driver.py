@@ -1,7 +1,8 @@
-"""Running the coroutines of scans and redrives over one wire, many requests on their way, without an event loop.
+"""Runs the core's coroutines over one blocking socket, with many requests in flight and no event loop.
 
-They are the same coroutines as everywhere. A task does nothing else meanwhile, so that all that an event loop is for
-comes down to this: send what was asked, and go on with whoever is answered.
+The coroutines are the same as on an event loop. Where they wait, they yield a request, a group of coroutines or a sleep
+(:mod:`.requests`, :mod:`..concurrency`), and the driver resumes each one when its answer has come. A Spark task does
+nothing else meanwhile, so an event loop would only add cost.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from itertools import repeat
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
-from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany, RequestStream
+from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
+from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
 
 if TYPE_CHECKING:
@@ -27,243 +29,250 @@ _Result = TypeVar("_Result")
 
 _ANSWER = re.compile(rb"(H?)MSG \S+\.(\d+) \S+ (?:(\d+) )?(\d+)\r\n")
 _CHUNK = 1 << 16
-# The line and the empty body of an answer.
+# About the size of the protocol line of a message, for the estimate of a chunk.
+_LINE = 64
+# The protocol line and the empty body of an answer.
 _SHORTEST_ANSWER = 56
-_STATUS = b"NATS/1.0 "
-# A message may have been stored with a status in its first line.
-_MESSAGE = b"\r\nNats-Sequence: "
 
 
-class _Waiting:
-    """Who waits, and for what: one answer, a list of as many as are left, or one of all until a status."""
+class _Task:
+    """A coroutine that the driver runs, and its index in the group that waits for its result."""
 
-    __slots__ = ("answers", "first", "left", "running", "since", "subject")
+    __slots__ = ("coroutine", "group", "index")
 
-    def __init__(
-        self, running: _Running, subject: str, first: int, answers: list[Any] | None = None, left: int = 1
-    ) -> None:
-        self.running = running
-        self.subject = subject
-        self.since = time.monotonic()
-        self.first = first
-        self.left = left
-        self.answers = answers
+    def __init__(self, coroutine: Coroutine[Any, Any, Any], group: _Group | None = None, index: int = 0) -> None:
+        self.coroutine = coroutine
+        self.group = group
+        self.index = index
 
 
 class _Group:
-    __slots__ = ("left", "parent", "results")
+    """Coroutines that run side by side, and the task that waits for all of them."""
 
-    def __init__(self, parent: _Running, size: int) -> None:
+    __slots__ = ("missing", "parent", "results")
+
+    def __init__(self, parent: _Task, size: int) -> None:
         self.parent = parent
-        self.left = size
+        self.missing = size
         self.results: list[Any] = [None] * size
 
 
-class _Running:
-    __slots__ = ("coroutine", "group", "place")
+class _Pending:
+    """Requests of one task that aren't answered yet.
 
-    def __init__(self, coroutine: Coroutine[Any, Any, Any], group: _Group | None = None, place: int = 0) -> None:
-        self.coroutine = coroutine
-        self.group = group
-        self.place = place
+    ``answers`` is ``None`` for a single request, a list of fixed length for many, and a growing list for a batch, whose
+    ``missing`` is 0.
+    """
+
+    __slots__ = ("answers", "first_number", "missing", "sent_at", "subject", "task")
+
+    def __init__(
+        self, task: _Task, subject: str, first_number: int, answers: list[Any] | None = None, missing: int = 1
+    ) -> None:
+        self.task = task
+        self.subject = subject
+        self.sent_at = time.monotonic()
+        self.first_number = first_number
+        self.missing = missing
+        self.answers = answers
 
 
 class CoroutineDriver:
-    """Runs coroutines that ask over one wire.
+    """Runs coroutines that wait for answers from one socket.
 
-    :param wire: an open connection
+    :param socket: an open connection
     """
 
-    def __init__(self, wire: NatsSocket) -> None:
-        self.wire = wire
+    def __init__(self, socket: NatsSocket) -> None:
+        self.socket = socket
         self.broken: TransientError | None = None
-        self._inbox = wire.inbox.encode()
+        self._inbox = socket.inbox.encode()
         self._number = 0
         self._chunk: list[bytes] = []
-        self._size = 0
-        # Who waits for which answer, since when, and where it was asked; the oldest first.
-        self._waiting: dict[int, _Waiting] = {}
-        self._ready: deque[tuple[_Running, Any, Exception | None]] = deque()
-        self._pausing: list[tuple[float, _Running]] = []
+        self._chunk_size = 0
+        # By request number, the oldest first.
+        self._pending: dict[int, _Pending] = {}
+        # Tasks to resume, each with a value or an exception.
+        self._ready: deque[tuple[_Task, Any, Exception | None]] = deque()
+        self._sleeping: list[tuple[float, _Task]] = []
         self._result: Any = None
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-        """Run a coroutine to its end.
+        """Run a coroutine to its end and return its result.
 
-        :param coroutine: the coroutine
-        :return: its result
-        :raises Exception: what it raises
+        :raises Exception: what the coroutine raises
         """
-        root = _Running(coroutine)
-        self._ready.append((root, None, None))
+        self._ready.append((_Task(coroutine), None, None))
         try:
             while True:
                 while self._ready:
-                    self._step(*self._ready.popleft())
+                    self._resume(*self._ready.popleft())
                 if self._result is not None:
                     (result,), self._result = self._result, None
                     return result  # type: ignore[no-any-return]
-                self._wait_for_answers()
+                self._wait()
         finally:
             self._ready.clear()
-            self._waiting.clear()
-            self._pausing.clear()
+            self._pending.clear()
+            self._sleeping.clear()
             coroutine.close()
 
     def send(self, subject: str, payload: bytes, header: bytes = b"", reply: bytes = b"") -> None:
-        """Send a message with the next requests.
+        """Send a message together with the next requests.
 
-        :param subject: where it goes
-        :param payload: its body
-        :param header: its header as it is on the wire
-        :param reply: where answers go
+        :param header: its headers as they are on the wire
+        :param reply: the subject for answers
         """
         if header:
             line = b"HPUB %b %b %d %d\r\n" % (subject.encode(), reply, len(header), len(header) + len(payload))
             self._chunk += (line, header, payload, b"\r\n")
         else:
             self._chunk += (b"PUB %b %b %d\r\n" % (subject.encode(), reply, len(payload)), payload, b"\r\n")
-        self._size += len(header) + len(payload) + 64
-        if self._size > _CHUNK:
+        self._chunk_size += len(header) + len(payload) + _LINE
+        if self._chunk_size > _CHUNK:
             self._flush()
 
-    def _step(self, running: _Running, value: Any, error: Exception | None) -> None:
+    def _resume(self, task: _Task, value: Any, error: Exception | None) -> None:
         try:
-            asked = running.coroutine.throw(error) if error else running.coroutine.send(value)
+            awaited = task.coroutine.throw(error) if error else task.coroutine.send(value)
         except StopIteration as end:
-            self._finish(running, end.value)
+            self._finish(task, end.value)
         except JetStreamProviderError as raised:
-            if running.group is None:
+            if task.group is None:
                 raise
-            self._finish(running, raised)
+            self._finish(task, raised)
         else:
-            self._wait(running, asked)
+            self._start(task, awaited)
 
-    def _wait(self, running: _Running, asked: Any) -> None:
-        match asked:
-            case Request() | RequestStream() | RequestMany() if self.broken:
-                self._ready.append((running, None, type(self.broken)(str(self.broken))))
+    def _start(self, task: _Task, awaited: Any) -> None:
+        match awaited:
+            case Request() | RequestBatch() | RequestMany() if self.broken:
+                self._ready.append((task, None, type(self.broken)(str(self.broken))))
             case Request():
                 self._number += 1
-                self._waiting[self._number] = _Waiting(running, asked.subject, self._number)
-                self.send(asked.subject, asked.payload, asked.header, b"%b.%d" % (self._inbox, self._number))
-            case RequestStream():
+                self._pending[self._number] = _Pending(task, awaited.subject, self._number)
+                self.send(awaited.subject, awaited.payload, awaited.header, b"%b.%d" % (self._inbox, self._number))
+            case RequestBatch():
                 self._number += 1
-                self._waiting[self._number] = _Waiting(running, asked.subject, self._number, [], 0)
-                self.send(asked.subject, asked.payload, b"", b"%b.%d" % (self._inbox, self._number))
+                self._pending[self._number] = _Pending(task, awaited.subject, self._number, [], 0)
+                self.send(awaited.subject, awaited.payload, b"", b"%b.%d" % (self._inbox, self._number))
             case RequestMany():
-                self._ask_each(running, asked)
+                self._start_many(task, awaited)
             case Gather():
-                group = _Group(running, len(asked.coroutines))
-                if not group.left:
-                    self._ready.append((running, [], None))
-                for place, each in enumerate(asked.coroutines):
-                    self._ready.append((_Running(each, group, place), None, None))
+                group = _Group(task, len(awaited.coroutines))
+                if not group.missing:
+                    self._ready.append((task, [], None))
+                for index, coroutine in enumerate(awaited.coroutines):
+                    self._ready.append((_Task(coroutine, group, index), None, None))
             case Sleep():
-                self._pausing.append((time.monotonic() + asked.seconds, running))
+                self._sleeping.append((time.monotonic() + awaited.seconds, task))
             case _:
-                raise TypeError(f"expected a request, found {asked!r}: this coroutine needs an event loop")
+                raise TypeError(f"expected a request, found {awaited!r}: this coroutine needs an event loop")
 
-    def _ask_each(self, running: _Running, asked: RequestMany) -> None:
-        count, first = len(asked.requests), self._number + 1
+    def _start_many(self, task: _Task, awaited: RequestMany) -> None:
+        count, first_number = len(awaited.requests), self._number + 1
         if not count:
-            self._ready.append((running, [], None))
+            self._ready.append((task, [], None))
             return
         self._number += count
-        waiting = _Waiting(running, asked.requests[0][0], first, [None] * count, count)
-        self._waiting.update(dict.fromkeys(range(first, first + count), waiting))
-        headers = asked.headers or repeat(b"")
-        for number, ((subject, payload), header) in enumerate(zip(asked.requests, headers, strict=False), first):
+        pending = _Pending(task, awaited.requests[0][0], first_number, [None] * count, count)
+        self._pending.update(dict.fromkeys(range(first_number, first_number + count), pending))
+        headers = awaited.headers or repeat(b"")
+        for number, ((subject, payload), header) in enumerate(
+            zip(awaited.requests, headers, strict=False), first_number
+        ):
             self.send(subject, payload, header, b"%b.%d" % (self._inbox, number))
 
-    def _finish(self, running: _Running, result: Any) -> None:
-        group = running.group
+    def _finish(self, task: _Task, result: Any) -> None:
+        group = task.group
         if group is None:
             self._result = (result,)
             return
-        group.results[running.place] = result
-        group.left -= 1
-        if not group.left:
+        group.results[task.index] = result
+        group.missing -= 1
+        if not group.missing:
             self._ready.append((group.parent, group.results, None))
 
-    def _wait_for_answers(self) -> None:
-        if not self._waiting:
-            due, running = min(self._pausing, key=lambda each: each[0])
-            self._pausing.remove((due, running))
-            time.sleep(max(0.0, due - time.monotonic()))
-            self._ready.append((running, None, None))
+    def _wait(self) -> None:
+        """Wait for answers; where no request is pending, until the first sleep is over."""
+        if not self._pending:
+            wake_at, task = min(self._sleeping, key=lambda sleeping: sleeping[0])
+            self._sleeping.remove((wake_at, task))
+            time.sleep(max(0.0, wake_at - time.monotonic()))
+            self._ready.append((task, None, None))
             return
         try:
             self._flush()
-            left = next(iter(self._waiting.values())).since + self.wire.timeout - time.monotonic()
+            oldest = next(iter(self._pending.values()))
             with suppress(DeadlineError):
-                enough = _SHORTEST_ANSWER * len(self._waiting)
-                self.wire.receive(lambda _buffer, filled: filled >= enough, max(left, 0.0))
+                enough = _SHORTEST_ANSWER * len(self._pending)
+                left = max(oldest.sent_at + self.socket.timeout - time.monotonic(), 0.0)
+                self.socket.receive(lambda _buffer, filled: filled >= enough, left)
                 self._read_answers()
-            self._expire_late_requests()
+            self._expire_requests()
         except TransientError as error:
             self.broken = error
-            for waiting in dict.fromkeys(self._waiting.values()):
-                self._ready.append((waiting.running, None, type(error)(str(error))))
-            self._waiting.clear()
+            for pending in dict.fromkeys(self._pending.values()):
+                self._ready.append((pending.task, None, type(error)(str(error))))
+            self._pending.clear()
 
-    def _expire_late_requests(self) -> None:
+    def _expire_requests(self) -> None:
         now = time.monotonic()
-        while self._waiting and (waiting := next(iter(self._waiting.values()))).since + self.wire.timeout <= now:
-            self._waiting = {number: each for number, each in self._waiting.items() if each is not waiting}
-            error = DeadlineError(f"no answer on {waiting.subject} within {self.wire.timeout:g} s")
-            self._ready.append((waiting.running, None, error))
+        while self._pending and (oldest := next(iter(self._pending.values()))).sent_at + self.socket.timeout <= now:
+            self._pending = {number: pending for number, pending in self._pending.items() if pending is not oldest}
+            error = DeadlineError(f"no answer on {oldest.subject} within {self.socket.timeout:g} s")
+            self._ready.append((oldest.task, None, error))
 
     def _flush(self) -> None:
-        chunk, self._chunk, self._size = self._chunk, [], 0
+        chunk, self._chunk, self._chunk_size = self._chunk, [], 0
         if chunk and not self.broken:
             try:
-                self.wire.send(b"".join(chunk))
+                self.socket.send(b"".join(chunk))
             except TransientError as error:
                 self.broken = error
         if self.broken:
             raise self.broken
 
     def _read_answers(self) -> None:
-        wire, at = self.wire, 0
-        buffer, filled = wire.buffer, wire.filled
-        while found := _ANSWER.match(buffer, at, filled):
-            kind, number, header_size, size = found.groups()
+        socket, position = self.socket, 0
+        buffer, filled = socket.buffer, socket.filled
+        # Answers by one regular expression; what it doesn't match is left to the full parser below.
+        while match := _ANSWER.match(buffer, position, filled):
+            kind, number, header_size, size = match.groups()
             if bool(kind) != bool(header_size):
                 break
-            body = found.end()
-            end = body + int(size)
+            start = match.end()
+            end = start + int(size)
             if end + 2 > filled:
                 break
-            at = end + 2
-            header = body + int(header_size or 0)
-            self._deliver_answer(int(number), bytes(buffer[body:header]), bytes(buffer[header:end]))
-        while frame := next_frame(buffer, at, filled):
-            at = frame.end
+            position = end + 2
+            body = start + int(header_size or 0)
+            self._deliver(int(number), bytes(buffer[start:body]), bytes(buffer[body:end]))
+        while frame := next_frame(buffer, position, filled):
+            position = frame.end
             if not frame.sid:
-                wire.answer(frame)
+                socket.handle_control(frame)
                 continue
-            subject, subject_end, _, _, header, body, end = frame.parts
+            subject, subject_end, _, _, header, body, end = frame.offsets
             token = bytes(buffer[subject:subject_end]).rpartition(b".")[2]
-            number = int(token) if token.isdigit() else -1
-            self._deliver_answer(number, bytes(buffer[header:body]), bytes(buffer[body:end]))
-        wire.consume(at)
+            self._deliver(int(token) if token.isdigit() else -1, bytes(buffer[header:body]), bytes(buffer[body:end]))
+        socket.consume(position)
 
-    def _deliver_answer(self, number: int, header: bytes, body: bytes) -> None:
-        if (waiting := self._waiting.get(number)) is None:
+    def _deliver(self, number: int, header: bytes, body: bytes) -> None:
+        if (pending := self._pending.get(number)) is None:
             return
         answer = (header, body)
-        if waiting.answers is None:
-            del self._waiting[number]
-            self._ready.append((waiting.running, answer, None))
-        elif waiting.left:
-            del self._waiting[number]
-            waiting.answers[number - waiting.first] = answer
-            waiting.left -= 1
-            if not waiting.left:
-                self._ready.append((waiting.running, waiting.answers, None))
+        if pending.answers is None:
+            del self._pending[number]
+            self._ready.append((pending.task, answer, None))
+        elif pending.missing:
+            del self._pending[number]
+            pending.answers[number - pending.first_number] = answer
+            pending.missing -= 1
+            if not pending.missing:
+                self._ready.append((pending.task, pending.answers, None))
         else:
-            waiting.answers.append(answer)
-            if header.startswith(_STATUS) and _MESSAGE not in header:
-                del self._waiting[number]
-                self._ready.append((waiting.running, waiting.answers, None))
+            pending.answers.append(answer)
+            if is_last_of_batch(header):
+                del self._pending[number]
+                self._ready.append((pending.task, pending.answers, None))

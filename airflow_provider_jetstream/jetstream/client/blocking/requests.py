@@ -1,22 +1,19 @@
-"""What coroutines that are driven over a wire wait for: answers of the server."""
+"""The requests that a coroutine yields to the driver of a blocking connection."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from collections.abc import Generator, Sequence
 
-# Header and body, as they came.
-Answer: TypeAlias = tuple[bytes, bytes]
+    from airflow_provider_jetstream.jetstream.client.connection import RawMessage
 
 
 class Request:
-    """A request that waits for its answer.
+    """One request with one answer.
 
-    :param subject: where it goes
-    :param header: its header as it is on the wire
-    :param payload: its body
+    :param header: its headers as they are on the wire
     """
 
     __slots__ = ("header", "payload", "subject")
@@ -26,16 +23,12 @@ class Request:
         self.header = header
         self.payload = payload
 
-    def __await__(self) -> Generator[Request, Answer, Answer]:
+    def __await__(self) -> Generator[Request, RawMessage, RawMessage]:
         return (yield self)
 
 
-class RequestStream:
-    """A request that waits for many answers, of which a status is the last.
-
-    :param subject: where it goes
-    :param payload: its body
-    """
+class RequestBatch:
+    """One request with many answers, of which the last one has a status."""
 
     __slots__ = ("payload", "subject")
 
@@ -43,15 +36,15 @@ class RequestStream:
         self.subject = subject
         self.payload = payload
 
-    def __await__(self) -> Generator[RequestStream, list[Answer], list[Answer]]:
+    def __await__(self) -> Generator[RequestBatch, list[RawMessage], list[RawMessage]]:
         return (yield self)
 
 
 class RequestMany:
-    """Requests that wait for an answer each; the result has them in the order of the requests.
+    """Many requests with one answer each; the answers are in the order of the requests.
 
-    :param requests: where they go, and their bodies
-    :param headers: for each its header as it is on the wire; none where absent
+    :param requests: subjects and bodies
+    :param headers: for each request its headers as they are on the wire; none where absent
     """
 
     __slots__ = ("headers", "requests")
@@ -60,5 +53,5 @@ class RequestMany:
         self.requests = requests
         self.headers = headers
 
-    def __await__(self) -> Generator[RequestMany, list[Answer], list[Answer]]:
+    def __await__(self) -> Generator[RequestMany, list[RawMessage], list[RawMessage]]:
         return (yield self)

@@ -1,7 +1,7 @@
-"""One connection of one task: a socket, TLS where it is asked for, and the first words with the server.
+"""One connection to a server on a blocking socket: dialling, TLS, the protocol's handshake, and whole frames.
 
-Sockets that block: a task does one thing at a time, and asyncio would cost more than the parsing. Nothing is opened
-when this module is imported, so that Spark may fork its workers.
+The socket blocks since a Spark task does one thing at a time, and asyncio would cost more than the parsing. Nothing is
+opened when this module is imported, so that Spark may fork its workers.
 """
 
 from __future__ import annotations
@@ -16,9 +16,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
-from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import new_sid
-from airflow_provider_jetstream.jetstream.client.connection import MINIMUM_SERVER
+from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, new_sid, next_frame
+from airflow_provider_jetstream.jetstream.client.connect import MINIMUM_SERVER
 from airflow_provider_jetstream.jetstream.client.credentials import credentials
 from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
@@ -37,19 +36,18 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import SocketSettings
 
 _PONG = b"PONG\r\n"
-_ROOM = 4 << 20
-# Seconds that the next bytes of a burst may take before what is there is looked at.
-_PAUSE = 0.002
+_BUFFER_BYTES = 4 << 20
+# Seconds of silence after which a burst counts as over and its bytes are parsed.
+_BURST_PAUSE = 0.002
 
 
 class NatsSocket:
-    """An open connection, with one subscription for everything that comes back.
+    """An open connection with one subscription, to its inbox.
 
-    :param settings: where and as whom
-    :param inbox: where answers come; one of its own where absent
+    :param inbox: the prefix of the subjects for answers; a new one where absent
     :raises UnreachableError: no server answered
-    :raises AuthenticationError: the credentials were refused
-    :raises TLSError: no encrypted connection came about
+    :raises AuthenticationError: the server refused the credentials
+    :raises TLSError: no encrypted connection could be made
     :raises ServerTooOldError: the server is older than 2.10.27
     """
 
@@ -57,54 +55,50 @@ class NatsSocket:
         self.timeout = settings.connection.timeout
         self.sid = new_sid()
         self.inbox = inbox or f"_INBOX.{uuid4().hex}"
-        self.banner: dict[str, Any] = {}
-        self.buffer = bytearray(_ROOM)
+        self.server_info: dict[str, Any] = {}
+        self.buffer = bytearray(_BUFFER_BYTES)
         self.filled = 0
         self._replies = 0
-        self._socket = self._first_that_answers(settings)
+        self._socket = self._connect(settings)
 
     @property
     def version(self) -> tuple[int, ...]:
         """The server's version as numbers."""
-        return tuple(int(part) for part in str(self.banner["version"]).split("-")[0].split(".")[:3])
+        return tuple(int(part) for part in str(self.server_info["version"]).split("-")[0].split(".")[:3])
 
     @property
     def max_payload(self) -> int:
-        """The largest message that the server takes, headers included."""
-        return int(self.banner["max_payload"])
+        """The largest message that the server accepts, headers included, in bytes."""
+        return int(self.server_info["max_payload"])
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with suppress(OSError):
             self._socket.close()
 
-    def reply(self) -> str:
-        """Make a subject of this connection's inbox.
-
-        :return: a subject that no other request has
-        """
+    def new_reply_subject(self) -> str:
+        """Return a subject of the inbox that no other request has."""
         self._replies += 1
         return f"{self.inbox}.{self._replies}"
 
     def send(self, data: bytes | memoryview) -> None:
-        """Send frames.
+        """Send whole frames.
 
-        :param data: whole frames
-        :raises UnreachableError: the connection is gone
+        :raises UnreachableError: the connection is lost
         """
         try:
             self._socket.settimeout(self.timeout)
             self._socket.sendall(data)
         except OSError as error:
-            raise UnreachableError(f"the connection to NATS went away: {_reason(error)}") from None
+            raise UnreachableError(f"the connection to NATS was lost: {_reason(error)}") from None
 
     def receive(self, enough: Callable[[bytearray, int], bool], timeout: float | None = None) -> None:
-        """Wait for bytes, and take more as long as they come in one burst.
+        """Wait for bytes, and read on until there are enough or the burst is over.
 
-        :param enough: told the buffer and how much of it is filled; whether what is there should be looked at
-        :param timeout: seconds until the first byte
-        :raises DeadlineError: nothing came
-        :raises UnreachableError: the connection is gone
+        :param enough: whether the buffer, filled up to a position, is to be parsed now
+        :param timeout: seconds until the first byte; the connection's own where absent
+        :raises DeadlineError: no byte came
+        :raises UnreachableError: the connection is lost
         """
         wait = self.timeout if timeout is None else timeout
         try:
@@ -119,67 +113,60 @@ class NatsSocket:
                 self.filled += count
                 if enough(self.buffer, self.filled):
                     return
-                wait = _PAUSE
+                wait = _BURST_PAUSE
         except TimeoutError:
-            if wait != _PAUSE:
+            if wait != _BURST_PAUSE:
                 raise DeadlineError(f"nothing came from the server within {wait:g} s") from None
         except OSError as error:
-            raise UnreachableError(f"the connection to NATS went away: {_reason(error)}") from None
+            raise UnreachableError(f"the connection to NATS was lost: {_reason(error)}") from None
 
     def consume(self, end: int) -> None:
-        """Forget what was looked at.
-
-        :param end: the first byte to keep
-        """
+        """Drop the parsed bytes before a position of the buffer."""
         rest = self.filled - end
         self.buffer[:rest] = self.buffer[end : self.filled]
         self.filled = rest
 
-    def answer(self, frame: Frame) -> None:
-        """Do what a frame that isn't a message asks for.
+    def handle_control(self, frame: Frame) -> None:
+        """Handle a frame that isn't a message.
 
-        :param frame: the frame
         :raises AuthenticationError: the server refused something
-        :raises UnreachableError: it says good-bye
+        :raises UnreachableError: the server ends the connection
         """
         if frame.op == b"PING":
             self.send(_PONG)
         elif frame.op == b"-ERR":
             raise _refusal(frame.line.decode(errors="replace"))
         elif frame.op == b"INFO":
-            self.banner.update(json.loads(frame.line[5:]))
+            self.server_info.update(json.loads(frame.line[5:]))
 
     def request(self, subject: str, payload: bytes = b"") -> tuple[bytes, bytes]:
-        """Send a request and wait for its answer; what else comes is dropped.
+        """Send a request and return the headers and the body of its answer; other messages are dropped.
 
-        :param subject: the subject
-        :param payload: the body
-        :return: the answer's header and body
         :raises DeadlineError: no answer within the time limit
-        :raises UnreachableError: the connection is gone
+        :raises UnreachableError: the connection is lost
         """
-        reply = self.reply()
+        reply = self.new_reply_subject()
         self.send(f"PUB {subject} {reply} {len(payload)}\r\n".encode() + payload + b"\r\n")
         deadline = time.monotonic() + self.timeout
         while True:
-            at, found = 0, None
-            while found is None and (frame := next_frame(self.buffer, at, self.filled)):
-                at = frame.end
+            position, answer = 0, None
+            while answer is None and (frame := next_frame(self.buffer, position, self.filled)):
+                position = frame.end
                 if not frame.sid:
-                    self.answer(frame)
-                elif self.buffer[frame.parts[0] : frame.parts[1]] == reply.encode():
-                    _, _, _, _, header, body, end = frame.parts
-                    found = bytes(self.buffer[header:body]), bytes(self.buffer[body:end])
-            self.consume(at)
-            if found:
-                return found
+                    self.handle_control(frame)
+                elif self.buffer[frame.offsets[0] : frame.offsets[1]] == reply.encode():
+                    _, _, _, _, header, body, end = frame.offsets
+                    answer = bytes(self.buffer[header:body]), bytes(self.buffer[body:end])
+            self.consume(position)
+            if answer:
+                return answer
             if (left := deadline - time.monotonic()) <= 0:
                 raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s")
             self.receive(lambda _buffer, _filled: True, left)
 
-    def _first_that_answers(self, settings: SocketSettings) -> socket.socket:
+    def _connect(self, settings: SocketSettings) -> socket.socket:
         servers = list(settings.connection.servers)
-        # Tasks spread over the servers.
+        # In random order, so that tasks spread over the servers.
         random.SystemRandom().shuffle(servers)
         failures: dict[str, JetStreamProviderError] = {}
         deadline = time.monotonic() + self.timeout
@@ -189,55 +176,54 @@ class NatsSocket:
                 return self._dial(server, settings, share)
             except JetStreamProviderError as error:
                 failures[server] = error
-        # What waiting can't mend is worth more to know than that another server is away.
+        # A terminal error of one server matters more than that another server is away.
         for kind in (AuthenticationError, TLSError, ConnectionSettingsError, ServerTooOldError):
             for failure in failures.values():
                 if isinstance(failure, kind):
                     raise failure
-        told = "; ".join(f"{server}: {error}" for server, error in failures.items())
-        raise UnreachableError(f"no NATS server reached: {told}; check the addresses and the network")
+        causes = "; ".join(f"{server}: {error}" for server, error in failures.items())
+        raise UnreachableError(f"no NATS server reached: {causes}; check the addresses and the network")
 
     def _dial(self, server: str, settings: SocketSettings, timeout: float) -> socket.socket:
-        parts = urlsplit(server)
-        host = str(parts.hostname)
+        address = urlsplit(server)
+        host = str(address.hostname)
         deadline = time.monotonic() + timeout
         self.filled = 0
         try:
-            opened = socket.create_connection((host, parts.port), timeout)
+            self._socket = socket.create_connection((host, address.port), timeout)
         except OSError as error:
             raise UnreachableError(_reason(error)) from None
-        self._socket = opened
         try:
-            opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._read_banner(server, deadline)
+            self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._read_info(server, deadline)
             self._encrypt(server, host, settings)
-            self._introduce(server, settings, deadline)
+            self._authenticate(server, settings, deadline)
         except BaseException:
             self._socket.close()
             raise
         return self._socket
 
-    def _read_banner(self, server: str, deadline: float) -> None:
-        frame = self._next(deadline)
+    def _read_info(self, server: str, deadline: float) -> None:
+        frame = self._next_frame(deadline)
         if frame.op != b"INFO":
-            raise WireError(f"expected the banner of a nats-server at {server}, found {frame.line[:40]!r}")
-        self.banner = json.loads(frame.line[5:])
+            raise WireError(f"expected INFO from a nats-server at {server}, found {frame.line[:40]!r}")
+        self.server_info = json.loads(frame.line[5:])
         if self.version < MINIMUM_SERVER:
             raise ServerTooOldError(
-                f"expected nats-server {'.'.join(map(str, MINIMUM_SERVER))} or later, found {self.banner['version']} at"
-                f" {server}; upgrade the server"
+                f"expected nats-server {'.'.join(map(str, MINIMUM_SERVER))} or later, found"
+                f" {self.server_info['version']} at {server}; upgrade the server"
             )
 
     def _encrypt(self, server: str, host: str, settings: SocketSettings) -> None:
         if not settings.connection.encrypted:
-            if self.banner.get("tls_required"):
+            if self.server_info.get("tls_required"):
                 raise TLSError(f"{server} takes encrypted connections only: expected a tls:// address, found nats://")
             return
         # Nothing has been sent yet: a server without TLS never sees a credential.
-        if not (self.banner.get("tls_required") or self.banner.get("tls_available")):
+        if not (self.server_info.get("tls_required") or self.server_info.get("tls_available")):
             raise TLSError(f"expected TLS from {server}, found a server without it: nothing was sent to it")
         if self.filled:
-            raise TLSError(f"expected TLS from {server}, found plaintext after its banner")
+            raise TLSError(f"expected TLS from {server}, found plaintext after its INFO")
         try:
             context = ssl.create_default_context(cafile=settings.connection.tls_ca_file)
             if settings.tls_cert_file:
@@ -251,8 +237,8 @@ class NatsSocket:
         except OSError as error:
             raise TLSError(f"no TLS with {server}: {_reason(error)}; check tlsCaFile and the host name") from None
 
-    def _introduce(self, server: str, settings: SocketSettings, deadline: float) -> None:
-        words = {
+    def _authenticate(self, server: str, settings: SocketSettings, deadline: float) -> None:
+        options = {
             "verbose": False,
             "pedantic": False,
             "headers": True,
@@ -262,13 +248,13 @@ class NatsSocket:
             "version": "1",
             "name": settings.connection.name,
             "tls_required": settings.connection.encrypted,
-            **credentials(settings, self.banner),
+            **credentials(settings, self.server_info),
         }
-        connect = f"CONNECT {json.dumps(words)}\r\nSUB {self.inbox}.* ".encode()
+        connect = f"CONNECT {json.dumps(options)}\r\nSUB {self.inbox}.* ".encode()
         self.send(connect + self.sid + b"\r\nPING\r\n")
         while True:
             try:
-                frame = self._next(deadline)
+                frame = self._next_frame(deadline)
             except (UnreachableError, DeadlineError) as error:
                 # With TLS 1.3 a server that refuses the client's certificate says so after the handshake.
                 if settings.connection.encrypted and "alert" in str(error).lower():
@@ -278,9 +264,9 @@ class NatsSocket:
                 return
             if frame.op == b"-ERR":
                 raise _refusal(f"{server} refused the connection: {frame.line.decode(errors='replace')}")
-            self.answer(frame)
+            self.handle_control(frame)
 
-    def _next(self, deadline: float) -> Frame:
+    def _next_frame(self, deadline: float) -> Frame:
         while (frame := next_frame(self.buffer, 0, self.filled)) is None:
             self.receive(lambda _buffer, _filled: True, max(0.001, deadline - time.monotonic()))
         self.consume(frame.end)

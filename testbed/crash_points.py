@@ -12,14 +12,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.ports import LOOPBACK
 from testbed.processes import Process
 from testbed.queues import eventually
-from testbed.table import table
+from testbed.text_table import text_table
 
 Counted = Literal["all", "changes"]
 
@@ -39,7 +40,7 @@ _CHANGES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class CrashRun:
     """
     One run in a process of its own.
 
@@ -52,20 +53,20 @@ class Run:
 
     call: int
     status: int
-    what: str
+    kind: str
     subject: str
     queue: WorkQueue
 
 
 @dataclass(frozen=True, slots=True)
-class Deaths:
+class CrashReport:
     """
     What became of all runs.
 
     :param runs: in order; only the last one came through
     """
 
-    runs: tuple[Run, ...]
+    runs: tuple[CrashRun, ...]
 
     @property
     def statuses(self) -> list[int]:
@@ -78,17 +79,17 @@ class Deaths:
         return [run.queue for run in self.runs]
 
     @property
-    def killed(self) -> list[str]:
+    def killed_calls(self) -> list[str]:
         """The kinds of the calls that weren't made."""
-        return [run.what for run in self.runs if run.status]
+        return [run.kind for run in self.runs if run.status]
 
     def table(self) -> str:
         """Show what was tried."""
-        rows = [(run.what or "nothing: it came through", run.call, run.status) for run in self.runs]
-        return table(("killed instead of", "call", "status"), rows)
+        rows = [(run.kind or "nothing: it came through", run.call, run.status) for run in self.runs]
+        return text_table(("killed instead of", "call", "status"), rows)
 
 
-async def die_at_every_call(
+async def crash_at_every_call(
     servers: Sequence[str],
     function: str,
     prepare: Callable[[int], Awaitable[WorkQueue]],
@@ -97,9 +98,9 @@ async def die_at_every_call(
     options: Mapping[str, Any] | None = None,
     counted: Counted = "all",
     first_call: int = 1,
-    most: int = 100,
+    max_calls: int = 100,
     within: float = 60.0,
-) -> Deaths:
+) -> CrashReport:
     """
     Kill a coroutine's process instead of its first call to the server, the next time instead of its second, and so on.
 
@@ -123,16 +124,16 @@ async def die_at_every_call(
     # What this Python can import, the processes can: the function may be one of a test module.
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = Process.start(
-        [sys.executable, "-m", "testbed.dying", str(port), function], env=env, log_file=logs / "dying.log"
+        [sys.executable, "-m", "testbed.crash_points", str(port), function], env=env, log_file=logs / "dying.log"
     )
-    runs: list[Run] = []
+    runs: list[CrashRun] = []
     prepared: list[WorkQueue] = []
     try:
         await eventually(lambda: arrived.done() or not process.alive, within)
         if not arrived.done():
             raise RuntimeError(f"the process that forks ended with {process.returncode}:\n{process.tail()}")
         reader, writer = arrived.result()
-        for call in range(first_call, first_call + most):
+        for call in range(first_call, first_call + max_calls):
             if not prepared:
                 prepared += await asyncio.gather(*map(prepare, range(call, call + _AHEAD)))
             queue = prepared.pop(0)
@@ -146,14 +147,14 @@ async def die_at_every_call(
             writer.write(json.dumps(order).encode() + b"\n")
             async with asyncio.timeout(within):
                 told = await _told(reader, process)
-            runs.append(Run(call, told["status"], told.get("what", ""), told.get("subject", ""), queue))
+            runs.append(CrashRun(call, told["status"], told.get("what", ""), told.get("subject", ""), queue))
             if not told["status"]:
                 writer.close()
-                return Deaths(tuple(runs))
+                return CrashReport(tuple(runs))
     finally:
         process.kill()
         server.close()
-    raise RuntimeError(f"{function} makes more than {most} calls:\n{Deaths(tuple(runs)).table()}")
+    raise RuntimeError(f"{function} makes more than {max_calls} calls:\n{CrashReport(tuple(runs)).table()}")
 
 
 def call_kind(subject: str, queue: WorkQueue) -> str:
@@ -173,7 +174,7 @@ def call_kind(subject: str, queue: WorkQueue) -> str:
     return f"publish {'.'.join(tokens)}"
 
 
-def changes_something(subject: str) -> bool:
+def changes_state(subject: str) -> bool:
     """
     Tell whether a call changes what the server has stored.
 
@@ -225,7 +226,7 @@ def _die_instead_of(connection: Connection, queue: WorkQueue, order: dict[str, A
     # All that the client sends to the server goes through publish, its requests too.
     async def dying(subject: str, *args: Any, **kwargs: Any) -> None:
         nonlocal made
-        if order["counted"] == "all" or changes_something(subject):
+        if order["counted"] == "all" or changes_state(subject):
             made += 1
             if made == order["call"]:
                 _tell(wire, {"what": call_kind(subject, queue), "subject": subject})

@@ -10,7 +10,8 @@ from itertools import count
 from pathlib import Path
 from threading import Event, Thread
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection, connect
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -38,7 +39,7 @@ def dags_folder(folder: Path) -> Path:
 
 
 @contextmanager
-def filled(nats: NatsServer, folder: Path) -> Iterator[None]:
+def background_load(nats: NatsServer, folder: Path) -> Iterator[None]:
     """
     Keep a till at work and customers on the phone.
 
@@ -53,7 +54,7 @@ def filled(nats: NatsServer, folder: Path) -> Iterator[None]:
         "till",
         queue=STORE,
         consumer="till",
-        handler="demo.till:process",
+        handler="demo.slow_worker:process",
         env=env,
         logs=folder / "workers",
         concurrency=2,

@@ -13,7 +13,7 @@ class DemoError(Exception):
     """The demo didn't show what it should; the message says what happened instead."""
 
 
-def say(text: str) -> None:
+def show(text: str) -> None:
     """
     Show progress at once.
 
@@ -22,7 +22,7 @@ def say(text: str) -> None:
     print(text, flush=True)
 
 
-def duration(task: dict[str, Any]) -> float:
+def task_seconds(task: dict[str, Any]) -> float:
     """
     Measure a task from its start to its end, deferral included.
 
@@ -32,7 +32,7 @@ def duration(task: dict[str, Any]) -> float:
     return (ended - started).total_seconds()
 
 
-def failure(airflow: Airflow, dag_id: str, run_id: str) -> str:
+def failure_text(airflow: Airflow, dag_id: str, run_id: str) -> str:
     """
     Say which task failed and why.
 

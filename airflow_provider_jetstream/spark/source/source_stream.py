@@ -1,0 +1,164 @@
+"""The stream that a data source reads or writes: the core's stream API over a task's own connection."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    JetStreamDisabledError,
+    NotFoundError,
+    UnreachableError,
+    WireError,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+
+_NO_STREAM = 10059
+_UNAVAILABLE = 503
+_FRACTION_DIGITS = 9
+
+
+@dataclass(frozen=True)
+class StreamInfo:
+    """A stream's configuration and state as of one moment.
+
+    :param created: the server's text; distinguishes a stream from a later one of the same name
+    :param retention: ``limits``, ``interest`` or ``workqueue``
+    :param allow_direct: whether the stream answers direct gets
+    :param duplicate_window: seconds for which the stream remembers message ids
+    :param first: the sequence of the first message, or of the next one where the stream is empty
+    :param last: the sequence of the last message that was ever stored
+    """
+
+    created: str
+    retention: str
+    allow_direct: bool
+    duplicate_window: float
+    first: int
+    last: int
+
+
+class _SourceConnection(BlockingConnection):
+    """Adds the options' API prefix, and words errors in terms of the options.
+
+    It waits for one answer at a time and compares the whole reply subject: a consumer's messages may arrive on the
+    same socket meanwhile.
+    """
+
+    def __init__(self, socket: NatsSocket, stream: str, api_prefix: str) -> None:
+        super().__init__(socket)
+        self._socket = socket
+        self._stream = stream
+        self._api_prefix = api_prefix
+
+    async def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        payload = json.dumps(request).encode() if request is not None else b""
+        return self.decode(subject, *self._socket.request(f"{self._api_prefix}.{subject}", payload))
+
+    def decode(self, subject: str, header: bytes, body: bytes) -> dict[str, Any]:
+        if header.startswith(b"NATS/1.0 503"):
+            raise UnreachableError(
+                f"no answer on {self._api_prefix}.{subject}: JetStream is off, its leader is away, or jsDomain is wrong"
+            )
+        try:
+            return decode_answer(body, subject)
+        except ApiError as error:
+            if error.err_code == _NO_STREAM:
+                raise NotFoundError(
+                    f"expected the stream {self._stream!r}, found none: check the option stream"
+                ) from None
+            if error.err_code in NOT_ENABLED:
+                raise JetStreamDisabledError(f"expected JetStream, found: {error.description}") from None
+            if error.status == _UNAVAILABLE:
+                raise UnreachableError(f"JetStream can't answer just now: {error.description}") from None
+            raise
+
+
+class SourceStream:
+    """A stream behind an open connection."""
+
+    def __init__(self, socket: NatsSocket, name: str, api_prefix: str = "$JS.API") -> None:
+        self.socket = socket
+        self.name = name
+        self.api_prefix = api_prefix
+        self._connection = _SourceConnection(socket, name, api_prefix)
+
+    def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Send a request to JetStream's API.
+
+        :raises ApiError: the server refused
+        :raises NotFoundError: the stream doesn't exist
+        :raises JetStreamDisabledError: the server or the account has no JetStream
+        :raises UnreachableError: there is no answer at the moment
+        """
+        return self._connection.run(self._connection.api(subject, request))
+
+    def decode(self, subject: str, header: bytes, body: bytes) -> dict[str, Any]:
+        """Decode an answer of JetStream's API; raises what :meth:`api` raises."""
+        return self._connection.decode(subject, header, body)
+
+    def info(self) -> StreamInfo:
+        """Read the stream's configuration and state."""
+        info = self._connection.run(stream_info(self._connection, self.name))
+        config, state = info["config"], info["state"]
+        last = int(state["last_seq"])
+        return StreamInfo(
+            created=str(info["created"]),
+            retention=str(config["retention"]),
+            allow_direct=bool(config.get("allow_direct")),
+            duplicate_window=int(config.get("duplicate_window", 0)) / 1e9,
+            # An empty stream's first message is the one after its last.
+            first=int(state["first_seq"]) if state["messages"] else last + 1,
+            last=last,
+        )
+
+    def next_message(self, sequence: int, subject: str = ">") -> StoredMessage | None:
+        """Read the first message at or after a sequence."""
+        return self._connection.run(next_message(self._connection, self.name, max(sequence, 1), subject))
+
+    def next_sequence(self, sequence: int, subjects: Sequence[str]) -> int | None:
+        """Find the first message at or after a sequence that any of the filters matches."""
+        messages = (self.next_message(sequence, subject) for subject in subjects)
+        return min((message.sequence for message in messages if message), default=None)
+
+    def sequence_at(self, time: int, info: StreamInfo) -> int:
+        """Find the first message that was stored at or after a time, by bisection.
+
+        :param time: nanoseconds since 1970
+        :param info: its first and last sequence bound the search
+        :return: the message's sequence, or the one after the last
+        """
+        low, high = info.first, info.last + 1
+        while low < high:
+            middle = (low + high) // 2
+            message = self.next_message(middle)
+            if message is None or parse_time(message.time) >= time:
+                high = middle
+            else:
+                low = min(message.sequence + 1, high)
+        return low
+
+
+def parse_time(text: str) -> int:
+    """Convert a time of the server (RFC 3339, up to nine digits of a second) to nanoseconds since 1970.
+
+    :raises WireError: the text isn't such a time
+    """
+    try:
+        whole, _, fraction = text.removesuffix("Z").partition(".")
+        seconds = int(datetime.fromisoformat(whole).replace(tzinfo=UTC).timestamp())
+        return seconds * 1_000_000_000 + int((fraction or "0").ljust(_FRACTION_DIGITS, "0"))
+    except ValueError:
+        raise WireError(f"expected a time of the server, found {text!r}") from None

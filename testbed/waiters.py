@@ -1,0 +1,96 @@
+"""Many concurrent waits for jobs: start them, complete their jobs in bulk, and count what they cost the server."""
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from testbed.nats_server import NatsServer
+from testbed.queues import store_completion
+
+_BATCH = 250
+
+
+@dataclass
+class Waiter:
+    """A running wait; ``remaining`` gets the number of jobs still awaited at each job end."""
+
+    task: asyncio.Task[WaitReport]
+    remaining: list[int] = field(default_factory=list)
+
+
+def start_waiting(
+    connection: Connection, cursor: Cursor, sequences: Iterable[int], policy: WaitPolicy | None = None
+) -> Waiter:
+    """Start to wait for jobs, with a cursor taken before they were published."""
+    ends: list[int] = []
+    work = wait(connection, cursor, sequences, policy=policy, progress=lambda report: ends.append(len(report.awaited)))
+    return Waiter(asyncio.create_task(work), ends)
+
+
+async def wait_reports(waiters: Iterable[Waiter], within: float = 10.0) -> list[WaitReport]:
+    """Return the reports of all waits; raises TimeoutError after ``within`` seconds."""
+    tasks = [waiter.task for waiter in waiters]
+    done, pending = await asyncio.wait(tasks, timeout=within)
+    for task in pending:
+        task.cancel()
+    if pending:
+        raise TimeoutError(
+            f"{len(pending)} of {len(tasks)} waits are still running after {within:g} s, {len(done)} have ended"
+        )
+    return [task.result() for task in tasks]
+
+
+async def wait_failures(waiters: Iterable[Waiter], within: float = 10.0) -> list[BaseException | None]:
+    """Return the errors with which the waits ended, None for a wait that ended with a report."""
+    with suppress(Exception):
+        await wait_reports(waiters, within)
+    return [waiter.task.exception() for waiter in waiters]
+
+
+async def store_completions(connection: Connection, queue: WorkQueue, sequences: Sequence[int]) -> None:
+    """Store the completion events of many jobs."""
+    for start in range(0, len(sequences), _BATCH):
+        batch = sequences[start : start + _BATCH]
+        await asyncio.gather(*(store_completion(connection, queue, sequence) for sequence in batch))
+
+
+@dataclass
+class WaitingCost:
+    """Subscriptions and consumers on a server whose only other client is the waiting one, and their maxima so far."""
+
+    server: NatsServer
+    connection: Connection
+    streams: tuple[str, ...]
+    max_subscriptions: int = 0
+    max_consumers: int = 0
+
+    async def count(self) -> tuple[int, int]:
+        """Return the number of subscribed inboxes, without those for answers to requests, and the number of consumers."""
+        connections = await asyncio.to_thread(self.server.monitor, "connz?subs=1")
+        inboxes = [
+            subject
+            for client in connections["connections"]
+            for subject in client.get("subscriptions_list", [])
+            if subject.startswith("_INBOX.") and not subject.endswith(".*")
+        ]
+        consumers = [name for stream in self.streams for name in await consumer_names(self.connection, stream)]
+        self.max_subscriptions = max(self.max_subscriptions, len(inboxes))
+        self.max_consumers = max(self.max_consumers, len(consumers))
+        return len(inboxes), len(consumers)
+
+    async def watch(self) -> None:
+        """Count repeatedly, for ever."""
+        while True:
+            await self.count()
+
+    async def equals(self, expected: tuple[int, int]) -> bool:
+        """Return whether the current numbers of inboxes and consumers are as expected."""
+        return await self.count() == expected

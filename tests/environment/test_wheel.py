@@ -1,0 +1,104 @@
+"""The wheel in empty environments: beside nothing, beside an Airflow of its own day, and beside Spark without Airflow."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from demo.__main__ import run_demo
+from testbed.environments import build_wheel, create_environment, installed_packages, locked
+from testbed.nats_server import NatsServer
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+# The registry's packages a month after this Airflow was released. Its own constraints are of the same time.
+AIRFLOW = "apache-airflow==3.3.2"
+UPLOADED_BEFORE = "2026-10-15"
+
+_READ = """
+import sys
+from pyspark.sql import SparkSession
+from airflow_provider_jetstream.spark import register
+session = SparkSession.builder.master("local[1]").config("spark.ui.enabled", "false").getOrCreate()
+register(session)
+rows = session.read.format("jetstream").option("servers", sys.argv[1]).option("stream", "letters").load()
+print(sorted(bytes(row.value) for row in rows.collect()))
+"""
+
+_FILL = """
+import asyncio, sys, nats
+async def main():
+    client = await nats.connect(sys.argv[1])
+    stream = client.jetstream()
+    await stream.add_stream(name="letters", subjects=["letters"])
+    for body in (b"a", b"b"):
+        await stream.publish("letters", body)
+    await client.close()
+asyncio.run(main())
+"""
+
+_USER = """
+from airflow_provider_jetstream.jetstream import Consumer, WorkQueue, publish
+from airflow_provider_jetstream.spark import register
+from airflow_provider_jetstream.worker import Worker
+
+queue = WorkQueue(name="emails", subjects=["emails.>"], consumers=[Consumer(name="sender")])
+reveal_type(queue)
+reveal_type(publish)
+reveal_type(Worker)
+"""
+
+
+def _run(*command: str | Path, cwd: Path | None = None) -> str:
+    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def nats(tmp_path_factory: pytest.TempPathFactory) -> Iterator[NatsServer]:
+    with NatsServer(tmp_path_factory.mktemp("nats")) as server:
+        yield server
+
+
+def test_the_wheel_requires_neither_airflow_nor_spark(bare: Path) -> None:
+    names = {package.partition("==")[0].lower() for package in installed_packages(bare)}
+    assert {"nats-py", "nkeys", "pydantic", "pyyaml"} <= names
+    assert not {name for name in names if name.startswith(("apache-airflow", "pyspark", "pyarrow", "numpy"))}
+
+
+def test_beside_airflow_the_wheel_changes_no_other_package_and_an_example_dag_runs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    python = create_environment(tmp_path / "venv", Path(sys.executable), [AIRFLOW], uploaded_before=UPLOADED_BEFORE)
+    before = installed_packages(python)
+    create_environment(tmp_path / "venv", python, [f"{build_wheel()}[airflow]"], uploaded_before=UPLOADED_BEFORE)
+    assert before <= installed_packages(python)
+    with NatsServer(tmp_path / "nats") as server:
+        run_demo(server, tmp_path, python=str(python))
+    shown = capsys.readouterr().out
+    assert "lost                         0" in shown
+    assert "run twice                    0" in shown
+
+
+def test_beside_spark_without_airflow_a_read_runs(nats: NatsServer, tmp_path: Path) -> None:
+    python = create_environment(tmp_path / "venv", Path(sys.executable), [f"{build_wheel()}[spark]", locked("pyspark")])
+    assert not any(package.startswith("apache-airflow") for package in installed_packages(python))
+    _run(python, "-c", _FILL, nats.url)
+    assert _run(python, "-c", _READ, nats.url, cwd=tmp_path).split("\n")[0] == "[b'a', b'b']"
+
+
+def test_a_strict_type_check_of_a_users_file_sees_the_types(tmp_path: Path) -> None:
+    python = create_environment(
+        tmp_path / "venv", Path(sys.executable), [str(build_wheel()), locked("mypy"), "types-PyYAML"]
+    )
+    (tmp_path / "user.py").write_text(_USER)
+    shown = _run(python, "-m", "mypy", "--strict", "user.py", cwd=tmp_path)
+    assert 'Revealed type is "airflow_provider_jetstream.jetstream.queue.work_queue.WorkQueue"' in shown
+    assert "def (connection: airflow_provider_jetstream.jetstream.client.connection.Connection" in shown
+    assert "airflow_provider_jetstream.worker.worker.Worker" in shown
