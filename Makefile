@@ -21,7 +21,7 @@ UI_VERSIONS := tests/ui/test_ui_versions.py
 UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_lookout.py tests/ui --ignore=$(UI_VERSIONS)
 PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
 	tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py tests/spark/test_dead_letter_reading.py \
-	tests/spark/test_dead_letter_report.py tests/spark/test_gets.py tests/spark/test_told.py
+	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_told.py
 # A standalone cluster, and an environment of its own with another PySpark.
 SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
 LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))

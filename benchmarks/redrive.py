@@ -20,7 +20,7 @@ from typing import Any
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -35,29 +35,29 @@ IN_FLIGHT = 500
 MEBIBYTE = 2**20
 
 
-async def ours(connection: Connection, queue: WorkQueue) -> None:
+async def ours(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Redrive by copies."""
     (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))).raise_for_failures()
 
 
-async def ours_atomic(connection: Connection, queue: WorkQueue) -> None:
+async def ours_atomic(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Redrive by atomic batches."""
     (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC))).raise_for_failures()
 
 
-async def ours_in_place(connection: Connection, queue: WorkQueue) -> None:
+async def ours_in_place(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Redrive in place."""
     (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))).raise_for_failures()
 
 
-async def one_by_one(connection: Connection, queue: WorkQueue) -> None:
+async def one_by_one(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Do what the article's processor does: read an entry, get the job, publish it again, delete it."""
     async for sequence, entry in _entries(connection, queue):
         await _bring_back(connection, queue, sequence)
         await connection.client.jetstream().delete_msg(f"{queue.name}-dead", entry)
 
 
-async def gathered(connection: Connection, queue: WorkQueue) -> None:
+async def gathered(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Do the same for a hundred at a time."""
     jetstream = connection.client.jetstream()
     found = [each async for each in _entries(connection, queue)]
@@ -67,7 +67,7 @@ async def gathered(connection: Connection, queue: WorkQueue) -> None:
         await asyncio.gather(*(jetstream.delete_msg(f"{queue.name}-dead", entry) for _, entry in batch))
 
 
-async def _entries(connection: Connection, queue: WorkQueue) -> AsyncIterator[tuple[int, int]]:
+async def _entries(connection: NatsPyConnection, queue: WorkQueue) -> AsyncIterator[tuple[int, int]]:
     jetstream = connection.client.jetstream()
     reader = await jetstream.pull_subscribe("", stream=f"{queue.name}-dead")
     left = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
@@ -78,14 +78,14 @@ async def _entries(connection: Connection, queue: WorkQueue) -> AsyncIterator[tu
             await message.ack()
 
 
-async def _bring_back(connection: Connection, queue: WorkQueue, sequence: int) -> None:
+async def _bring_back(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> None:
     jetstream = connection.client.jetstream()
     job = await jetstream.get_msg(queue.name, sequence)
     await jetstream.publish(job.subject or "", job.data or b"", headers={"Nats-Msg-Id": f"again-{sequence}"})
     await jetstream.delete_msg(queue.name, sequence)
 
 
-WAYS: dict[str, Callable[[Connection, WorkQueue], Awaitable[None]]] = {
+WAYS: dict[str, Callable[[NatsPyConnection, WorkQueue], Awaitable[None]]] = {
     "copy": ours,
     "atomic": ours_atomic,
     "in_place": ours_in_place,

@@ -21,7 +21,11 @@ def drain(stream: SourceStream, messages: int) -> None:
         topic = f"{stream.name}.{config['name']}"
         stream.api(f"CONSUMER.CREATE.{topic}", {"stream_name": stream.name, "config": config})
         pull = b'{"batch":%d,"expires":20000000000}' % _PULL
-        request = f"PUB $JS.API.CONSUMER.MSG.NEXT.{topic} {wire.reply()} {len(pull)}\r\n".encode() + pull + b"\r\n"
+        request = (
+            f"PUB $JS.API.CONSUMER.MSG.NEXT.{topic} {wire.new_reply_subject()} {len(pull)}\r\n".encode()
+            + pull
+            + b"\r\n"
+        )
         wire.send(request * 2)
         # None of these letters is in a body, so that a search leaps over them.
         mark = b"MSG %b." % stream.name.encode()
@@ -49,7 +53,7 @@ def drain_directly(stream: SourceStream, first: int, last: int, batch: int = 256
         while next_one <= last:
             request = {"seq": next_one, "next_by_subj": ">", "batch": min(batch, last - next_one + 1)}
             pull = json.dumps(request).encode()
-            wire.send(f"PUB {topic} {wire.reply()} {len(pull)}\r\n".encode() + pull + b"\r\n")
+            wire.send(f"PUB {topic} {wire.new_reply_subject()} {len(pull)}\r\n".encode() + pull + b"\r\n")
             ended = None
             while not ended:
                 wire.receive(lambda buffer, filled: buffer.rfind(b"204 EOB", max(0, filled - 400), filled) >= 0)

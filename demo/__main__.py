@@ -1,4 +1,4 @@
-"""Run DAGs on a real nats-server, real workers and a real Airflow, and show what became of every job.
+"""Run DAGs on a real nats-server, real workers and a real Airflow, and show how every job ended.
 
 First ``orders``, then ``dead_letter_pipeline`` with Spark on this machine.
 """
@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from demo.background_load import SHOP, background_load, dags_folder
-from demo.spark import connections, redrive_demo, report_settings
 from demo.output import ROOT, DemoError, failure_text, show, task_seconds
+from demo.spark import connections, redrive_demo, report_settings
 from testbed.airflow import Airflow, AirflowNotReadyError
 from testbed.nats_server import NatsServer
 from testbed.processes import Process
@@ -31,7 +31,7 @@ TIMEOUT = 300.0
 
 
 def main() -> int:
-    """Run the demo; the exit status is 0 only if every order was done once."""
+    """Run the demo; the exit status is 0 only if every order was processed once."""
     keep = os.environ.get("KEEP") == "1"
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-"))
@@ -56,12 +56,9 @@ def run_demo(
     python: str = sys.executable,
     then: Callable[[Airflow], None] = lambda _: None,
 ) -> None:
-    """
-    Run the DAG once and show the result.
+    """Run the DAG once and show the result.
 
-    :param nats: a running server
-    :param folder: for everything that is written
-    :param keep: stay up afterwards until interrupted
+    :param keep: keep everything running afterwards until interrupted
     :param python: the interpreter that has Airflow
     :param then: what else to show on the same Airflow
     """
@@ -95,7 +92,7 @@ def run_demo(
         then(airflow)
         if keep:
             with background_load(nats, folder):
-                stay(airflow)
+                keep_running(airflow)
     finally:
         for worker in workers:
             worker.terminate(10)
@@ -103,13 +100,7 @@ def run_demo(
 
 
 def start_workers(nats: NatsServer, ledger: Path, folder: Path) -> list[Process]:
-    """
-    Start two workers that share the orders.
-
-    :param nats: the server
-    :param ledger: where they write down what they did
-    :param folder: for their logs
-    """
+    """Start two workers that share the orders; they record in ``ledger`` what they have processed."""
     env = {**os.environ, "NATS_URL": nats.url, "ORDERS_LEDGER": str(ledger), "PYTHONPATH": str(ROOT)}
     return [
         start_worker(
@@ -125,13 +116,7 @@ def start_workers(nats: NatsServer, ledger: Path, folder: Path) -> list[Process]
 
 
 def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
-    """
-    Count what happened to the orders, from the tasks' results and from what the workers wrote down.
-
-    :param airflow: where the DAG ran
-    :param run_id: the run
-    :param ledger: what the workers wrote down
-    """
+    """Count what happened to the orders, from the tasks' XComs and from the workers' record."""
     published = airflow.xcom(DAG_ID, run_id, "publish")
     redriven = airflow.xcom(DAG_ID, run_id, "redrive")
     runs = Counter(json.loads(line)["order"] for line in ledger.read_text().splitlines())
@@ -159,19 +144,15 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
         ],
     )
     if lost or twice or published["completed"] + redriven["completed"] != published["published"]:
-        raise DemoError(f"not every order was done exactly once:\n{counts}")
+        raise DemoError(f"not every order was processed exactly once:\n{counts}")
     return f"\n{counts}\n\n{seconds}\n"
 
 
-def stay(airflow: Airflow) -> None:
-    """
-    Keep everything up until the person interrupts.
-
-    :param airflow: the Airflow to look at
-    """
+def keep_running(airflow: Airflow) -> None:
+    """Keep everything running until the user interrupts."""
     airflow.unpause(SHOP)
     show(f"The Airflow UI is at {airflow.url}, user {airflow.user}, password admin. Ctrl-C stops it all.")
-    show(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a caller keep one of them busy.")
+    show(f"The queues are at {airflow.url}/plugin/jetstream; the DAG {SHOP} and a publisher keep one of them busy.")
     while True:
         time.sleep(3600)
 

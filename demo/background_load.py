@@ -1,4 +1,4 @@
-"""Keeps queues lively after the demo: orders that come, are done and fail, and jobs that nobody does."""
+"""Load for the queues that stay open after the demo: orders, some of which fail, and a queue without workers."""
 
 import asyncio
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 from threading import Event, Thread
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -22,16 +22,12 @@ ROOT = Path(__file__).resolve().parent.parent
 STORE = ROOT / "example_dags" / "queues" / "store.yaml"
 SHOP = "shop"
 
-_SECONDS_BETWEEN_CALLS = 2.0
-_EVERY = 15
+_SECONDS_BETWEEN_ORDERS = 2.0
+_MALFORMED_EVERY = 15
 
 
 def dags_folder(folder: Path) -> Path:
-    """
-    Put the example DAGs and the shop's together, and return where.
-
-    :param folder: for everything that the demo writes
-    """
+    """Copy the example DAGs and the shop's DAG into one folder, and return it."""
     dags = folder / "dags"
     shutil.copytree(ROOT / "example_dags", dags / "example_dags")
     shutil.copytree(ROOT / "demo" / "dags", dags / "demo")
@@ -40,18 +36,13 @@ def dags_folder(folder: Path) -> Path:
 
 @contextmanager
 def background_load(nats: NatsServer, folder: Path) -> Iterator[None]:
-    """
-    Keep a till at work and customers on the phone.
-
-    :param nats: the server
-    :param folder: for logs
-    """
+    """Run a slow worker and a publisher of orders until the block ends."""
     env = {**os.environ, "NATS_URL": nats.url, "PYTHONPATH": str(ROOT)}
-    closing = Event()
-    phone = Thread(target=lambda: asyncio.run(_call(nats.url, closing)), daemon=True)
-    phone.start()
-    till = start_worker(
-        "till",
+    stopping = Event()
+    publisher = Thread(target=lambda: asyncio.run(_publish_orders(nats.url, stopping)), daemon=True)
+    publisher.start()
+    worker = start_worker(
+        "slow-worker",
         queue=STORE,
         consumer="till",
         handler="demo.slow_worker:process",
@@ -62,34 +53,36 @@ def background_load(nats: NatsServer, folder: Path) -> Iterator[None]:
     try:
         yield
     finally:
-        closing.set()
-        till.terminate(10)
-        phone.join(10)
+        stopping.set()
+        worker.terminate(10)
+        publisher.join(10)
 
 
-async def _call(url: str, closing: Event) -> None:
+async def _publish_orders(url: str, stopping: Event) -> None:
     async with connect(connection_settings({"servers": (url,)})) as connection:
         await provision(connection, WorkQueue.load(STORE))
-        await _leave_alone(connection)
+        await _fill_idle_queue(connection)
         jetstream = connection.client.jetstream()
         for number in count():
-            if closing.is_set():
+            if stopping.is_set():
                 return
             order: object = {"id": f"phone-{number}", "amount": 5, "bank": "fast"}
-            body = "hello? is this the store?" if number % _EVERY == _EVERY - 1 else json.dumps(order)
+            body = (
+                "hello? is this the store?" if number % _MALFORMED_EVERY == _MALFORMED_EVERY - 1 else json.dumps(order)
+            )
             await jetstream.publish("store.orders.phone", body.encode())
-            await asyncio.sleep(_SECONDS_BETWEEN_CALLS)
+            await asyncio.sleep(_SECONDS_BETWEEN_ORDERS)
 
 
-async def _leave_alone(connection: Connection) -> None:
-    """Fill a queue that nobody works on."""
-    declared = {
+async def _fill_idle_queue(connection: NatsPyConnection) -> None:
+    """Fill a queue that has no worker."""
+    declaration = {
         "name": "newsletter",
         "subjects": ["newsletter.>"],
         "consumers": [{"name": "mailer", "max_deliver": 3, "ack_wait": "30s"}],
         "dead_letters": "newsletter_dead",
         "max_msgs": 200,
     }
-    await provision(connection, WorkQueue.load(declared))
+    await provision(connection, WorkQueue.load(declaration))
     for number in range(150):
         await connection.client.jetstream().publish(f"newsletter.{number}", b"{}")

@@ -1,4 +1,4 @@
-"""What both parts of the demo tell with."""
+"""Output and timing for both parts of the demo."""
 
 from datetime import datetime
 from pathlib import Path
@@ -14,32 +14,18 @@ class DemoError(Exception):
 
 
 def show(text: str) -> None:
-    """
-    Show progress at once.
-
-    :param text: what to show
-    """
+    """Print a line of progress at once."""
     print(text, flush=True)
 
 
 def task_seconds(task: dict[str, Any]) -> float:
-    """
-    Measure a task from its start to its end, deferral included.
-
-    :param task: the task instance as Airflow's API gives it
-    """
+    """Return a task instance's time from its start to its end, deferral included."""
     started, ended = (datetime.fromisoformat(task[key]) for key in ("start_date", "end_date"))
     return (ended - started).total_seconds()
 
 
 def failure_text(airflow: Airflow, dag_id: str, run_id: str) -> str:
-    """
-    Say which task failed and why.
-
-    :param airflow: where the DAG ran
-    :param dag_id: the DAG
-    :param run_id: the run
-    """
+    """Return which tasks of a run failed, with the end of their logs."""
     failed = [task["task_id"] for task in airflow.task_instances(dag_id, run_id) if task["state"] == "failed"]
     logs = "\n".join(f"--- {task}\n{airflow.task_log(dag_id, run_id, task)[-3000:]}" for task in failed)
     return f"the run ended without success; failed tasks: {', '.join(failed) or 'none'}\n{logs}"

@@ -1,4 +1,4 @@
-"""Does the orders of the shop that stays open after the demo, at a pace that a person can follow."""
+"""Processes the orders of the shop that stays open after the demo, at a pace that a person can follow."""
 
 from __future__ import annotations
 
@@ -12,9 +12,6 @@ if TYPE_CHECKING:
 
 
 def process(job: Delivery) -> None:
-    """Take a second for an order, then do what the store does with it.
-
-    :param job: the order
-    """
+    """Take a second for an order, then process it as the store does."""
     time.sleep(1)
     store.process(job)

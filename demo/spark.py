@@ -1,4 +1,4 @@
-"""Run the DAG ``dead_letter_pipeline`` with Spark on this machine, and show what became of a store's dead letters."""
+"""Run the DAG ``dead_letter_pipeline`` with Spark on this machine, and show how a store's dead letters ended."""
 
 import asyncio
 import json
@@ -27,7 +27,7 @@ DAG_ID = "dead_letter_pipeline"
 QUEUE = ROOT / "example_dags" / "queues" / "store.yaml"
 TASKS = ("scan", "report", "redrive")
 TIMEOUT = 300.0
-# A JVM that is soon ready rather than fast in the end, for a hundred letters.
+# For a hundred dead letters the JVM's start-up time matters more than its peak speed.
 CONF = {
     "spark.driver.extraJavaOptions": "-XX:TieredStopAtLevel=1",
     "spark.driver.host": "127.0.0.1",
@@ -39,7 +39,7 @@ MALFORMED, BUSY, POISON = 60, 30, 10
 
 
 def main() -> int:
-    """Run the demo; the exit status is 0 only if every letter that can be mended was done once."""
+    """Run the demo; the exit status is 0 only if every dead letter that can be repaired was processed once."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="jetstream-demo-spark-"))
     try:
@@ -54,12 +54,7 @@ def main() -> int:
 
 
 def run_demo(nats: NatsServer, folder: Path) -> None:
-    """
-    Start an Airflow, and bring the letters of a store back on it.
-
-    :param nats: a running server
-    :param folder: for everything that is written
-    """
+    """Start an Airflow, and redrive a store's dead letters on it."""
     airflow = Airflow(
         folder / "airflow", ROOT / "example_dags", connections=connections(nats), env=report_settings(folder)
     )
@@ -72,33 +67,19 @@ def run_demo(nats: NatsServer, folder: Path) -> None:
 
 
 def connections(nats: NatsServer) -> dict[str, str]:
-    """
-    Give the connections that the DAGs ask for.
-
-    :param nats: the server
-    """
+    """Return Airflow's connections to NATS and Spark, in JSON form."""
     spark = {"conn_type": "spark", "host": "local[*]", "extra": {"conf": CONF}}
-    given = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
-    return {"nats_default": json.dumps(given), "spark_default": json.dumps(spark)}
+    nats_connection = {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
+    return {"nats_default": json.dumps(nats_connection), "spark_default": json.dumps(spark)}
 
 
 def report_settings(folder: Path) -> dict[str, str]:
-    """
-    Say where the DAG's reports go, for the Airflow that runs it.
-
-    :param folder: for everything that is written
-    """
+    """Return the environment variable for the folder of the DAG's reports."""
     return {"DEAD_LETTER_REPORTS": str(folder / "reports")}
 
 
 def redrive_demo(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
-    """
-    Have orders die, run the DAG once and show the result.
-
-    :param nats: a running server
-    :param folder: for everything that is written
-    :param airflow: a running Airflow
-    """
+    """Publish orders that become dead letters, run the DAG once and show the result."""
     if shutil.which("java") is None and "JAVA_HOME" not in os.environ:
         show(f"Spark needs Java, which isn't here: {DAG_ID} is left out")
         return
@@ -109,9 +90,9 @@ def redrive_demo(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
         "store", queue=QUEUE, consumer="till", handler="example_workers.store:process", env=env, logs=folder
     )
     try:
-        show(f"{MALFORMED + BUSY + POISON} orders of a store that can't be done, and a worker that tries")
+        show(f"{MALFORMED + BUSY + POISON} orders of a store that can't be processed, and a worker that tries")
         asyncio.run(wait_for_letters(nats, MALFORMED + BUSY + POISON))
-        show(f"all are dead letters; {DAG_ID} reports on them, mends them and brings them back, with Spark")
+        show(f"all are dead letters; {DAG_ID} reports on them, repairs and redrives them, with Spark")
         airflow.wait_for_dags(DAG_ID)
         run_id = scheduled_run(airflow)
         run = airflow.wait_for_run(DAG_ID, run_id, TIMEOUT)
@@ -123,11 +104,7 @@ def redrive_demo(nats: NatsServer, folder: Path, airflow: Airflow) -> None:
 
 
 async def publish(nats: NatsServer) -> None:
-    """
-    Publish orders of which each fails in its way.
-
-    :param nats: the server
-    """
+    """Publish orders that fail, each kind for its own reason."""
     malformed = [{"id": number, "amount": f"{number},50", "bank": "quick"} for number in range(MALFORMED)]
     busy = [{"id": MALFORMED + number, "amount": number, "bank": "slow"} for number in range(BUSY)]
     bodies = [*(json.dumps(order).encode() for order in (*malformed, *busy)), *[b"no order"] * POISON]
@@ -138,12 +115,7 @@ async def publish(nats: NatsServer) -> None:
 
 
 async def wait_for_letters(nats: NatsServer, count: int) -> None:
-    """
-    Wait until the worker has given up.
-
-    :param nats: the server
-    :param count: how many dead letters there will be
-    """
+    """Wait until the queue has ``count`` dead letters."""
     async with connect(connection_settings({"servers": (nats.url,)})) as connection:
 
         async def dead() -> bool:
@@ -153,27 +125,17 @@ async def wait_for_letters(nats: NatsServer, count: int) -> None:
 
 
 def scheduled_run(airflow: Airflow) -> str:
-    """
-    Give the run that the schedule begins when the DAG is unpaused.
-
-    :param airflow: where it runs
-    """
+    """Return the run that the schedule starts when the DAG is unpaused."""
     deadline = time.monotonic() + TIMEOUT
     while time.monotonic() < deadline:
         if runs := airflow.runs(DAG_ID):
             return str(runs[0]["dag_run_id"])
         time.sleep(0.5)
-    raise DemoError(f"the schedule of {DAG_ID} began no run within {TIMEOUT:g} s")
+    raise DemoError(f"the schedule of {DAG_ID} started no run within {TIMEOUT:g} s")
 
 
 def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
-    """
-    Count what happened to the letters, from the tasks' results and from what the worker wrote down.
-
-    :param airflow: where the DAG ran
-    :param run_id: the run
-    :param ledger: what the worker wrote down
-    """
+    """Count what happened to the dead letters, from the tasks' XComs and from the worker's record."""
     report, redrive = (airflow.xcom(DAG_ID, run_id, name) for name in ("report", "redrive"))
     done = [json.loads(line)["id"] for line in ledger.read_text().splitlines()]
     counts: list[tuple[str, Any]] = [
@@ -181,14 +143,14 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
         ("causes", report["causes"]),
         ("redriven", redrive["redriven"]),
         ("completed after redrive", redrive["completed"]),
-        ("done twice", len(done) - len(set(done))),
+        ("processed twice", len(done) - len(set(done))),
     ]
     tasks = {task["task_id"]: task for task in airflow.task_instances(DAG_ID, run_id)}
     seconds = [(name, f"{task_seconds(tasks[name]):.1f}") for name in TASKS]
-    shown = f"{text_table(('letters', 'count'), counts)}\n\n{text_table(('task', 'seconds'), seconds)}\n"
+    tables = f"{text_table(('letters', 'count'), counts)}\n\n{text_table(('task', 'seconds'), seconds)}\n"
     if redrive["completed"] != MALFORMED + BUSY or len(done) != len(set(done)):
-        raise DemoError(f"not every letter that can be mended was done exactly once:\n{shown}")
-    return f"\n{shown}"
+        raise DemoError(f"not every letter that can be repaired was processed exactly once:\n{tables}")
+    return f"\n{tables}"
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Health check of a worker container: the NATS server has a live connection from this address.
 
-The server drops a client that stops answering its pings, so a worker whose event loop hangs fails this check
-too, which no look at the container's own processes would notice.
+The server drops a client that stops answering its pings, so a worker whose event loop hangs fails this check too;
+a check of the container's own processes would not notice.
 """
 
 import http.client
@@ -14,11 +14,9 @@ PAGE = 1024
 
 
 def connected(monitor_url: str, timeout: float = 5.0) -> bool:
-    """Ask the server's monitoring endpoint for an open client connection from this container.
+    """Return whether the server's monitoring endpoint lists a client connection from this process's address.
 
-    :param monitor_url: base URL of the server's monitoring port.
-    :param timeout: seconds to wait for each answer.
-    :return: whether one of the server's connections comes from the address this process reaches it from.
+    ``timeout`` is in seconds per answer.
     """
     url = urllib.parse.urlsplit(monitor_url)
     if url.hostname is None:
@@ -44,10 +42,7 @@ def connected(monitor_url: str, timeout: float = 5.0) -> bool:
 
 
 def main() -> int:
-    """Print the finding and turn it into an exit code.
-
-    :return: 0 for healthy, 1 for not.
-    """
+    """Print the result and return the exit code: 0 for healthy, 1 for not."""
     monitor_url = os.environ.get("NATS_MONITOR_URL", "http://nats:8222")
     try:
         healthy = connected(monitor_url)

@@ -1,1 +1,1 @@
-"""Handlers that do the jobs of the example DAGs."""
+"""Handlers for the jobs of the example DAGs."""

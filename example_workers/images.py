@@ -24,7 +24,7 @@ def convert(job: Delivery) -> dict[str, str]:
     :param job: a request ``{"id": …, "image": "file:///…", "advisory": …}``
     :return: the request's id, which the completion carries
     :raises KeyError: the request names no image, or has no id
-    :raises OSError: there is no such image, or it can't be read
+    :raises OSError: the image doesn't exist or can't be read
     """
     request = job.json()
     source = Path(unquote(urlparse(request["image"]).path))

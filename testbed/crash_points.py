@@ -1,4 +1,4 @@
-"""Run something again and again, each time killed instead of making a later one of its calls to the server."""
+"""Runs a coroutine repeatedly, each time killed in place of a later one of its calls to the server."""
 
 import asyncio
 import importlib
@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -24,8 +24,8 @@ from testbed.text_table import text_table
 
 Counted = Literal["all", "changes"]
 
-# Preparing takes longer than running; several wait for their servers at the same time.
-_AHEAD = 10
+# Preparing a queue takes longer than a run, so several are prepared concurrently.
+_PREPARED_AT_ONCE = 10
 
 _API = "$JS.API."
 _READS = (
@@ -41,14 +41,11 @@ _CHANGES = (
 
 @dataclass(frozen=True, slots=True)
 class CrashRun:
-    """
-    One run in a process of its own.
+    """One run in a process of its own.
 
-    :param call: the number of the counted call that it was to be killed instead of
-    :param status: how its process ended: minus the signal's number, or 0 where it came through
-    :param what: the kind of that call, such as ``$JS.API.STREAM.INFO``; empty where it came through
-    :param subject: the subject of that call
-    :param queue: the queue that the run had to itself
+    ``call`` is the number of the call in place of which it was to be killed, ``status`` the exit status of its process
+    (minus the signal's number, or 0 where the run finished); ``kind``, such as ``$JS.API.STREAM.INFO``, and ``subject``
+    are those of that call, empty where the run finished.
     """
 
     call: int
@@ -60,22 +57,18 @@ class CrashRun:
 
 @dataclass(frozen=True, slots=True)
 class CrashReport:
-    """
-    What became of all runs.
-
-    :param runs: in order; only the last one came through
-    """
+    """All runs in command; only the last one finished."""
 
     runs: tuple[CrashRun, ...]
 
     @property
     def statuses(self) -> list[int]:
-        """How the processes ended."""
+        """The exit statuses of the processes."""
         return [run.status for run in self.runs]
 
     @property
     def queues(self) -> list[WorkQueue]:
-        """The queues, the one of the run that came through last."""
+        """The queues of the runs; the last one is that of the run that finished."""
         return [run.queue for run in self.runs]
 
     @property
@@ -84,8 +77,8 @@ class CrashReport:
         return [run.kind for run in self.runs if run.status]
 
     def table(self) -> str:
-        """Show what was tried."""
-        rows = [(run.kind or "nothing: it came through", run.call, run.status) for run in self.runs]
+        """Format the runs as text."""
+        rows = [(run.kind or "nothing: it finished", run.call, run.status) for run in self.runs]
         return text_table(("killed instead of", "call", "status"), rows)
 
 
@@ -101,54 +94,51 @@ async def crash_at_every_call(
     max_calls: int = 100,
     within: float = 60.0,
 ) -> CrashReport:
-    """
-    Kill a coroutine's process instead of its first call to the server, the next time instead of its second, and so on.
+    """Kill a coroutine's process in place of its first call to the server, the next time of its second, and so on.
 
-    Each run has a real process and a queue to itself. It ends with SIGKILL, and whatever its client had not yet sent
-    ends with it. It goes on until a run makes all its calls.
+    Each run has a process and a queue of its own. It ends with SIGKILL, and what its client had not yet sent is lost
+    with it. The runs go on until one makes all its calls.
 
-    :param servers: the servers' addresses
-    :param function: ``module:name`` of a coroutine function that takes a connection, a queue and the options
-    :param prepare: gives the queue for the run with this number; called for several at a time, some for nothing
-    :param logs: the folder for what the processes write
-    :param options: further arguments by name, as far as JSON has them
-    :param counted: ``all`` calls, or only ``changes``: not what reads, and not the pulling of jobs
-    :param first_call: the number of the first call to be killed at
-    :param most: runs after which it fails
-    :param within: seconds that each run may take
+    :param function: ``module:name`` of a coroutine function that takes a connection, a queue and ``options``
+    :param prepare: creates the queue for the run with this number; called for several runs concurrently, and for some
+        that never happen
+    :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
+    :param max_calls: runs after which it fails
+    :param within: seconds per run
     """
     loop = asyncio.get_running_loop()
-    arrived: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
-    server = await asyncio.start_server(lambda *wire: arrived.set_result(wire), LOOPBACK, 0)
+    connected: asyncio.Future[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = loop.create_future()
+    server = await asyncio.start_server(lambda *streams: connected.set_result(streams), LOOPBACK, 0)
     port = server.sockets[0].getsockname()[1]
-    # What this Python can import, the processes can: the function may be one of a test module.
+    # The processes can import what this one can: the function may be in a test module.
     env = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     process = Process.start(
-        [sys.executable, "-m", "testbed.crash_points", str(port), function], env=env, log_file=logs / "dying.log"
+        [sys.executable, "-m", "testbed.crash_points", str(port), function], env=env, log_file=logs / "crash_points.log"
     )
     runs: list[CrashRun] = []
     prepared: list[WorkQueue] = []
     try:
-        await eventually(lambda: arrived.done() or not process.alive, within)
-        if not arrived.done():
-            raise RuntimeError(f"the process that forks ended with {process.returncode}:\n{process.tail()}")
-        reader, writer = arrived.result()
+        await eventually(lambda: connected.done() or not process.alive, within)
+        if not connected.done():
+            raise RuntimeError(f"the forking process ended with {process.returncode}:\n{process.tail()}")
+        reader, writer = connected.result()
         for call in range(first_call, first_call + max_calls):
             if not prepared:
-                prepared += await asyncio.gather(*map(prepare, range(call, call + _AHEAD)))
+                prepared += await asyncio.gather(*map(prepare, range(call, call + _PREPARED_AT_ONCE)))
             queue = prepared.pop(0)
-            order = {
+            command = {
                 "servers": list(servers),
                 "queue": queue.model_dump(mode="json", exclude_unset=True),
                 "options": dict(options or {}),
                 "counted": counted,
                 "call": call,
             }
-            writer.write(json.dumps(order).encode() + b"\n")
+            writer.write(json.dumps(command).encode() + b"\n")
             async with asyncio.timeout(within):
-                told = await _told(reader, process)
-            runs.append(CrashRun(call, told["status"], told.get("what", ""), told.get("subject", ""), queue))
-            if not told["status"]:
+                result = await _read_result(reader, process)
+            status, kind, subject = result["status"], result.get("kind", ""), result.get("subject", "")
+            runs.append(CrashRun(call, status, kind, subject, queue))
+            if not status:
                 writer.close()
                 return CrashReport(tuple(runs))
     finally:
@@ -158,14 +148,9 @@ async def crash_at_every_call(
 
 
 def call_kind(subject: str, queue: WorkQueue) -> str:
-    """
-    Name the kind of a call to the server.
-
-    :param subject: the subject it is sent on
-    :param queue: the queue whose jobs are told from other messages
-    """
+    """Return the kind of a call to the server by its subject; the queue's jobs are a kind of their own."""
     if subject.startswith(_API):
-        return _API + (_listed(subject, (*_READS, *_CHANGES)) or subject.removeprefix(_API))
+        return _API + (_matching_kind(subject, (*_READS, *_CHANGES)) or subject.removeprefix(_API))
     if subject.startswith("$JS."):
         return ".".join(subject.split(".")[:2])
     if covered_by_any(queue.subjects, subject):
@@ -175,70 +160,66 @@ def call_kind(subject: str, queue: WorkQueue) -> str:
 
 
 def changes_state(subject: str) -> bool:
-    """
-    Tell whether a call changes what the server has stored.
-
-    :param subject: the subject it is sent on
-    """
-    return not (subject.startswith(_API) and _listed(subject, _READS))
+    """Return whether a call on this subject changes what the server stores."""
+    return not (subject.startswith(_API) and _matching_kind(subject, _READS))
 
 
-def _listed(subject: str, kinds: Sequence[str]) -> str | None:
-    asked = subject.removeprefix(_API)
-    return next((kind for kind in kinds if asked == kind or asked.startswith(f"{kind}.")), None)
+def _matching_kind(subject: str, kinds: Sequence[str]) -> str | None:
+    operation = subject.removeprefix(_API)
+    return next((kind for kind in kinds if operation == kind or operation.startswith(f"{kind}.")), None)
 
 
-async def _told(reader: asyncio.StreamReader, process: Process) -> dict[str, Any]:
-    told: dict[str, Any] = {}
-    while "status" not in told:
+async def _read_result(reader: asyncio.StreamReader, process: Process) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    while "status" not in result:
         line = await reader.readline()
         if not line:
-            raise RuntimeError(f"the process that forks ended:\n{process.tail()}")
-        told |= json.loads(line)
-    if told["status"] and "what" not in told:
-        raise RuntimeError(f"a run ended with {told['status']} by itself:\n{process.tail()}")
-    return told
+            raise RuntimeError(f"the forking process ended:\n{process.tail()}")
+        result |= json.loads(line)
+    if result["status"] and "kind" not in result:
+        raise RuntimeError(f"a run ended with {result['status']} by itself:\n{process.tail()}")
+    return result
 
 
-def _fork_for_each_order(port: int, function: str) -> None:
+def _fork_for_each_command(port: int, function: str) -> None:
     module, _, name = function.partition(":")
     call = getattr(importlib.import_module(module), name)
-    with socket.create_connection((LOOPBACK, port)) as wire:
-        for line in wire.makefile():
+    with socket.create_connection((LOOPBACK, port)) as sock:
+        for line in sock.makefile():
             child = os.fork()
             if not child:
-                # What it raises ends the child as it ends any Python.
-                asyncio.run(_run(call, json.loads(line), wire))
+                # An exception ends the child process as it ends any Python program.
+                asyncio.run(_run(call, json.loads(line), sock))
                 return
-            _tell(wire, {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
+            _send(sock, {"status": os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])})
 
 
-async def _run(call: Callable[..., Coroutine[Any, Any, object]], order: dict[str, Any], wire: socket.socket) -> None:
-    queue = WorkQueue(**order["queue"])
-    async with connect(connection_settings({"servers": tuple(order["servers"])})) as connection:
-        _die_instead_of(connection, queue, order, wire)
-        await call(connection, queue, **order["options"])
+async def _run(call: Callable[..., Coroutine[Any, Any, object]], command: dict[str, Any], sock: socket.socket) -> None:
+    queue = WorkQueue(**command["queue"])
+    async with connect(connection_settings({"servers": tuple(command["servers"])})) as connection:
+        _kill_at_call(connection, queue, command, sock)
+        await call(connection, queue, **command["options"])
 
 
-def _die_instead_of(connection: Connection, queue: WorkQueue, order: dict[str, Any], wire: socket.socket) -> None:
-    publish, made = connection.client.publish, 0
+def _kill_at_call(connection: NatsPyConnection, queue: WorkQueue, command: dict[str, Any], sock: socket.socket) -> None:
+    publish, calls = connection.client.publish, 0
 
-    # All that the client sends to the server goes through publish, its requests too.
-    async def dying(subject: str, *args: Any, **kwargs: Any) -> None:
-        nonlocal made
-        if order["counted"] == "all" or changes_state(subject):
-            made += 1
-            if made == order["call"]:
-                _tell(wire, {"what": call_kind(subject, queue), "subject": subject})
+    # The client sends everything through publish, its requests too.
+    async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
+        nonlocal calls
+        if command["counted"] == "all" or changes_state(subject):
+            calls += 1
+            if calls == command["call"]:
+                _send(sock, {"kind": call_kind(subject, queue), "subject": subject})
                 os.kill(os.getpid(), signal.SIGKILL)
         await publish(subject, *args, **kwargs)
 
-    connection.client.publish = dying  # type: ignore[method-assign]
+    connection.client.publish = counted_publish  # type: ignore[method-assign]
 
 
-def _tell(wire: socket.socket, told: dict[str, Any]) -> None:
-    wire.sendall(json.dumps(told).encode() + b"\n")
+def _send(sock: socket.socket, fields: dict[str, Any]) -> None:
+    sock.sendall(json.dumps(fields).encode() + b"\n")
 
 
 if __name__ == "__main__":
-    _fork_for_each_order(int(sys.argv[1]), sys.argv[2])
+    _fork_for_each_command(int(sys.argv[1]), sys.argv[2])

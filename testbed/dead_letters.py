@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord, RunRecord
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_filter, letter_audit_subject, run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death
@@ -26,7 +26,7 @@ def request_for(sequences: Iterable[int], **fields: Any) -> RedriveRequest:
 
 
 async def make_terminated_letters(
-    connection: Connection, queue: WorkQueue, bodies: Iterable[str], *, reason: str = "no such customer"
+    connection: NatsPyConnection, queue: WorkQueue, bodies: Iterable[str], *, reason: str = "no such customer"
 ) -> list[int]:
     """Publish jobs to an empty queue and terminate each with ``reason``; return their stream sequences."""
     letters = require_dead_letters(queue).name
@@ -41,12 +41,12 @@ async def make_terminated_letters(
     return sequences
 
 
-async def stream_messages(connection: Connection, stream: str, subject: str = ">") -> list[StoredMessage]:
+async def stream_messages(connection: NatsPyConnection, stream: str, subject: str = ">") -> list[StoredMessage]:
     """Read all messages of a stream, or those on ``subject``."""
     return [message async for message in read_range(connection, stream, subject)]
 
 
-async def stored_message(connection: Connection, stream: str, sequence: int) -> StoredMessage:
+async def stored_message(connection: NatsPyConnection, stream: str, sequence: int) -> StoredMessage:
     """Read one message; raises LookupError where the stream doesn't hold it."""
     message = await get_message(connection, stream, sequence)
     if message is None:
@@ -54,20 +54,20 @@ async def stored_message(connection: Connection, stream: str, sequence: int) -> 
     return message
 
 
-async def letter_records(connection: Connection, queue: WorkQueue) -> list[LetterRecord]:
+async def letter_records(connection: NatsPyConnection, queue: WorkQueue) -> list[LetterRecord]:
     """Read the audit's records about dead letters."""
     subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
     return [LetterRecord.model_validate_json(each.data) for each in await _audit(connection, queue, subject)]
 
 
-async def run_records(connection: Connection, queue: WorkQueue, run: str) -> list[RunRecord]:
+async def run_records(connection: NatsPyConnection, queue: WorkQueue, run: str) -> list[RunRecord]:
     """Read the audit's records about one redrive."""
     subject = run_audit_subject(queue.name, run)
     return [RunRecord.model_validate_json(each.data) for each in await _audit(connection, queue, subject)]
 
 
-async def dead_letter_records(connection: Connection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
-    """Return the dead letter records that workers and scans have stored, each with the original job that it describes."""
+async def dead_letter_records(connection: NatsPyConnection, queue: WorkQueue) -> list[tuple[Death, StoredMessage]]:
+    """Return the dead letter records that workers and scans have stored, each with the job that it describes."""
     found: list[tuple[Death, StoredMessage]] = []
     for message in await stream_messages(connection, require_dead_letters(queue).name, copy_filter(queue.name)):
         if (record := read_record(message, queue.name)) is None:
@@ -76,13 +76,13 @@ async def dead_letter_records(connection: Connection, queue: WorkQueue) -> list[
     return found
 
 
-async def _audit(connection: Connection, queue: WorkQueue, subject: str) -> Sequence[StoredMessage]:
+async def _audit(connection: NatsPyConnection, queue: WorkQueue, subject: str) -> Sequence[StoredMessage]:
     if queue.audit is None:
         raise LookupError(f"{queue.name} has no audit")
     return await stream_messages(connection, queue.audit.name, subject)
 
 
-async def change_stream(connection: Connection, stream: str, **fields: Any) -> dict[str, Any]:
+async def change_stream(connection: NatsPyConnection, stream: str, **fields: Any) -> dict[str, Any]:
     """Update a stream's configuration directly, and return the previous configuration."""
     config: dict[str, Any] = (await stream_info(connection, stream))["config"]
     await connection.api(f"STREAM.UPDATE.{stream}", config | fields)
@@ -90,7 +90,7 @@ async def change_stream(connection: Connection, stream: str, **fields: Any) -> d
 
 
 async def acknowledge_jobs(
-    connection: Connection, queue: WorkQueue, count: int, *, consumer: str = CONSUMER
+    connection: NatsPyConnection, queue: WorkQueue, count: int, *, consumer: str = CONSUMER
 ) -> list[int]:
     """Pull and acknowledge ``count`` jobs, and return their stream sequences in the order of delivery."""
     messages = await pull_jobs(connection, queue, count, consumer=consumer)

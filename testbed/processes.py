@@ -1,4 +1,4 @@
-"""Start a program as a process of its own and end it without leaving anything behind."""
+"""Start a program as a process and end it without leaving any of its child processes behind."""
 
 import atexit
 import contextlib
@@ -18,7 +18,7 @@ from testbed import sessions
 
 
 class _Guard:
-    """The pipe to the guard process of this Python; see :mod:`testbed.sessions`."""
+    """The pipe to the guard process; see :mod:`testbed.sessions`."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -36,7 +36,7 @@ class _Guard:
             if self._process is None or self._owner != os.getpid() or self._process.poll() is not None:
                 self._owner = os.getpid()
                 self._process = subprocess.Popen(
-                    # Isolated: the folder of the script holds an ``airflow.py`` that must not hide the real.
+                    # Isolated: the folder of the script holds an ``airflow.py`` that must not shadow Airflow's.
                     [sys.executable, "-I", sessions.__file__],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.DEVNULL,
@@ -62,13 +62,9 @@ def _kill_all() -> None:
 
 
 class Process:
-    """
-    A running program, leader of a session of its own.
+    """A running program, the leader of a session of its own.
 
-    :param args: the program and its arguments
-    :param env: its whole environment; ``None`` for a copy of ours
-    :param log_file: where its output goes, appended
-    :param cwd: its working folder
+    ``env`` is its whole environment, ``None`` for a copy of this process's; its output is appended to ``log_file``.
     """
 
     def __init__(
@@ -106,86 +102,59 @@ class Process:
         log_file: Path,
         cwd: Path | None = None,
     ) -> Self:
-        """
-        Start a program.
-
-        :param args: the program and its arguments
-        :param env: its whole environment; ``None`` for a copy of ours
-        :param log_file: where its output goes, appended
-        :param cwd: its working folder
-        """
+        """Start a program; see :class:`Process`."""
         return cls(args, env=env, log_file=log_file, cwd=cwd)
 
     @property
     def pid(self) -> int:
-        """The process id, which is also the id of its group and its session."""
+        """The process id, which is also the id of its process group and its session."""
         return self._popen.pid
 
     @property
     def alive(self) -> bool:
-        """Whether the program itself still runs."""
+        """Whether the program itself is running."""
         return self._popen.poll() is None
 
     @property
     def returncode(self) -> int | None:
-        """The exit code; negative for a signal, ``None`` while it runs."""
+        """The exit code; negative for a signal, ``None`` while the program runs."""
         return self._popen.poll()
 
     def pids(self) -> list[int]:
-        """Return the ids of the program's process and of every process it has started that still lives."""
+        """Return the ids of the program's process and of every living process that it has started."""
         return sorted(process.pid for process in sessions.members(self.pid))
 
     def signal(self, number: int) -> None:
-        """
-        Send a signal to the program itself, not to its children.
-
-        :param number: the signal
-        """
+        """Send a signal to the program itself, not to its children."""
         self._popen.send_signal(number)
 
     def terminate(self, grace: float = 5.0) -> None:
-        """
-        Ask the program to end, then kill whatever is left of its session.
-
-        :param grace: seconds it has to end by itself
-        """
+        """Send SIGTERM to the program, and after ``grace`` seconds kill what is left of its session."""
         terminate_all([self], grace)
 
     def kill(self, *, known: Iterable[psutil.Process] = ()) -> None:
-        """
-        Kill the program and everything it has started, at once.
-
-        :param known: processes seen earlier that may have left its session since
-        """
+        """Kill the program and everything it has started; ``known`` processes may have left its session since."""
         sessions.kill_session(self.pid, known)
         self._popen.wait()
         _started.discard(self)
         _guard.remove(self.pid)
 
     def output(self) -> str:
-        """Return all that this program has written so far, without what the file held before."""
+        """Return what this program has written, without what the file held before."""
         with self.log_file.open("rb") as log:
             log.seek(self._log_start)
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 30) -> str:
-        """
-        Return the end of the program's output.
-
-        :param lines: how many lines at most
-        """
+        """Return the last lines of the program's output."""
         return "\n".join(self.output().splitlines()[-lines:])
 
 
 def terminate_all(processes: Sequence[Process], grace: float = 5.0) -> None:
-    """
-    Ask several programs to end at the same time, then kill whatever is left of their sessions.
+    """Send SIGTERM to several programs at once, and after ``grace`` seconds kill what is left of their sessions.
 
-    Only the programs themselves get the signal: one that ends in good order ends its children itself, and
-    would take them for crashed if they were signalled too.
-
-    :param processes: the programs
-    :param grace: seconds they have together to end by themselves
+    Only the programs themselves get the signal: one that shuts down in order ends its children itself, and would take
+    them for crashed if they got the signal too.
     """
     known = {process: sessions.members(process.pid) for process in processes}
     for process in processes:

@@ -11,8 +11,8 @@ from typing import Any, TypeVar, overload
 
 from nats.aio.msg import Msg
 
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer as probe_consumer
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_subject
 from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
@@ -35,12 +35,7 @@ async def eventually(condition: Callable[[], _T], within: float = 10.0) -> _T: .
 
 
 async def eventually(condition: Callable[[], Any], within: float = 10.0) -> Any:
-    """
-    Wait until a condition holds, and return what it gave.
-
-    :param condition: a plain or async function; anything true ends the wait
-    :param within: seconds after which the wait fails
-    """
+    """Wait until a plain or async condition returns something true, and return that; TimeoutError after ``within``."""
     deadline = time.monotonic() + within
     while True:
         value = condition()
@@ -72,7 +67,7 @@ def small_queue(name: str, *, consumer: Mapping[str, Any] | None = None, **field
 
 
 async def make_queue(
-    connection: Connection, name: str, *, consumer: Mapping[str, Any] | None = None, **fields: Any
+    connection: NatsPyConnection, name: str, *, consumer: Mapping[str, Any] | None = None, **fields: Any
 ) -> WorkQueue:
     """Declare a queue as :func:`small_queue` does, and provision it."""
     queue = small_queue(name, consumer=consumer, **fields)
@@ -81,7 +76,7 @@ async def make_queue(
 
 
 async def publish_jobs(
-    connection: Connection,
+    connection: NatsPyConnection,
     queue: WorkQueue,
     bodies: Iterable[str],
     *,
@@ -95,7 +90,7 @@ async def publish_jobs(
 
 
 async def pull_jobs(
-    connection: Connection, queue: WorkQueue, count: int, *, consumer: str = CONSUMER, within: float = 5.0
+    connection: NatsPyConnection, queue: WorkQueue, count: int, *, consumer: str = CONSUMER, within: float = 5.0
 ) -> list[Msg]:
     """Pull ``count`` jobs as a worker does; raises TimeoutError after ``within`` seconds."""
     messages: list[Msg] = []
@@ -113,13 +108,13 @@ async def pull_jobs(
     return messages
 
 
-async def probe(connection: Connection, queue: WorkQueue, *, consumer: str = CONSUMER) -> None:
+async def probe(connection: NatsPyConnection, queue: WorkQueue, *, consumer: str = CONSUMER) -> None:
     """Have the server publish due max-deliver advisories; it publishes none while nobody pulls."""
     await probe_consumer(connection, queue.name, consumer)
 
 
 async def make_dead_letters(
-    connection: Connection,
+    connection: NatsPyConnection,
     queue: WorkQueue,
     bodies: Iterable[str],
     *,
@@ -132,7 +127,7 @@ async def make_dead_letters(
     return sequences
 
 
-async def exhaust_deliveries(connection: Connection, queue: WorkQueue, count: int) -> None:
+async def exhaust_deliveries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     """Nak the ``count`` jobs that wait in a queue until they are dead letters."""
     before = await stored_count(connection, require_dead_letters(queue).name)
     for _ in range(queue.consumer(CONSUMER).max_deliver or 1):
@@ -141,7 +136,7 @@ async def exhaust_deliveries(connection: Connection, queue: WorkQueue, count: in
     await wait_for_entries(connection, queue, before + count)
 
 
-async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int) -> None:
+async def wait_for_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     """Probe the consumer until the dead letter queue holds ``count`` entries."""
     letters = require_dead_letters(queue).name
 
@@ -152,7 +147,7 @@ async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int)
     await eventually(known)
 
 
-async def store_completion(connection: Connection, queue: WorkQueue, sequence: int, **fields: Any) -> None:
+async def store_completion(connection: NatsPyConnection, queue: WorkQueue, sequence: int, **fields: Any) -> None:
     """Store the completion event of a job, as a worker in any language does; ``fields`` override its values."""
     completion = {
         "type": "io.airflow.jetstream.v1.completion",
@@ -166,7 +161,7 @@ async def store_completion(connection: Connection, queue: WorkQueue, sequence: i
     await connection.client.jetstream().publish(subject, json.dumps(completion | fields).encode())
 
 
-async def process_all(connection: Connection, queue: WorkQueue, within: float = 10.0) -> Counter[str]:
+async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: float = 10.0) -> Counter[str]:
     """Pull and acknowledge every job that the queue still delivers, and count the deliveries of each body."""
     done: Counter[str] = Counter()
     deadline = time.monotonic() + within
@@ -186,7 +181,7 @@ async def process_all(connection: Connection, queue: WorkQueue, within: float = 
         await pull.unsubscribe()
 
 
-async def stored_count(connection: Connection, stream: str) -> int:
+async def stored_count(connection: NatsPyConnection, stream: str) -> int:
     """Count a stream's messages."""
     return int((await stream_info(connection, stream))["state"]["messages"])
 

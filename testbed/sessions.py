@@ -1,9 +1,8 @@
-"""
-Process sessions: find and end everything that one started process has brought forth.
+"""Process sessions: find and kill everything that a process has started.
 
-Run as a script it is the guard: it outlives the Python that started it just long enough to end the sessions
-which that Python left behind, however it died. ``PR_SET_PDEATHSIG`` would reach the first process only and
-not the children it forks, and it fires when the *thread* that started the process ends.
+Run as a script it is the guard: it outlives the Python process that started it just long enough to kill the sessions
+which that process left behind, however it ended. ``PR_SET_PDEATHSIG`` would reach the first process only and not the
+children it forks, and it fires when the *thread* that started the process ends.
 """
 
 import contextlib
@@ -15,17 +14,14 @@ from collections.abc import Iterable
 
 import psutil
 
-# A killed process that hangs in the kernel can't be waited for without end.
-_PATIENCE = 10.0
+# A killed process may hang in the kernel for ever.
+_TIMEOUT = 10.0
 
 
 def members(session: int) -> set[psutil.Process]:
-    """
-    Return the living processes of a session and all their descendants.
+    """Return the living processes of a session (its id is the process id of its leader) and all their descendants.
 
     Airflow gives each task its own process group and its bash its own session, so a group isn't enough.
-
-    :param session: the session's id, which is the process id of its leader
     """
     found = set()
     for process in psutil.process_iter():
@@ -48,16 +44,14 @@ def _living(processes: Iterable[psutil.Process]) -> set[psutil.Process]:
 
 
 def kill_session(session: int, known: Iterable[psutil.Process] = ()) -> None:
-    """
-    Send SIGKILL to everything in a session until nothing of it lives.
+    """Send SIGKILL to the processes of a session until none lives.
 
-    :param session: the session's id
-    :param known: processes seen earlier that may have left the session since
+    ``known`` are processes seen earlier that may have left the session since.
     """
     seen = set(known)
-    deadline = time.monotonic() + _PATIENCE
+    deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
-        # A process can fork between being listed and being killed, hence the second look.
+        # A process can fork between being listed and being killed, hence the loop.
         seen |= members(session)
         living = _living(seen)
         if not living:
@@ -65,12 +59,12 @@ def kill_session(session: int, known: Iterable[psutil.Process] = ()) -> None:
         for process in living:
             with contextlib.suppress(psutil.Error):
                 process.kill()
-        # No wait through psutil: it would take the exit status away from the one who started the process.
+        # No wait through psutil: it would consume the exit status that the parent process waits for.
         time.sleep(0.01)
 
 
 def guard() -> None:
-    """Read ``+session`` and ``-session`` lines from standard input; at its end kill what is still listed."""
+    """Read ``+session`` and ``-session`` lines from standard input; at its end kill the sessions that are left."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     sessions: set[int] = set()

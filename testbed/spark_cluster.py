@@ -16,17 +16,16 @@ _HOME = Path(pyspark.__file__).parent
 
 
 class SparkCluster:
-    """
-    A cluster whose executors have an environment of their own, as on other machines.
+    """A cluster whose executors have an environment of their own, as on other machines.
 
     :param folder: for logs and for the workers' files
     :param env: the workers' whole environment, which executors inherit
-    :param workers: how many, with a core each
+    :param workers: how many, with one core each
     """
 
     def __init__(self, folder: Path, env: Mapping[str, str], workers: int = 2) -> None:
         self._folder = folder
-        # What the start scripts would find out.
+        # The variables that Spark's start scripts would set.
         (core,) = (_HOME / "jars").glob("spark-core_*.jar")
         self._env = {"SPARK_HOME": str(_HOME), "SPARK_SCALA_VERSION": core.name.split("_")[1].split("-")[0], **env}
         self._count = workers
@@ -63,18 +62,18 @@ class SparkCluster:
         files = [*self._folder.rglob("stderr"), *self._folder.rglob("stdout"), *self._folder.glob("*.log")]
         return "".join(file.read_text(errors="replace") for file in files)
 
-    def _start(self, part: str, *args: str) -> Process:
+    def _start(self, component: str, *args: str) -> Process:
         java = Path(os.environ["JAVA_HOME"]) / "bin" / "java" if os.environ.get("JAVA_HOME") else "java"
         command = [str(java), "-Xmx128m", "-XX:TieredStopAtLevel=1", "-cp", f"{_HOME / 'conf'}:{_HOME / 'jars'}/*"]
-        command += [f"org.apache.spark.deploy.{part}", "--host", LOOPBACK, "--webui-port", "0", *args]
-        log_file = self._folder / f"{part}-{len(self._processes)}.log"
+        command += [f"org.apache.spark.deploy.{component}", "--host", LOOPBACK, "--webui-port", "0", *args]
+        log_file = self._folder / f"{component}-{len(self._processes)}.log"
         process = Process.start(command, env=self._env, log_file=log_file, cwd=self._folder)
         self._processes.append(process)
         return process
 
-    def _wait(self, process: Process, what: str, timeout: float = 90.0) -> None:
+    def _wait(self, process: Process, text: str, timeout: float = 90.0) -> None:
         deadline = time.monotonic() + timeout
-        while what not in process.output():
+        while text not in process.output():
             if not process.alive or time.monotonic() > deadline:
-                raise RuntimeError(f"expected {what!r} from {process.args[-1]}, found:\n{process.tail()}")
+                raise RuntimeError(f"expected {text!r} from {process.args[-1]}, found:\n{process.tail()}")
             time.sleep(0.1)

@@ -14,8 +14,8 @@ class TcpProxy:
 
     def __init__(self, port: int) -> None:
         self._server_port = port
-        self._whole = asyncio.Event()
-        self._whole.set()
+        self._forwarding = asyncio.Event()
+        self._forwarding.set()
         self.port = 0
 
     @property
@@ -25,11 +25,11 @@ class TcpProxy:
 
     def pause(self) -> None:
         """Hold back all bytes from now on; no connection is closed."""
-        self._whole.clear()
+        self._forwarding.clear()
 
     def resume(self) -> None:
         """Forward what was held back, and all that follows."""
-        self._whole.set()
+        self._forwarding.set()
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward the bytes of one client and the server."""
@@ -48,7 +48,7 @@ class TcpProxy:
 
     async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         while chunk := await reader.read(_CHUNK):
-            await self._whole.wait()
+            await self._forwarding.wait()
             writer.write(chunk)
             await writer.drain()
 

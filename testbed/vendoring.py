@@ -1,4 +1,4 @@
-"""Fetch the libraries of the monitor's page from the npm registry, just as ``vendor.json`` pins them."""
+"""Downloads the libraries of the monitor's page from the npm registry, as ``vendor.json`` pins them."""
 
 import base64
 import hashlib
@@ -15,59 +15,41 @@ MANIFEST = VENDOR / "vendor.json"
 
 
 class VendoringError(RuntimeError):
-    """A package isn't what the manifest pins."""
+    """A package differs from what the manifest pins."""
 
 
 def vendored(manifest: Mapping[str, Any]) -> Iterator[tuple[Mapping[str, Any], str, dict[str, Any]]]:
-    """
-    Give every file that the manifest names, with its package and what is said about it.
-
-    :param manifest: what ``vendor.json`` holds
-    """
+    """Yield every file of the manifest: its package, its name and its entry."""
     for package in manifest["packages"]:
         for name, file in package["files"].items():
             yield package, name, file
 
 
 def sha256(content: bytes) -> str:
-    """
-    Give the hash that the manifest holds.
-
-    :param content: of a file
-    """
+    """Return the hash of a file's content as the manifest stores it."""
     return hashlib.sha256(content).hexdigest()
 
 
 def fetch(package: Mapping[str, Any], folder: Path) -> Path:
-    """
-    Have npm download a package, and refuse one of another content than is pinned.
-
-    :param package: its entry in the manifest
-    :param folder: where the tarball goes
-    """
-    wanted = f"{package['name']}@{package['version']}"
-    command = ["npm", "pack", "--silent", "--pack-destination", str(folder), wanted]
+    """Download a package with npm into a folder; raises VendoringError where its content isn't the pinned one."""
+    requested = f"{package['name']}@{package['version']}"
+    command = ["npm", "pack", "--silent", "--pack-destination", str(folder), requested]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
     tarball = folder / done.stdout.split()[-1]
     found = "sha512-" + base64.b64encode(hashlib.sha512(tarball.read_bytes()).digest()).decode()
     if found != package["integrity"]:
-        raise VendoringError(f"expected {wanted} of integrity {package['integrity']}, found {found}")
+        raise VendoringError(f"expected {requested} of integrity {package['integrity']}, found {found}")
     return tarball
 
 
 def content_of(tarball: Path, file: Mapping[str, Any]) -> bytes:
-    """
-    Take one file out of a package; what the browser can't resolve without a build step is replaced as pinned.
-
-    :param tarball: the package
-    :param file: the file's entry in the manifest
-    """
+    """Read one file of a package; replaces, as pinned, what the browser can't resolve without a build step."""
     with tarfile.open(tarball) as archive:
         member = archive.extractfile(f"package/{file['from']}")
         if member is None:
             raise VendoringError(f"expected {file['from']} in {tarball.name}, found no such file")
         content = member.read().decode()
-    # Source maps aren't shipped, and a browser's tools would ask for them in vain.
+    # Source maps aren't shipped, and a browser's tools would request files that don't exist.
     content = "\n".join(line for line in content.split("\n") if not line.startswith("//# sourceMappingURL="))
     for old, new in file.get("replace", {}).items():
         if content.count(old) != 1:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
@@ -27,7 +27,7 @@ class Waiter:
 
 
 def start_waiting(
-    connection: Connection, cursor: Cursor, sequences: Iterable[int], policy: WaitPolicy | None = None
+    connection: NatsPyConnection, cursor: Cursor, sequences: Iterable[int], policy: WaitPolicy | None = None
 ) -> Waiter:
     """Start to wait for jobs, with a cursor taken before they were published."""
     ends: list[int] = []
@@ -55,7 +55,7 @@ async def wait_failures(waiters: Iterable[Waiter], within: float = 10.0) -> list
     return [waiter.task.exception() for waiter in waiters]
 
 
-async def store_completions(connection: Connection, queue: WorkQueue, sequences: Sequence[int]) -> None:
+async def store_completions(connection: NatsPyConnection, queue: WorkQueue, sequences: Sequence[int]) -> None:
     """Store the completion events of many jobs."""
     for start in range(0, len(sequences), _BATCH):
         batch = sequences[start : start + _BATCH]
@@ -67,13 +67,13 @@ class WaitingCost:
     """Subscriptions and consumers on a server whose only other client is the waiting one, and their maxima so far."""
 
     server: NatsServer
-    connection: Connection
+    connection: NatsPyConnection
     streams: tuple[str, ...]
     max_subscriptions: int = 0
     max_consumers: int = 0
 
     async def count(self) -> tuple[int, int]:
-        """Return the number of subscribed inboxes, without those for answers to requests, and the number of consumers."""
+        """Return the number of subscribed inboxes, without those for answers, and the number of consumers."""
         connections = await asyncio.to_thread(self.server.monitor, "connz?subs=1")
         inboxes = [
             subject

@@ -1,4 +1,4 @@
-"""Real workers of this package, each a process of its own."""
+"""Real workers of this package, each in a process."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -18,22 +18,11 @@ def start_worker(
     concurrency: int = 1,
     fallbacks: Sequence[str] = (),
 ) -> Process:
-    """
-    Start ``jetstream-worker run``.
-
-    :param name: the worker's id, and the name of its log file
-    :param queue: the queue's YAML file
-    :param consumer: one of the queue's consumers
-    :param handler: ``package.module:function``
-    :param env: its whole environment, ``NATS_URL`` among it
-    :param logs: the folder of its log file
-    :param concurrency: jobs at a time
-    :param fallbacks: whose jobs it takes when the consumer has none
-    """
+    """Start ``jetstream-worker run`` with this id and, named after it, a log file; ``env`` is its whole environment."""
     command = [
         *(sys.executable, "-m", "airflow_provider_jetstream.worker.cli", "run"),
         *("--queue", str(queue), "--consumer", consumer, "--handler", handler),
         *("--concurrency", str(concurrency), "--id", name),
-        *(argument for each in fallbacks for argument in ("--fallback", each)),
+        *(argument for fallback in fallbacks for argument in ("--fallback", fallback)),
     ]
     return Process.start(command, env=env, log_file=logs / f"{name}.log")

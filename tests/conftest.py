@@ -8,12 +8,13 @@ from uuid import uuid4
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 @pytest.fixture(scope="session")

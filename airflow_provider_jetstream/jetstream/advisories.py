@@ -1,4 +1,4 @@
-"""What the server and the workers tell about jobs, as models.
+"""The events that the server and the workers publish about jobs, as models.
 
 Protocol: the ``io.nats.jetstream.advisory.v1`` and ``metric.v1`` schemas of the NATS project; completions,
 cancellations and cancelled jobs are this package's own.
@@ -39,8 +39,8 @@ class Terminated(_Advisory):
     reason: str = ""
 
 
-class HandedBack(_Advisory):
-    """A worker handed a job back."""
+class Nak(_Advisory):
+    """A worker sent a nak for a job."""
 
     type: Literal["io.nats.jetstream.advisory.v1.nak"] = "io.nats.jetstream.advisory.v1.nak"
 
@@ -59,7 +59,7 @@ class Completion(_Advisory):
     """A worker finished a job.
 
     :param job_id: the job's own id
-    :param worker: which worker
+    :param worker: the worker's name
     :param result: what the handler returned, as JSON
     """
 
@@ -70,12 +70,12 @@ class Completion(_Advisory):
 
 
 class Cancelled(_Advisory):
-    """A worker found a job cancelled, and it is not to be done any more.
+    """A worker received a cancelled job and settled it without running it.
 
     :param job_id: the job's own id
-    :param worker: which worker
-    :param why: the reason that was given
-    :param by: who wanted it
+    :param worker: the worker's name
+    :param why: the reason of the cancellation
+    :param by: the person or task that cancelled it
     """
 
     type: Literal["io.airflow.jetstream.v1.cancelled"] = "io.airflow.jetstream.v1.cancelled"
@@ -86,11 +86,10 @@ class Cancelled(_Advisory):
 
 
 class CancellationRequest(BaseModel):
-    """Somebody wants the jobs of an id not to be done.
+    """A request to cancel all jobs with an id.
 
-    :param job_id: their id
-    :param why: a reason for people
-    :param by: who wants it
+    :param why: the reason, for people
+    :param by: the person or task that requests it
     """
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -103,17 +102,16 @@ class CancellationRequest(BaseModel):
     by: str | None = None
 
 
-AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | HandedBack | AckMetric | Completion | Cancelled
+AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | Nak | AckMetric | Completion | Cancelled
+
+# The reason with which the server reports a job that was deleted while a worker had it.
+DELETED_IN_FLIGHT = "Unacknowledged message was deleted"
 
 _ADAPTER: TypeAdapter[AnyAdvisory] = TypeAdapter(Annotated[AnyAdvisory, Field(discriminator="type")])
 
 
 def parse_advisory(data: bytes) -> AnyAdvisory | None:
-    """Read an advisory.
-
-    :param data: a message's body
-    :return: the advisory; ``None`` for anything else, since a stream may capture more than advisories
-    """
+    """Parse a message's body as an advisory; ``None`` for any other body, since a stream may capture more."""
     try:
         return _ADAPTER.validate_json(data)
     except ValidationError:
@@ -121,15 +119,8 @@ def parse_advisory(data: bytes) -> AnyAdvisory | None:
 
 
 def parse_cancellation_request(data: bytes) -> CancellationRequest | None:
-    """Read a request to cancel jobs.
-
-    :param data: a message's body
-    :return: the request; ``None`` for anything else
-    """
+    """Parse a message's body as a request to cancel jobs; ``None`` for any other body."""
     try:
         return CancellationRequest.model_validate_json(data)
     except ValidationError:
         return None
-
-
-DELETED_IN_FLIGHT = "Unacknowledged message was deleted"

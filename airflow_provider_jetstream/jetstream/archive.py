@@ -1,8 +1,8 @@
-"""The archive: finding the server's copy of a job that is gone, and letting go of copies that nobody needs any more.
+"""The archive: reads the server's copy of a job that is gone, and deletes copies that nothing needs any more.
 
-The archive has its own sequences. Its messages carry the job's stream sequence and time in the server's headers, and
-both grow along the stream, so a job is found by halving; usually the first guess already hits, since an archive without
-gaps differs from its queue by one number.
+An archive has its own sequences. The server adds the job's stream sequence and time to the headers of each copy, and
+both increase along the archive, so a copy is found by binary search. Usually the first guess is right, since the
+sequences of an archive without gaps differ from those of its work queue by a constant.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-# The server adds these to what it republishes.
+# The headers that the server adds to a message that it republishes.
 _SUBJECT = "Nats-Subject"
 _SEQUENCE = "Nats-Sequence"
 _TIME = "Nats-Time-Stamp"
@@ -34,11 +34,9 @@ _ADDED = frozenset({"Nats-Stream", _SUBJECT, _SEQUENCE, _TIME, "Nats-Last-Sequen
 
 @dataclass(slots=True)
 class ArchiveReader:
-    """A queue's archive, as it is while a scan reads it.
+    """Reads the copies in a queue's archive, as of the time when it was opened.
 
-    :param connection: the server
-    :param stream: the archive's stream
-    :param created: when the work queue was created; copies of an earlier one of the same name don't count
+    :param created: when the work queue was created; copies of an earlier queue of the same name don't count
     :param first: the archive's first sequence
     :param last: the archive's last sequence
     """
@@ -52,12 +50,9 @@ class ArchiveReader:
 
     @classmethod
     async def open(cls, connection: Connection, queue: WorkQueue, created: datetime) -> ArchiveReader | None:
-        """Look at a queue's archive.
+        """Open a queue's archive; ``None`` where the queue declares none, or its stream doesn't exist.
 
-        :param connection: the server
-        :param queue: the work queue
-        :param created: when its stream was created
-        :return: the archive; ``None`` where the queue declares none, or it doesn't exist (yet)
+        :param created: when the work queue's stream was created
         """
         if queue.archive is None:
             return None
@@ -68,113 +63,99 @@ class ArchiveReader:
         return cls(connection, queue.archive.name, created, state["first_seq"], state["last_seq"])
 
     async def find(self, sequence: int) -> StoredMessage | None:
-        """Give a job as it was stored.
+        """Return a job as it was stored; ``None`` where the archive has no copy of it.
 
         :param sequence: its stream sequence in the work queue
-        :return: the job; ``None`` where the archive doesn't hold it
         """
-        found = await self._copy(min(max(sequence + self._offset, self.first), self.last))
-        if found is None or self._stored_at(found) < self.created or self._number(found) != sequence:
-            found = await self._first(lambda copy: self._number(copy) >= sequence)
-        if found is None or self._number(found) != sequence:
+        copy = await self._next_copy(min(max(sequence + self._offset, self.first), self.last))
+        if copy is None or _stored_at(copy) < self.created or job_sequence(copy) != sequence:
+            copy = await self._first_copy(lambda candidate: job_sequence(candidate) >= sequence)
+        if copy is None or job_sequence(copy) != sequence:
             return None
-        self._offset = found.sequence - sequence
-        # The original's own headers come first, so that names which the job used itself are kept.
-        headers = list(found.headers)
+        self._offset = copy.sequence - sequence
+        # The server's headers come last; a header of such a name that the job had itself stays.
+        headers = list(copy.headers)
         for name in _ADDED:
-            places = [place for place, pair in enumerate(headers) if pair[0] == name]
-            if places:
-                del headers[places[-1]]
+            indexes = [index for index, pair in enumerate(headers) if pair[0] == name]
+            if indexes:
+                del headers[indexes[-1]]
         return StoredMessage(
-            subject=_added(found, _SUBJECT) or "",
+            subject=_added(copy, _SUBJECT) or "",
             sequence=sequence,
-            time=_added(found, _TIME) or "",
+            time=_added(copy, _TIME) or "",
             headers=tuple(headers),
-            data=found.data,
+            data=copy.data,
         )
 
     async def first_copy_from(self, sequence: int) -> int:
-        """Return the archive's sequence of the first copy of a job at or after a stream sequence of the queue.
+        """Return the archive's sequence of the first copy of a job at or after a stream sequence of the work queue.
 
         One past the archive's last message where it holds no such copy.
         """
-        copy = await self._first(lambda copy: self._number(copy) >= sequence)
+        copy = await self._first_copy(lambda copy: job_sequence(copy) >= sequence)
         return copy.sequence if copy else self.last + 1
 
-    async def holds(self, below: int, before: datetime) -> bool:
-        """Tell whether there is anything to let go of.
-
-        :param below: the first stream sequence in the work queue whose copy is still needed
-        :param before: only copies of jobs stored before this
-        :return: whether there is
-        """
-        copy = await self._copy(self.first) if self.first < self.last else None
-        return copy is not None and not self._needed(copy, below, before)
+    async def has_releasable(self, below: int, before: datetime) -> bool:
+        """Return whether :meth:`release` would delete any copy."""
+        copy = await self._next_copy(self.first) if self.first < self.last else None
+        return copy is not None and not _is_needed(copy, below, before)
 
     async def release(self, below: int, before: datetime) -> int:
-        """Let go of the copies of jobs that have ended.
+        """Delete the copies of jobs that have ended, and return their number.
 
         :param below: the first stream sequence in the work queue whose copy is still needed
-        :param before: only copies of jobs stored before this
-        :return: how many copies were let go of
+        :param before: only copies of jobs that were stored before this time
         """
-        needed = await self._first(lambda copy: self._needed(copy, below, before))
-        # Never the last one: there is nothing to gain, and its number tells where the archive stands.
+        needed = await self._first_copy(lambda copy: _is_needed(copy, below, before))
+        # Never the last copy: that would save nothing, and its sequence shows how far the archive has got.
         keep = needed.sequence if needed else self.last
         if keep <= self.first:
             return 0
-        # A purge is harmful to a work queue that holds dead letters; the archive isn't one.
+        # A purge harms a work queue that holds dead letters; the archive is no work queue.
         answer = await self.connection.api(f"STREAM.PURGE.{self.stream}", {"seq": keep})
         self.first = keep
         return int(answer.get("purged", 0))
 
-    def _needed(self, copy: StoredMessage, below: int, before: datetime) -> bool:
-        return self._number(copy) >= below or self._stored_at(copy) >= before
-
-    async def _first(self, matches: Callable[[StoredMessage], bool]) -> StoredMessage | None:
-        """Find the first copy of this stream's jobs that matches, where all later ones do."""
+    async def _first_copy(self, matches: Callable[[StoredMessage], bool]) -> StoredMessage | None:
+        """Find the first copy of this queue's jobs that matches, where all later copies match too."""
         low, high = self.first, self.last
         best: StoredMessage | None = None
         while low <= high:
             middle = (low + high) // 2
-            copy = await self._copy(middle)
+            copy = await self._next_copy(middle)
             if copy is None or copy.sequence > high:
                 high = middle - 1
-            elif self._stored_at(copy) < self.created or not matches(copy):
+            elif _stored_at(copy) < self.created or not matches(copy):
                 low = copy.sequence + 1
             else:
                 best, high = copy, middle - 1
         return best
 
-    async def _copy(self, start: int) -> StoredMessage | None:
-        """Read the first copy from a place on; what somebody else stored in the archive is none."""
+    async def _next_copy(self, start: int) -> StoredMessage | None:
+        """Read the first copy from a sequence on; other messages in the archive are skipped."""
         while message := await next_message(self.connection, self.stream, start, ">"):
             if _added(message, _TIME) and _added(message, _SEQUENCE):
                 return message
             start = message.sequence + 1
         return None
 
-    @staticmethod
-    def _stored_at(copy: StoredMessage) -> datetime:
-        time = _added(copy, _TIME)
-        return datetime.fromisoformat(time) if time else datetime.min.replace(tzinfo=UTC)
-
-    @staticmethod
-    def _number(copy: StoredMessage) -> int:
-        return job_sequence(copy)
-
 
 def job_sequence(copy: StoredMessage) -> int:
-    """Tell of which job a message of an archive is the copy.
-
-    :param copy: the message
-    :return: the job's stream sequence in the work queue; 0 where it is no copy
-    """
+    """Return the stream sequence of the job that a message of an archive is a copy of; 0 where it is no copy."""
     text = _added(copy, _SEQUENCE) or ""
     return int(text) if text.isdecimal() else 0
 
 
+def _is_needed(copy: StoredMessage, below: int, before: datetime) -> bool:
+    return job_sequence(copy) >= below or _stored_at(copy) >= before
+
+
+def _stored_at(copy: StoredMessage) -> datetime:
+    time = _added(copy, _TIME)
+    return datetime.fromisoformat(time) if time else datetime.min.replace(tzinfo=UTC)
+
+
 def _added(copy: StoredMessage, name: str) -> str | None:
-    """Give what the server added; the job may have a header of that name itself, which comes first."""
+    """Return a header that the server added; the job's own header of that name, if any, comes before it."""
     values = [value for key, value in copy.headers if key == name]
     return values[-1] if values else None

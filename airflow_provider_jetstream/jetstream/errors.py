@@ -1,4 +1,4 @@
-"""The errors of the core, and the classes that every other error of this package derives from, as one tree.
+"""The errors of the core as one tree, and the base classes of every other error of this package.
 
 ::
 
@@ -27,19 +27,20 @@
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
     │   ├── DeadlineError                  also TimeoutError
-    │   ├── WireError                  also ConnectionError
+    │   ├── WireError                      also ConnectionError
     │   ├── RedriveError
     │   └── QueueFullError
-    ├── PublishError                       some jobs aren't known to be stored; carries which
+    ├── PublishError                       some jobs aren't known to be stored; names them
     │   ├── PublishRefusedError            also TerminalError
     │   └── PublishIncompleteError         also TransientError
     └── ApiError                           the server's own refusal, with its codes
 
-What only one other part of the package raises is drawn in the ``errors`` module of that part, such as
-:mod:`airflow_provider_jetstream.worker.errors`.
+The three publish errors carry a report and are defined beside it, in
+:mod:`airflow_provider_jetstream.jetstream.publishing.report`. An error that only the worker or only Spark raises is
+drawn in the ``errors`` module of that part.
 
-Each class has a ``code`` that stays the same between releases, for alerts and log searches; the codes of all parts are
-different. Messages say what was expected, what was found and what to do; they never hold a credential.
+Each class has a ``code`` that stays the same between releases, for alerts and log searches; no two classes share one.
+Messages say what was expected, what was found and what to do; they never contain a credential.
 """
 
 from __future__ import annotations
@@ -63,7 +64,7 @@ class TerminalError(JetStreamProviderError):
 
 
 class ConnectionSettingsError(TerminalError, ValueError):
-    """The settings of a connection contradict themselves or aren't understood."""
+    """The settings of a connection are invalid or contradict each other."""
 
     code = "JS101"
 
@@ -75,7 +76,7 @@ class AuthenticationError(TerminalError, PermissionError):
 
 
 class TLSError(TerminalError, ConnectionError):
-    """No encrypted connection came about; never answered by falling back to plaintext."""
+    """No encrypted connection could be made; plaintext is never used in its place."""
 
     code = "JS103"
 
@@ -87,7 +88,7 @@ class JetStreamDisabledError(TerminalError):
 
 
 class ServerTooOldError(TerminalError):
-    """The server lacks something that this package needs to lose nothing."""
+    """The server lacks a feature without which jobs or dead letters would be lost."""
 
     code = "JS105"
 
@@ -95,9 +96,9 @@ class ServerTooOldError(TerminalError):
 class QueueDeclarationError(TerminalError, ValueError):
     """A declaration that the server would refuse, or that would lose jobs.
 
-    :param name: what is declared, or the path of its file
-    :param problems: one sentence each, all of them rather than the first
-    :param kind: what it is
+    :param name: the name of what is declared, or the path of its file
+    :param problems: all problems, one sentence each
+    :param kind: what is declared
     """
 
     code = "JS110"
@@ -115,19 +116,19 @@ class ProvisioningError(TerminalError):
 
 
 class DriftError(ProvisioningError):
-    """What exists differs from the declaration in a way that no update can mend."""
+    """A stream or consumer differs from its declaration in a field that the server can't update."""
 
     code = "JS112"
 
 
 class NotFoundError(TerminalError, LookupError):
-    """A stream or consumer that should be there isn't."""
+    """A stream or consumer doesn't exist."""
 
     code = "JS113"
 
 
 class JobError(TerminalError, ValueError):
-    """A job that can't be published as it is."""
+    """A job can't be published as it is."""
 
     code = "JS120"
 
@@ -145,43 +146,43 @@ class JobTooLargeError(JobError):
 
 
 class DeadLetterGoneError(TerminalError, LookupError):
-    """A dead letter whose job is no longer stored."""
+    """The job of a dead letter is no longer stored."""
 
     code = "JS130"
 
 
 class SelectionError(TerminalError, ValueError):
-    """A selection of dead letters that isn't understood."""
+    """A selection of dead letters is invalid."""
 
     code = "JS132"
 
 
 class RedriveRequestError(TerminalError, ValueError):
-    """A redrive that can't be done in the way that is asked for."""
+    """A redrive can't be done as requested."""
 
     code = "JS133"
 
 
 class JobsDeadError(TerminalError):
-    """Jobs that were waited for ended as dead letters."""
+    """Awaited jobs became dead letters."""
 
     code = "JS131"
 
 
 class JobsCancelledError(TerminalError):
-    """Jobs that were waited for were cancelled."""
+    """Awaited jobs were cancelled."""
 
     code = "JS134"
 
 
 class JobsVanishedError(TerminalError):
-    """Jobs that were waited for are gone, and nothing is stored that tells how they ended."""
+    """Awaited jobs are gone, and no stored event says how they ended."""
 
     code = "JS135"
 
 
 class JobsIncompleteError(TerminalError):
-    """Fewer jobs completed than were waited for, and no more can."""
+    """Fewer jobs completed than were awaited, and no more of them can."""
 
     code = "JS136"
 
@@ -199,7 +200,7 @@ class TransientError(JetStreamProviderError):
 
 
 class UnreachableError(TransientError, ConnectionError):
-    """No server answered, or the connection went away and didn't come back in time."""
+    """No server answered, or the connection was lost and not restored in time."""
 
     code = "JS201"
 
@@ -211,13 +212,13 @@ class DeadlineError(TransientError, TimeoutError):
 
 
 class RedriveError(TransientError):
-    """A dead letter that should have been redriven wasn't; it stays where it was."""
+    """A dead letter wasn't redriven; it stays as it was."""
 
     code = "JS211"
 
 
 class QueueFullError(TransientError):
-    """The stream is at its limit and discards what is new."""
+    """The stream is at its limit and discards new messages."""
 
     code = "JS220"
 
@@ -227,9 +228,9 @@ class ApiError(JetStreamProviderError):
 
     :param status: HTTP-like status, such as 404
     :param err_code: JetStream's own code, such as 10059
-    :param description: the server's words
-    :param subject: the API subject that was asked
-    :param stream: the stream that refused a message, where the answer names it
+    :param description: the server's text
+    :param subject: the subject of the request
+    :param stream: the stream that refused to store a message, where the answer names it
     """
 
     code = "JS300"
@@ -246,6 +247,6 @@ class ApiError(JetStreamProviderError):
 
 
 class WireError(TransientError, ConnectionError):
-    """The connection carried something that isn't the NATS protocol, or skipped a message."""
+    """The bytes received don't follow the NATS protocol, or a message is missing."""
 
     code = "JS503"

@@ -12,11 +12,8 @@ from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN
 class Origin:
     """The Airflow task that publishes.
 
-    :param dag_id: its DAG
-    :param run_id: its DAG run
-    :param task_id: its task
     :param map_index: its index in a mapped task, ``-1`` otherwise
-    :param round: how often all of its jobs have ended before: a task that is cleared then publishes new ones
+    :param round: how often all its jobs have ended before; a task that is cleared then publishes new jobs
     """
 
     dag_id: str
@@ -26,10 +23,7 @@ class Origin:
     round: int = 0
 
     def headers(self) -> dict[str, str]:
-        """Give the headers that name the origin.
-
-        :return: the four ``Airflow-*`` headers
-        """
+        """Return the four ``Airflow-*`` headers that name the origin."""
         return {
             DAG_ID: self.dag_id,
             RUN_ID: self.run_id,
@@ -38,16 +32,16 @@ class Origin:
         }
 
     def message_id(self, key: str | int) -> str:
-        """Build an id that stays the same when Airflow tries the task again.
+        """Return a ``Nats-Msg-Id`` that stays the same when Airflow retries the task.
 
         :param key: the job's own id, or its index
-        :return: the value of ``Nats-Msg-Id``
         """
         parts = (self.dag_id, self.run_id, self.task_id, self.map_index)
-        again = [f"round-{self.round}"] if self.round else []
-        return "/".join([*(quote(str(part), safe=":+") for part in parts), *again, _last_part(key)])
+        rounds = [f"round-{self.round}"] if self.round else []
+        return "/".join([*(quote(str(part), safe=":+") for part in parts), *rounds, job_key_part(key)])
 
 
-def _last_part(key: str | int) -> str:
-    # The mark, which quoting takes from ids, keeps the index of one job apart from the same number as another's id.
+def job_key_part(key: str | int) -> str:
+    """Return the last part of a message id, for a job's own id or its index."""
+    # Quoting removes # from ids, so the index of one job never equals the same number as the id of another.
     return f"#{key}" if isinstance(key, int) else quote(key, safe=":+")

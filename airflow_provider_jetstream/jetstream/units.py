@@ -1,4 +1,4 @@
-"""Durations and sizes as JetStream counts them: nanoseconds and bytes, also written as ``"30s"`` and ``"256MB"``."""
+"""Durations and sizes in JetStream's units, nanoseconds and bytes, also written as ``"30s"`` and ``"256MB"``."""
 
 from __future__ import annotations
 
@@ -32,11 +32,10 @@ _UNLIMITED = -1
 
 
 def parse_duration(value: Any) -> int:
-    """Read a duration.
+    """Parse a duration into nanoseconds.
 
     :param value: nanoseconds as an integer (JetStream's own unit), a :class:`~datetime.timedelta`, or text such as
         ``"30s"``, ``"1h30m"``, ``"7d"``; ``-1`` and ``0`` mean "no limit" as they do for the server
-    :return: nanoseconds
     :raises ValueError: if it is none of these
     """
     if isinstance(value, timedelta) and value >= timedelta():
@@ -60,10 +59,9 @@ def parse_duration(value: Any) -> int:
 
 
 def parse_seconds(value: Any) -> float:
-    """Read a duration where a number means seconds, as it does in Python.
+    """Parse a duration into seconds, where a number means seconds as it does in Python.
 
     :param value: seconds as a number or as text, a :class:`~datetime.timedelta`, or text such as ``"30s"``, ``"1h30m"``
-    :return: seconds
     :raises ValueError: if it is none of these, or negative
     """
     if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
@@ -76,11 +74,10 @@ def parse_seconds(value: Any) -> float:
 
 
 def parse_size(value: Any) -> int:
-    """Read a size.
+    """Parse a size into bytes.
 
     :param value: bytes as an integer, or text such as ``"512"``, ``"256MB"``, ``"1MiB"``; every unit is a power of
         1024, as in the ``nats`` command line; ``-1`` means "no limit"
-    :return: bytes
     :raises ValueError: if it is neither
     """
     if isinstance(value, int) and not isinstance(value, bool) and value >= _UNLIMITED:
@@ -96,11 +93,7 @@ def parse_size(value: Any) -> int:
 
 
 def format_duration(nanoseconds: int) -> str:
-    """Write a duration in the largest unit that shows it whole.
-
-    :param nanoseconds: the duration
-    :return: text that :func:`parse_duration` reads back
-    """
+    """Format a duration in the largest unit that divides it, as :func:`parse_duration` parses it."""
     if nanoseconds <= 0:
         return str(nanoseconds)
     for unit in ("d", "h", "m", "s", "ms", "us"):

@@ -8,11 +8,10 @@ from airflow_provider_jetstream.lazy_exports import lazy_exports
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
-    from airflow_provider_jetstream.spark.dead_letters.read import read_letters
-    from airflow_provider_jetstream.spark.dead_letters.repair import repair
+    from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
+    from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
     from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
-    from airflow_provider_jetstream.spark.dead_letters.snapshots import read_snapshot, snapshot
-    from airflow_provider_jetstream.spark.dead_letters.triage import triage
+    from airflow_provider_jetstream.spark.dead_letters.triage_tables import triage
     from airflow_provider_jetstream.spark.errors import (
         DataLossError,
         RepairContractError,
@@ -41,11 +40,10 @@ __getattr__ = lazy_exports(
     __name__,
     {
         "bulk_redrive.driver": ["preview_letters", "redrive_letters"],
-        "dead_letters.read": ["read_letters"],
-        "dead_letters.repair": ["repair"],
+        "dead_letters.read": ["read_letters", "read_snapshot", "snapshot"],
+        "dead_letters.repair_contract": ["repair"],
         "dead_letters.report.write": ["write_report"],
-        "dead_letters.snapshots": ["read_snapshot", "snapshot"],
-        "dead_letters.triage": ["triage"],
+        "dead_letters.triage_tables": ["triage"],
         "errors": ["DataLossError", "RepairContractError", "RowsNotStoredError", "SparkOptionError"],
         "source.data_source": ["register"],
     },

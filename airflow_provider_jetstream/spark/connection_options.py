@@ -1,7 +1,7 @@
-"""Where a task finds its server and its secrets: in options, or in what an option names.
+"""Connection options of the data source: server addresses and credentials, or the name of a connection.
 
 Spark shows options in plans, its pages, its REST API and its event log. Secrets therefore come from the environment,
-from files, or from a provider; the options that take one directly have names that Spark redacts.
+from files, or from a provider function; the options that take a secret directly have names that Spark redacts.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from airflow_provider_jetstream.spark.errors import SparkOptionError
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-# Each setting's option and the variable that it is read from after NATS_ or NATS_<NAME>_.
+# Each option, and the suffix of its environment variable after NATS_ or NATS_<NAME>_.
 VARIABLES = {
     "servers": "URL",
     "user": "USER",
@@ -52,60 +52,59 @@ _FIELDS = {"user": "user", "password": "password", "token": "token", "tlsCaFile"
 
 
 def socket_settings(options: Mapping[str, str]) -> SocketSettings:
-    """Find out where to connect and as whom; called wherever a connection is made, so that no plan holds a secret.
+    """Resolve addresses and credentials; called wherever a connection is made, so that no plan contains a secret.
 
     :param options: the data source's options, of which others are ignored
-    :return: the settings
-    :raises SparkOptionError: the options name two places
-    :raises ConnectionSettingsError: what is found there can't be used
+    :raises SparkOptionError: the options contradict each other
+    :raises ConnectionSettingsError: the settings are incomplete or invalid
     """
-    # Spark hands names on in lower case.
+    # Spark passes names in lower case.
     lowered = {name.lower(): value for name, value in options.items()}
-    given = {name: lowered[name.lower()] for name in VARIABLES if name.lower() in lowered}
+    values = {name: lowered[name.lower()] for name in VARIABLES if name.lower() in lowered}
     connection, provider = lowered.get("connection"), lowered.get("connectionprovider")
-    if connection is not None and given:
-        raise SparkOptionError(f"expected either connection or {', '.join(sorted(given))}, found both: keep one")
+    if connection is not None and values:
+        raise SparkOptionError(f"expected either connection or {', '.join(sorted(values))}, found both: keep one")
     if connection is not None:
-        given = _named(connection, provider)
+        values = _named_connection(connection, provider)
     elif provider is not None:
-        raise SparkOptionError("expected connection (the name that connectionProvider is asked for), found none")
-    elif not given:
-        given = _from_environment("NATS_")
-    return _settings(given)
+        raise SparkOptionError("expected connection (the argument of connectionProvider), found none")
+    elif not values:
+        values = _from_environment("NATS_")
+    return _settings(values)
 
 
-def _named(name: str, provider: str | None) -> dict[str, str]:
+def _named_connection(name: str, provider: str | None) -> dict[str, str]:
     if not _NAME.fullmatch(name):
         raise SparkOptionError(f"expected a connection's name of letters, digits, - and _, found {name!r}")
     if provider is None:
         prefix = f"NATS_{name.upper().replace('-', '_')}_"
-        if found := _from_environment(prefix):
-            return found
+        if variables := _from_environment(prefix):
+            return variables
         raise ConnectionSettingsError(
-            f"expected {prefix}URL and its like in the environment of drivers and executors, found none of them: set"
-            " them there, or spark.executorEnv.*"
+            f"expected variables such as {prefix}URL in the environment of drivers and executors, found none: set them"
+            " there, or with spark.executorEnv.*"
         )
     module, _, function = provider.partition(":")
     try:
-        find = getattr(importlib.import_module(module), function)
+        provide = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError, ValueError):
         raise SparkOptionError(
             f"expected connectionProvider as package.module:function, importable wherever tasks run, found {provider!r}"
         ) from None
-    values = dict(find(name))
+    values = dict(provide(name))
     if unknown := sorted(set(values) - set(VARIABLES)):
         raise ConnectionSettingsError(
-            f"{provider} gave {', '.join(map(repr, unknown))}: expected only {', '.join(VARIABLES)}"
+            f"expected {provider} to return only {', '.join(VARIABLES)}, found {', '.join(map(repr, unknown))}"
         )
     return values
 
 
 def _from_environment(prefix: str) -> dict[str, str]:
-    return {name: os.environ[prefix + end] for name, end in VARIABLES.items() if os.environ.get(prefix + end)}
+    return {name: os.environ[prefix + suffix] for name, suffix in VARIABLES.items() if os.environ.get(prefix + suffix)}
 
 
-def _settings(given: Mapping[str, str]) -> SocketSettings:
-    values = dict(given)
+def _settings(options: Mapping[str, str]) -> SocketSettings:
+    values = dict(options)
     if "servers" not in values:
         raise ConnectionSettingsError(
             "expected servers, or connection, or NATS_URL in the environment of drivers and executors, found none"
@@ -115,9 +114,9 @@ def _settings(given: Mapping[str, str]) -> SocketSettings:
             if secret in values:
                 raise ConnectionSettingsError(f"expected either {option} or {secret}, found both: keep one")
             values[secret] = _content(option, values.pop(option))
-    ways = [name for name in _SECRETS if name in values]
-    if len(ways) > 1:
-        raise ConnectionSettingsError(f"expected one way to authenticate, found {' and '.join(ways)}: keep one")
+    secrets = [name for name in _SECRETS if name in values]
+    if len(secrets) > 1:
+        raise ConnectionSettingsError(f"expected one authentication option, found {' and '.join(secrets)}: keep one")
     if ("tlsCertFile" in values) != ("tlsKeyFile" in values):
         raise ConnectionSettingsError("expected tlsCertFile and tlsKeyFile together, found only one of them")
     fields: dict[str, Any] = {field: values[option] for option, field in _FIELDS.items() if option in values}

@@ -1,4 +1,4 @@
-"""What can go wrong between Spark and JetStream.
+"""The errors of reading, writing and starting Spark.
 
 ::
 
@@ -6,10 +6,11 @@
     ├── TerminalError
     │   ├── SparkOptionError      also ValueError
     │   ├── DataLossError         also LookupError
-    │   └── RepairContractError   also ValueError
+    │   ├── RepairContractError   also ValueError
+    │   └── SparkSettingsError    also ValueError
     ├── TransientError
     │   └── SparkApplicationError  also RuntimeError
-    └── RowsNotStoredError        some rows aren't known to be stored; says which
+    └── RowsNotStoredError        some rows aren't known to be stored; names them
 """
 
 from __future__ import annotations
@@ -18,36 +19,36 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, 
 
 
 class SparkOptionError(TerminalError, ValueError):
-    """An option, a schema or a mode that the data source doesn't take."""
+    """An option, a schema or a mode is invalid for the data source."""
 
     code = "JS501"
 
 
 class DataLossError(TerminalError, LookupError):
-    """Messages that should have been read are no longer in the stream."""
+    """Messages that should have been read are no longer stored."""
 
     code = "JS502"
 
 
 class RepairContractError(TerminalError, ValueError):
-    """A repair of dead letters changed what it may not change; nothing was redriven."""
+    """A repair of dead letters changed something that it must not change; nothing was redriven."""
 
     code = "JS504"
 
 
 class RowsNotStoredError(JetStreamProviderError):
-    """Rows of a partition weren't acknowledged by the stream; those before and after them may be stored."""
+    """The stream didn't acknowledge some rows of a partition; rows before and after them may be stored."""
 
     code = "JS510"
 
 
 class SparkSettingsError(TerminalError, ValueError):
-    """Where or how Spark is to be started can't be used, or PySpark isn't installed as it has to be."""
+    """Spark can't be started with these settings, or PySpark is missing or mixed with another version."""
 
     code = "JS520"
 
 
 class SparkApplicationError(TransientError, RuntimeError):
-    """The application didn't start, was stopped, or failed for a reason that isn't this package's."""
+    """The Spark application didn't start, was stopped, or failed for a reason outside this package."""
 
     code = "JS521"

@@ -56,7 +56,7 @@ async def nak(connection: Connection, message: Msg, delay: int | None = None) ->
         return False
     payload = b"-NAK" if delay is None else b"-NAK " + json.dumps({"delay": delay}).encode()
     try:
-        await connection.request(message.reply, payload, timeout=ANSWER_TIMEOUT)
+        await connection.request(message.reply, payload, time_limit=ANSWER_TIMEOUT)
     except TransientError as error:
         log.warning("the nak of job %d isn't confirmed: %s", message.metadata.sequence.stream, error)
         return False

@@ -77,7 +77,7 @@ class CompletionWriter:
             deliveries=job.attempt,
             worker=self._worker,
         )
-        publish_end = partial(store, self._connection, end.subject, end.body, end.headers, timeout=ANSWER_TIMEOUT)
+        publish_end = partial(store, self._connection, end.subject, end.body, end.headers, time_limit=ANSWER_TIMEOUT)
         await send_until_confirmed(publish_end, f"the cancellation of job {job.id}")
 
     async def store(self, message: Msg, job: Delivery, payload: bytes) -> None:
@@ -88,7 +88,7 @@ class CompletionWriter:
             # The time distinguishes this job from one with the same sequence in a recreated stream.
             msg_id = end_id(self._queue.name, job.sequence, message.metadata.timestamp)
             headers = {MSG_ID: msg_id, **trace}
-            publish = partial(store, self._connection, subject, payload, headers, timeout=ANSWER_TIMEOUT)
+            publish = partial(store, self._connection, subject, payload, headers, time_limit=ANSWER_TIMEOUT)
             await send_until_confirmed(publish, f"the completion of job {job.id}")
         if not (advisory := job.advisory):
             return

@@ -132,7 +132,7 @@ class DeadLetterWriter:
                 problem,
             )
         payload = f"+TERM {one_line(death.explanation) or ''}".rstrip().encode()
-        terminate = partial(self._connection.request, message.reply, payload, timeout=ANSWER_TIMEOUT)
+        terminate = partial(self._connection.request, message.reply, payload, time_limit=ANSWER_TIMEOUT)
         await send_until_confirmed(terminate, f"the termination of job {death.sequence}")
         return True
 

@@ -145,7 +145,7 @@ class JobExecutor:
         return completion
 
     async def _acknowledge(self, message: Msg, job: Delivery) -> None:
-        acknowledge = partial(self.connection.request, message.reply, b"+ACK", timeout=ANSWER_TIMEOUT)
+        acknowledge = partial(self.connection.request, message.reply, b"+ACK", time_limit=ANSWER_TIMEOUT)
         await send_until_confirmed(acknowledge, f"the acknowledgement of job {job.id}")
 
     async def _terminate(

@@ -1,4 +1,4 @@
-"""A shop that gets twenty orders every minute, so that there is always something to look at."""
+"""A shop that receives twenty orders every minute, so that the page always has something to show."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ QUEUE = str(Path(__file__).resolve().parents[1] / "example_dags" / "queues" / "s
 
 
 def orders(run_id: str) -> Iterator[str]:
-    """Make orders; of some the bank is busy, some are malformed."""
+    """Generate orders; for some the bank is busy, some are malformed."""
     for number in range(20):
         chance = sha256(f"{run_id} {number}".encode()).digest()[0]
         amount: object = chance / 4 if chance % 16 else "12,50"

@@ -123,7 +123,7 @@ def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
     log = log_text(airflow, "deaths", RUN, task_id)
     assert re.search(
         r"AirflowFailException: JS131 expected at most 1 dead letters, found [23]: \{.*'1 deliveries to worker'.*\};"
-        " see the dead letter queue, mend the cause, then redrive",
+        " see the dead letter queue, fix the cause, then redrive",
         log,
     )
     (task,) = [task for task in airflow.task_instances("deaths", RUN) if task["task_id"] == task_id]

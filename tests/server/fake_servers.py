@@ -1,4 +1,4 @@
-"""Servers that misbehave in ways that no real one can be made to."""
+"""Fake servers with misbehaviour that a real server can't be made to show."""
 
 from __future__ import annotations
 
@@ -16,10 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass
 class FakeServer:
-    """What a fake server has heard.
-
-    :param port: where it listens
-    """
+    """A fake server's port, and what it has received."""
 
     port: int
     heard: bytearray = field(default_factory=bytearray)
@@ -32,11 +29,10 @@ class FakeServer:
 async def fake_server(
     *, banner: dict[str, object] | bytes | None = None, farewell: bytes = b"", port: int = 0
 ) -> AsyncIterator[FakeServer]:
-    """Accept connections, send a banner if there is one, keep what comes, and never answer but to end it.
+    """Accept connections and record what arrives, without answering requests.
 
-    :param banner: the content of the INFO line, or another first line; silence where absent
-    :param farewell: sent at the first PING, before the connection is ended; silence where absent
-    :param port: where to listen; anywhere where absent
+    :param banner: the content of the INFO line, or another first line; none is sent where absent
+    :param farewell: sent at the first PING, before the connection is closed; where absent it stays open
     """
     fake = FakeServer(port)
 

@@ -1,4 +1,4 @@
-"""Handlers that run in processes of their own, which have to be able to import them."""
+"""Handlers for tests of worker processes, which must be able to import them."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class Order(BaseModel):
     amount: int = 1
 
 
-class AwkwardError(Exception):
-    """Can be written by pickle, but not read again."""
+class UnpicklableError(Exception):
+    """Can be pickled, but not unpickled."""
 
     def __init__(self, first: str, second: str) -> None:
         super().__init__(f"{first} {second}")
@@ -43,25 +43,25 @@ def typed(order: Order, job: Delivery) -> str:
 
 
 def fail(job: Delivery) -> object:
-    what = job.body.decode()
-    if what == "give up":
+    body = job.body.decode()
+    if body == "give up":
         raise GiveUpError("no such order") from KeyError("order-7")
-    if what == "awkward":
-        raise AwkwardError("one", "two")
-    if what == "later" and job.attempt == 1:
+    if body == "unpicklable":
+        raise UnpicklableError("one", "two")
+    if body == "later" and job.attempt == 1:
         raise RetryLaterError("300ms")
-    if what == "exit" and job.attempt == 1:
+    if body == "exit" and job.attempt == 1:
         raise SystemExit(3)
-    if what == "killed" and job.attempt == 1:
+    if body == "killed" and job.attempt == 1:
         os.kill(os.getpid(), signal.SIGKILL)
-    if what == "exits" and job.attempt == 1:
+    if body == "exits" and job.attempt == 1:
         os._exit(4)
-    if what == "unsendable":
+    if body == "unsendable":
         return threading.Lock()
-    return what
+    return body
 
 
-def hang_with_a_program(job: Delivery) -> None:
+def hang_with_child_process(job: Delivery) -> None:
     if job.attempt > 1:
         return
     program = subprocess.Popen(["sleep", "60"])
@@ -69,30 +69,30 @@ def hang_with_a_program(job: Delivery) -> None:
     program.wait()
 
 
-def chatty(job: Delivery) -> None:
+def log_job(job: Delivery) -> None:
     logging.getLogger("shop").info("working on %s", job.id)
 
 
-def stumble(job: Delivery) -> None:
-    """Fail as the body says: where, and with which words."""
-    where, _, words = job.body.decode().partition(" ")
-    if where == "feed":
-        _feed(words)
-    if where == "fold":
-        _fold(words)
+def raise_from_body(job: Delivery) -> None:
+    """Raise an error as the body says: in which function, and with which text."""
+    function, _, text = job.body.decode().partition(" ")
+    if function == "feed":
+        _feed(text)
+    if function == "fold":
+        _fold(text)
     try:
-        _feed(words)
+        _feed(text)
     except ValueError as error:
-        raise GiveUpError(f"never {words}") from error
+        raise GiveUpError(f"never {text}") from error
 
 
-async def stumble_async(job: Delivery) -> None:
-    stumble(job)
+async def raise_from_body_async(job: Delivery) -> None:
+    raise_from_body(job)
 
 
-def _feed(words: str) -> None:
-    raise ValueError(words)
+def _feed(text: str) -> None:
+    raise ValueError(text)
 
 
-def _fold(words: str) -> None:
-    raise ValueError(words)
+def _fold(text: str) -> None:
+    raise ValueError(text)

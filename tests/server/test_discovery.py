@@ -56,7 +56,7 @@ async def consumer(connection: Connection, stream: str, name: str, **fields: Any
 
 async def publish(connection: Connection, subject: str, body: str) -> int:
     answer = await connection.request(subject, body.encode())
-    return int(json.loads(answer.data)["seq"])
+    return int(json.loads(answer)["seq"])
 
 
 async def all_told(connection: Connection, queue: WorkQueue, consumer: str, count: int, within: float = 10) -> None:

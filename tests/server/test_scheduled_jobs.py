@@ -9,7 +9,6 @@ from uuid import uuid4
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import pytest
-from airflow_provider_jetstream.jetstream.publishing.cron import cron_problem
 from nats.js.errors import APIError
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -25,6 +24,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provis
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishRefusedError
+from airflow_provider_jetstream.jetstream.publishing.schedules import cron_problem
 from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:

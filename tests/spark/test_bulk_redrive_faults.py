@@ -31,7 +31,7 @@ from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import pack_table
+from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
 
 if TYPE_CHECKING:
     from collections.abc import Callable

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pytest
 
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import (
+from airflow_provider_jetstream.spark.dead_letters.entry_table import (
     ROWS_PER_TASK,
     parallel_tasks,
     partition_jobs,

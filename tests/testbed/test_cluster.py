@@ -11,7 +11,6 @@ import psutil
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from testbed.nats_cluster import NatsCluster
@@ -21,6 +20,8 @@ from testbed.queues import eventually
 
 if TYPE_CHECKING:
     from pathlib import Path
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 def stores(cluster: NatsCluster, stream: str) -> list[str]:

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from airflow_provider_jetstream.jetstream.advisories import (
     AckMetric,
     Completion,
-    HandedBack,
+    Nak,
     MaxDeliveries,
     Terminated,
     parse_advisory,
@@ -49,7 +49,7 @@ def test_a_termination_is_read_with_its_reason_and_without_one() -> None:
 
 
 def test_a_job_handed_back_and_an_acknowledgement_are_read() -> None:
-    assert isinstance(parse_advisory(NAKED), HandedBack)
+    assert isinstance(parse_advisory(NAKED), Nak)
     metric = parse_advisory(ACK)
     assert isinstance(metric, AckMetric)
     assert metric.ack_time == 80487437

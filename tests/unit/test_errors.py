@@ -10,6 +10,7 @@ import pytest
 import airflow_provider_jetstream
 from airflow_provider_jetstream.jetstream import errors
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.publishing import report
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -35,11 +36,16 @@ def _exceptions_of(module: ModuleType) -> dict[str, type[BaseException]]:
 
 
 def _trees() -> dict[str, ModuleType]:
-    """Find every part's own module of errors, the ground floor's and those of the parts above it."""
+    """Find the module of errors of the core, of the worker and of Spark."""
     return {module.__name__: module for module in _package_modules() if module.__name__.rpartition(".")[2] == "errors"}
 
 
-def _drawn(module: ModuleType) -> Iterator[tuple[str, str | None, list[str]]]:
+def _classes_of_tree(tree: ModuleType) -> dict[str, type[BaseException]]:
+    """Collect the errors of a tree's module, and for the core those that are defined beside the report they carry."""
+    return _exceptions_of(tree) | (_exceptions_of(report) if tree is errors else {})
+
+
+def _rows(module: ModuleType) -> Iterator[tuple[str, str | None, list[str]]]:
     """Read class, parent and further bases from the tree at the top of a module."""
     above: list[str] = []
     for line in (module.__doc__ or "").splitlines():
@@ -62,7 +68,7 @@ def _defined() -> dict[str, type[BaseException]]:
     }
 
 
-def test_the_ground_floor_and_the_worker_have_trees() -> None:
+def test_the_core_and_the_worker_have_trees() -> None:
     assert {f"{_PACKAGE}.jetstream.errors", f"{_PACKAGE}.worker.errors"} <= set(_trees())
     assert [name for name, module in _trees().items() if not _exceptions_of(module)] == []
 
@@ -70,21 +76,21 @@ def test_the_ground_floor_and_the_worker_have_trees() -> None:
 @pytest.mark.parametrize("part", sorted(_trees()))
 def test_a_tree_draws_every_class_of_its_module(part: str) -> None:
     module = _trees()[part]
-    drawn = [name for name, _, _ in _drawn(module)]
-    assert len(drawn) == len(set(drawn))
-    assert set(_exceptions_of(module)) <= set(drawn)
+    names = [name for name, _, _ in _rows(module)]
+    assert len(names) == len(set(names))
+    assert set(_classes_of_tree(module)) <= set(names)
 
 
 @pytest.mark.parametrize("part", sorted(_trees()))
-def test_what_a_tree_draws_besides_is_the_ground_floor_on_which_it_stands(part: str) -> None:
+def test_other_classes_in_a_tree_are_base_classes_of_the_core(part: str) -> None:
     module = _trees()[part]
-    besides = {name: parent for name, parent, _ in _drawn(module) if name not in _exceptions_of(module)}
-    assert {name: getattr(module, name) for name in besides} == {name: getattr(errors, name) for name in besides}
-    # Neither a leaf nor astray: something of this part hangs below it, and it hangs below what is its base.
-    assert set(besides) <= {parent for _, parent, _ in _drawn(module)}
+    foreign = {name: parent for name, parent, _ in _rows(module) if name not in _classes_of_tree(module)}
+    assert {name: getattr(module, name) for name in foreign} == {name: getattr(errors, name) for name in foreign}
+    # A class of this part derives from it, and it derives from the class above it.
+    assert set(foreign) <= {parent for _, parent, _ in _rows(module)}
     assert [
         (name, parent)
-        for name, parent in besides.items()
+        for name, parent in foreign.items()
         if parent is not None and getattr(errors, parent) not in getattr(errors, name).__bases__
     ] == []
 
@@ -92,20 +98,17 @@ def test_what_a_tree_draws_besides_is_the_ground_floor_on_which_it_stands(part: 
 @pytest.mark.parametrize("part", sorted(_trees()))
 def test_every_class_has_exactly_the_bases_that_its_tree_draws(part: str) -> None:
     module = _trees()[part]
-    own = _exceptions_of(module)
-    drawn = {
-        name: {parent, *also} if parent else {"Exception", *also}
-        for name, parent, also in _drawn(module)
-        if name in own
+    own = _classes_of_tree(module)
+    expected = {
+        name: {parent, *also} if parent else {"Exception", *also} for name, parent, also in _rows(module) if name in own
     }
-    actual = {name: {base.__name__ for base in error.__bases__} for name, error in own.items()}
-    assert actual == drawn
+    assert {name: {base.__name__ for base in error.__bases__} for name, error in own.items()} == expected
 
 
 def test_there_is_one_root() -> None:
     roots = [path for path, error in _defined().items() if JetStreamProviderError not in error.__mro__[1:]]
     assert roots == [f"{errors.__name__}.JetStreamProviderError"]
-    assert next(name for name, _, _ in _drawn(errors)) == "JetStreamProviderError"
+    assert next(name for name, _, _ in _rows(errors)) == "JetStreamProviderError"
 
 
 def test_every_class_of_the_package_has_a_code_of_its_own() -> None:
@@ -123,9 +126,11 @@ def test_no_error_is_both_terminal_and_transient() -> None:
     assert both == []
 
 
-def test_every_error_class_lives_in_its_parts_module_of_errors() -> None:
-    elsewhere = [path for path in _defined() if path.rpartition(".")[0] not in _trees()]
-    assert elsewhere == []
+def test_every_error_class_is_drawn_in_a_tree() -> None:
+    drawn = {
+        f"{error.__module__}.{name}" for module in _trees().values() for name, error in _classes_of_tree(module).items()
+    }
+    assert set(_defined()) == drawn
 
 
 def test_an_api_error_keeps_the_servers_codes() -> None:

@@ -164,7 +164,7 @@ def test_a_job_goes_to_its_own_subject_or_to_the_default() -> None:
         (
             {"advisory": "call me"},
             (
-                "job 1 can't be reported on 'call me': it contains white space or control characters; hand over"
+                "job 1 can't be reported on 'call me': it contains white space or control characters; publish"
                 " Job(body) where the body's advisory means something else"
             ),
         ),

@@ -33,7 +33,7 @@ def test_about_half_of_the_attempts_fail_and_always_the_same_ones() -> None:
     assert [succeeds(job) for job in attempts] == first
 
 
-def test_some_orders_use_up_both_deliveries_and_most_do_not() -> None:
+def test_some_orders_fail_both_deliveries_and_most_do_not() -> None:
     dead = [order for order in ORDERS if not any(succeeds(delivery(order, attempt)) for attempt in (1, 2))]
     assert 1 <= len(dead) < len(ORDERS) / 2
 
@@ -48,12 +48,12 @@ def test_a_failure_names_its_order() -> None:
         process(delivery(failing))
 
 
-def test_what_is_no_order_is_given_up() -> None:
+def test_an_invalid_order_is_given_up() -> None:
     with pytest.raises(GiveUpError, match="expected an order as text, found something else"):
         process(Delivery("1", "orders.new", b"\xff", {}, 1, 1))
 
 
-def test_the_ledger_holds_only_what_was_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_ledger_holds_only_processed_orders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LEDGER, str(tmp_path / "ledger"))
     done = [order for order in ORDERS if succeeds(delivery(order))]
     lines = [json.loads(line) for line in (tmp_path / "ledger").read_text().splitlines()]

@@ -121,7 +121,9 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_
         ),
         (
             {"audit": {"subjects": ["audit.other.>"]}},
-            ("the audit stream q-audit doesn't capture audit.q.>, so what is done to dead letters: add that subject"),
+            (
+                "the audit stream q-audit doesn't capture audit.q.>, so what is done to dead letters would not be recorded: add that subject"
+            ),
         ),
         (
             {"subjects": ["q.>", "archive.>"]},

@@ -119,8 +119,8 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
     "events that capture no completion": (
         _with(events={"name": "q_events", "subjects": ["completed.other.>"]}),
         (
-            "the events stream q_events doesn't capture completed.q.>, so the ends of jobs would not be stored: add that"
-            " subject"
+            "the events stream q_events doesn't capture completed.q.>, so the ends of jobs would not be stored: add"
+            " that subject"
         ),
     ),
     "endless retries with a dead letter queue": (

@@ -60,7 +60,7 @@ _IMAGES: dict[str, Any] = {
     ],
 }
 
-_NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in the queue, and nothing tells"
+_NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in the queue unseen"
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def test_a_cron_expression_may_be_meant_in_a_time_zone(every: str, time_zone: st
         ),
         (
             Job(b"", id="a", every="30s", time_zone="UTC"),
-            "expected a time zone with a cron expression only, found 'UTC' with '@every 30s': leave it out, or say at",
+            "expected a time zone with a cron expression only, found 'UTC' with '@every 30s': leave it out, or write",
         ),
         (Job(b"", at=_NOW, time_zone="UTC"), "found 'UTC' without every: leave it out; at has a zone of its own"),
         (Job(b"", time_zone="UTC"), "found 'UTC' without every: leave it out"),
@@ -215,11 +215,11 @@ def test_a_job_for_later_may_be_for_a_partition() -> None:
             None,
             "job 0 has a schedule: pass the queue too, which declares the subject of schedules",
         ),
-        (Job(b"", delay="1h"), _queue(schedules=False), "and q has no schedules: declare schedules: true"),
+        (Job(b"", delay="1h"), _queue(schedules=False), "and q takes none: declare schedules: true"),
         (
             Job(b"", at=_NOW),
             _queue(schedules=False, discard="new"),
-            'with discard "new" it can\'t: declare discard "old" without limits that could drop waiting jobs; or do',
+            'impossible with discard "new": declare discard "old" without limits that could drop waiting jobs; or do',
         ),
         (Job(b"", at=_NOW, delay="1h"), _queue(), "job 0 has several of at, delay and every: keep one"),
         (Job(b"", every="30s"), _queue(), "job 0 has a repeating schedule: give it an id"),

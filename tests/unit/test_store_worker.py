@@ -28,12 +28,12 @@ def order(amount: object, bank: str = "quick") -> bytes:
         (order(12.5, "slow"), BankBusyError, "the bank didn't answer"),
     ],
 )
-def test_each_kind_of_order_fails_in_its_own_way(body: bytes, error: type[Exception], message: str) -> None:
+def test_each_kind_of_bad_order_has_its_own_error(body: bytes, error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         process(delivery(body))
 
 
-def test_what_succeeds_is_written_down(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processed_orders_are_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(LEDGER, str(tmp_path / "ledger"))
     process(delivery(order(12.5)))
     process(delivery(order(3, "slow"), {"Redrive-Count": "1"}))

@@ -1,7 +1,7 @@
-"""The audit: what became of each dead letter, who did it, when and why; and how far each redrive is.
+"""The audit: what was done with each dead letter, by whom, when and why; and the progress of each redrive.
 
-It is more than a record. A redrive that was cut off reads in it which copies are stored already, and which letters an
-earlier try of the same task brought back.
+The audit is also the checkpoint of a redrive: one that was cut off reads in it which copies are already stored, and
+which letters an earlier try of the same task redrove.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 Action = Literal["redriven", "requeued", "parked"]
@@ -39,19 +40,19 @@ class _Record(BaseModel):
 
 
 class LetterRecord(_Record):
-    """What was done with one dead letter.
+    """One action on one dead letter.
 
     :param sequence: the job's stream sequence; with ``stream`` and ``created`` the letter's identity
-    :param action: ``redriven`` as a new job, ``requeued`` in its place, or ``parked``
-    :param new_sequence: the new job's stream sequence, or that of the parked letter in the dead letter queue
-    :param subject: where it went
-    :param redrives: how often it has been redriven now
-    :param reason: why it had died
-    :param died_at: when
-    :param fingerprint: of its death
+    :param action: ``redriven`` as a new job, ``requeued`` in place, or ``parked``
+    :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
+    :param subject: the new job's subject
+    :param redrives: how often the job has been redriven now
+    :param reason: why the job was dead
+    :param died_at: when it died
+    :param fingerprint: the fingerprint of its death
     :param why: the reason given for the redrive
-    :param who: the Airflow task, as its identifying fields, or whatever the caller says
-    :param run: the redrive that did it
+    :param who: the Airflow task, as its identifying fields, or whatever the caller passed
+    :param run: the key of the redrive
     :param changes: what a transform changed
     """
 
@@ -70,19 +71,19 @@ class LetterRecord(_Record):
 
     @property
     def in_place(self) -> bool:
-        """Whether the job itself was made alive again."""
+        """Whether the stored job itself is delivered again, rather than a copy."""
         return self.action == "requeued"
 
 
 class RunRecord(_Record):
-    """How far a redrive is.
+    """The progress of one redrive.
 
     :param run: its key
-    :param from_sequence: the first sequence of the audit that may hold a letter of it
-    :param who: the Airflow task, as its identifying fields, or whatever the caller says
+    :param from_sequence: the first sequence of the audit that may hold one of its letters
+    :param who: the Airflow task, as its identifying fields, or whatever the caller passed
     :param why: the reason given for it
     :param report: counts so far
-    :param finished: whether it is over
+    :param finished: whether the redrive is complete
     """
 
     run: str
@@ -99,7 +100,6 @@ _Model = TypeVar("_Model", bound=_Record)
 class AuditLog:
     """The audit of one queue.
 
-    :param connection: the server
     :param stream: the audit's stream
     :param queue: the work queue
     :param created: when the work queue was created, in the server's own text
@@ -113,12 +113,9 @@ class AuditLog:
 
     @classmethod
     async def open(cls, connection: Connection, queue: WorkQueue, created: str) -> AuditLog | None:
-        """Look whether a queue has an audit.
+        """Open the audit of a queue; ``None`` where the queue declares none, or its stream doesn't exist (yet).
 
-        :param connection: the server
-        :param queue: the work queue
-        :param created: when its stream was created, in the server's own text
-        :return: the audit; ``None`` where the queue declares none, or it doesn't exist (yet)
+        :param created: when the work queue's stream was created, in the server's own text
         """
         if queue.audit is None:
             return None
@@ -128,21 +125,26 @@ class AuditLog:
             return None
         return cls(connection, queue.audit.name, queue.name, created)
 
+    @classmethod
+    def from_snapshot(cls, connection: Connection, queue: WorkQueue, snapshot: QueueSnapshot) -> AuditLog | None:
+        """Open the audit without a request; ``None`` where the queue had none when the snapshot was taken."""
+        if queue.audit is None or queue.audit.name not in snapshot.companions:
+            return None
+        return cls(connection, queue.audit.name, queue.name, snapshot.created)
+
     async def last_record(self, sequence: int) -> LetterRecord | None:
-        """Tell what was last done with a letter.
+        """Read the last action on a job.
 
         :param sequence: the job's stream sequence
-        :return: the record, if anything was done
         """
         message = await last_message(self._connection, self.stream, letter_audit_subject(self.queue, sequence))
         record = _read(LetterRecord, message)
         return record if record and record.created == self.created else None
 
     async def history(self, sequence: int) -> AsyncGenerator[LetterRecord, None]:
-        """Give all that was done with a letter.
+        """Read all actions on a job, oldest first.
 
         :param sequence: the job's stream sequence
-        :return: the records, oldest first
         """
         subject = letter_audit_subject(self.queue, sequence)
         async for message in read_range(self._connection, self.stream, subject):
@@ -151,32 +153,25 @@ class AuditLog:
                 yield record
 
     async def write(self, records: Sequence[LetterRecord]) -> list[ApiError | TransientError | None]:
-        """Record what was done with letters.
-
-        :param records: the records
-        :return: for each, where it isn't known to be stored, why: the audit's stream refused it, or didn't answer
-        """
+        """Store records; return for each ``None``, or why it isn't known to be stored."""
         messages = [
-            (letter_audit_subject(self.queue, each.sequence), each.model_dump_json(exclude_none=True).encode())
-            for each in records
+            (letter_audit_subject(self.queue, record.sequence), record.model_dump_json(exclude_none=True).encode())
+            for record in records
         ]
-        ids = [Headers([(MSG_ID, self._once(each))]) for each in records]
-        answers = await store_each(self._connection, messages, ids)
-        return [None if isinstance(each, PubAck) else each for each in answers]
+        headers = [Headers([(MSG_ID, self._message_id(record))]) for record in records]
+        answers = await store_each(self._connection, messages, headers)
+        return [None if isinstance(answer, PubAck) else answer for answer in answers]
 
-    def _once(self, record: LetterRecord) -> str:
-        """Give the id of a record: redrives side by side do the same to a letter, and it is recorded once."""
-        # One that was requeued keeps its sequence, so that only the time of its death tells one time from the next.
+    def _message_id(self, record: LetterRecord) -> str:
+        """Return an id that concurrent redrives of the same letter share, so that the action is stored once."""
+        # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
         result = record.died_at if record.in_place else record.new_sequence
         return f"audit:{self.created}:{record.sequence}:{record.action}:{result or record.at}"
 
     async def begin_run(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
-        """Begin a redrive, or go on with one that was cut off.
+        """Begin a redrive, or continue one of the same key that was cut off.
 
-        :param run: its key; where a redrive of this key is over, another one begins
-        :param who: who does it
-        :param why: the reason given for it
-        :return: its record; ``from_sequence`` is where its letters begin
+        :param run: the redrive's key; where a redrive of this key is finished, another one begins
         """
         message = await last_message(self._connection, self.stream, run_audit_subject(self.queue, run))
         record = _read(RunRecord, message)
@@ -188,9 +183,8 @@ class AuditLog:
         return record
 
     async def record_progress(self, record: RunRecord) -> None:
-        """Record how far a redrive is.
+        """Store the progress of a redrive.
 
-        :param record: its record
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
         """
@@ -198,9 +192,9 @@ class AuditLog:
         await store(self._connection, subject, record.model_dump_json(exclude_none=True).encode())
 
     async def finish_run(self, run: str) -> None:
-        """Record that a redrive is over which was kept open.
+        """Record that a redrive which was left open is finished.
 
-        :param run: its key
+        :param run: the redrive's key
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
         """
@@ -210,13 +204,9 @@ class AuditLog:
             await self.record_progress(record.model_copy(update={"finished": True}))
 
     async def letters_of_run(self, record: RunRecord) -> AsyncGenerator[LetterRecord, None]:
-        """Give what a redrive did before it was cut off.
-
-        :param record: its record
-        :return: its letters, in the order in which they were done
-        """
-        letters = letter_audit_subject(self.queue, 0).removesuffix("0") + "*"
-        async for message in read_range(self._connection, self.stream, letters, record.from_sequence):
+        """Read in order what a redrive did before it was cut off."""
+        subject = letter_audit_subject(self.queue, 0).removesuffix("0") + "*"
+        async for message in read_range(self._connection, self.stream, subject, record.from_sequence):
             letter = _read(LetterRecord, message)
             if letter and letter.run == record.run and letter.created == self.created:
                 yield letter
@@ -229,5 +219,5 @@ def _read(model: type[_Model], message: StoredMessage | None) -> _Model | None:
         record = model.model_validate_json(message.data)
     except ValidationError:
         return None
-    # The server's clock is the one that advisories go by.
+    # Advisories have the server's time; records are compared with them.
     return record.model_copy(update={"at": message.stored_at})

@@ -89,10 +89,7 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Nats
             max_reconnect_attempts=1,
             reconnect_time_wait=0,
         )
-        if connection.server_version < MINIMUM_SERVER:
-            raise too_old(connection.server_version, MINIMUM_SERVER)
-        account = await _account_info(connection, failures)
-        connection.api_level = int(account.get("api", {}).get("level", 0))
+        await _require_jetstream(connection, failures)
     except (OSError, nats_errors.Error) as error:
         await _close(client)
         failures.append(error)
@@ -104,6 +101,13 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Nats
     client.options["reconnect_time_wait"] = 1
     connection.last_error = None
     return connection
+
+
+async def _require_jetstream(connection: NatsPyConnection, failures: list[Exception]) -> None:
+    if connection.server_version < MINIMUM_SERVER:
+        raise too_old(connection.server_version, MINIMUM_SERVER)
+    account = await _account_info(connection, failures)
+    connection.api_level = int(account.get("api", {}).get("level", 0))
 
 
 async def _account_info(connection: NatsPyConnection, failures: list[Exception]) -> dict[str, Any]:

@@ -98,10 +98,10 @@ class Connection(Protocol):
         payload = json.dumps(request).encode() if request is not None else b""
         return decode_answer(await self.request(f"$JS.API.{subject}", payload), subject)
 
-    async def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+    async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer.
 
-        :param timeout: seconds; the connection's own where absent
+        :param time_limit: seconds; the connection's own where absent
         :raises TransientError: no answer, no connection, or no responder on the subject just now
         """
 
@@ -140,11 +140,11 @@ class Connection(Protocol):
         """
 
     async def publish_acknowledged(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, timeout: float | None = None
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, time_limit: float | None = None
     ) -> bytes:
         """Publish a message and return the answer of the stream that captures it.
 
-        :param timeout: seconds; the connection's own where absent
+        :param time_limit: seconds; the connection's own where absent
         :raises TransientError: no answer; the message may be stored all the same
         """
 

@@ -1,4 +1,4 @@
-"""Proving to a server who is asking.
+"""The fields of CONNECT that authenticate a client.
 
 Protocol: CONNECT in "NATS Client Protocol"; keys and credentials files in "NKeys" and "JWT" of the NATS documentation.
 """
@@ -18,14 +18,12 @@ _SECTION = re.compile(r"-{3,}\s*BEGIN [A-Z ]+-{3,}\s*(?P<content>\S+)\s*-{3,}\s*
 _SECTIONS = 2
 
 
-def credentials(settings: SocketSettings, banner: dict[str, Any]) -> dict[str, Any]:
-    """Make the part of CONNECT that proves who is asking.
+def credentials(settings: SocketSettings, server_info: dict[str, Any]) -> dict[str, Any]:
+    """Return the fields of CONNECT that authenticate the client.
 
-    :param settings: with the secrets
-    :param banner: the server's INFO, with the nonce to be signed
-    :return: fields of CONNECT
-    :raises AuthenticationError: a key is given, and the server doesn't ask for one
-    :raises ConnectionSettingsError: the key or the credentials aren't what they should be
+    :param server_info: the server's INFO, with the nonce to be signed
+    :raises AuthenticationError: the server doesn't support signatures, which the credentials need
+    :raises ConnectionSettingsError: the key or the credentials are invalid
     """
     connection = settings.connection
     if connection.token:
@@ -34,27 +32,27 @@ def credentials(settings: SocketSettings, banner: dict[str, Any]) -> dict[str, A
         return {"user": connection.user, "pass": connection.password.get_secret_value()}
     if settings.credentials:
         jwt, seed = _sections(settings.credentials.get_secret_value())
-        return {"jwt": jwt, **_signed(seed, banner, "credentials", with_key=False)}
+        return {"jwt": jwt, **_signed(seed, server_info, "credentials", with_key=False)}
     if settings.nkey_seed:
-        return _signed(settings.nkey_seed.get_secret_value().strip(), banner, "nkey seed", with_key=True)
+        return _signed(settings.nkey_seed.get_secret_value().strip(), server_info, "nkey seed", with_key=True)
     return {}
 
 
 def _sections(content: str) -> tuple[str, str]:
-    found = [match["content"] for match in _SECTION.finditer(content)]
-    if len(found) < _SECTIONS:
+    sections = [match["content"] for match in _SECTION.finditer(content)]
+    if len(sections) < _SECTIONS:
         raise ConnectionSettingsError(
             "expected credentials with a JWT and a seed between their BEGIN and END lines, found"
-            f" {len(found)} of the two: give the file as `nsc generate creds` writes it"
+            f" {len(sections)} of the two: give the file as `nsc generate creds` writes it"
         )
-    return found[0], found[1]
+    return sections[0], sections[1]
 
 
-def _signed(seed: str, banner: dict[str, Any], what: str, *, with_key: bool) -> dict[str, Any]:
-    nonce = banner.get("nonce")
+def _signed(seed: str, server_info: dict[str, Any], what: str, *, with_key: bool) -> dict[str, Any]:
+    nonce = server_info.get("nonce")
     if not nonce:
         raise AuthenticationError(
-            f"expected a server that asks for a signature, found one that doesn't: drop the {what}"
+            f"expected a server that asks for a signature, found one that doesn't: remove the {what}"
         )
     try:
         import nkeys
@@ -67,7 +65,7 @@ def _signed(seed: str, banner: dict[str, Any], what: str, *, with_key: bool) -> 
         signature = base64.b64encode(pair.sign(nonce.encode())).decode()
         key = pair.public_key.decode()
     except (nkeys.NkeysError, ValueError, IndexError) as error:
-        # The message may hold the seed; only the kind of error may leave.
+        # The error's text may contain the seed, so only its class is named.
         problem = type(error).__name__
     else:
         return {"sig": signature, **({"nkey": key} if with_key else {})}

@@ -1,7 +1,7 @@
 """The connection on an event loop: nats-py's client with two defects fixed and one feature added.
 
-Credentials are never sent in plaintext where TLS was asked for; a failed TLS handshake ends; and a request may have many
-answers, whose headers stay as they are on the wire.
+Credentials are never sent in plaintext where TLS was asked for, a failed TLS handshake ends, and a request may have
+many answers, whose headers stay as they are on the wire.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ class NatsPyConnection(Connection):
         """Whether the connection is closed for good."""
         return self.client.is_closed
 
-    async def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+    async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.timeout if time_limit is None else time_limit
         try:
             return (await self.client.request(subject, payload, timeout=limit)).data
         except nats_errors.NoRespondersError:
@@ -131,10 +131,10 @@ class NatsPyConnection(Connection):
             raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
 
     async def publish_acknowledged(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, timeout: float | None = None
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, time_limit: float | None = None
     ) -> bytes:
         """Publish a message and return the answer of the stream that captures it."""
-        limit = self.timeout if timeout is None else timeout
+        limit = self.timeout if time_limit is None else time_limit
         try:
             return (await self.client.request(subject, payload, timeout=limit, headers=headers)).data
         except nats_errors.NoRespondersError:

@@ -1,4 +1,4 @@
-"""One connection per settings and event loop, shared by everything that asks for it."""
+"""A pool with one connection per settings and event loop, which all users share."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 @dataclass
 class _Shared:
     users: int = 0
-    opening: asyncio.Task[Connection] | None = None
+    opening: asyncio.Task[NatsPyConnection] | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    def opened(self, settings: ConnectionSettings) -> asyncio.Task[Connection]:
-        """Give the one attempt to open that all who wait share, its failure too; whoever comes later tries anew."""
+    def opened(self, settings: ConnectionSettings) -> asyncio.Task[NatsPyConnection]:
+        """Return the one attempt to open that all waiting users share, its failure too; later users start another."""
         if self.opening is None or (self.opening.done() and not _usable(self.opening)):
             self.opening = asyncio.create_task(self._open(settings))
         return self.opening
@@ -35,32 +35,30 @@ class _Shared:
             await asyncio.gather(self.opening, return_exceptions=True)
         await self.stack.aclose()
 
-    async def _open(self, settings: ConnectionSettings) -> Connection:
+    async def _open(self, settings: ConnectionSettings) -> NatsPyConnection:
         await self.stack.aclose()
         return await self.stack.enter_async_context(connect(settings))
 
 
-def _usable(opening: asyncio.Task[Connection]) -> bool:
+def _usable(opening: asyncio.Task[NatsPyConnection]) -> bool:
     return not opening.cancelled() and opening.exception() is None and not opening.result().is_closed
 
 
-# Keyed by the loop itself: ids of closed loops are reused, and a client used from another loop only times out.
+# Keyed by the loop itself: ids of closed loops are reused, and requests from another loop only time out.
 _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ConnectionSettings, _Shared]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[Connection]:
-    """Use the loop's connection with these settings; the last user closes it.
+async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnection]:
+    """Use the event loop's connection with these settings; the last user closes it.
 
-    :param settings: where and as whom
-    :return: the shared connection
     :raises JetStreamProviderError: as :func:`~airflow_provider_jetstream.jetstream.client.connect.connect` does
     """
     pool = _loops.setdefault(asyncio.get_running_loop(), {})
     shared = pool.setdefault(settings, _Shared())
     shared.users += 1
     try:
-        # Shielded: one user who gives up waiting mustn't take the connection from the others.
+        # Shielded: a user that is cancelled while it waits must not cancel the attempt of the others.
         yield await asyncio.shield(shared.opened(settings))
     finally:
         shared.users -= 1

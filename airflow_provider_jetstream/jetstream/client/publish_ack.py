@@ -40,16 +40,16 @@ async def store(
     body: bytes,
     headers: dict[str, str] | None = None,
     *,
-    timeout: float | None = None,
+    time_limit: float | None = None,
 ) -> PubAck:
     """Publish a message and wait for its PubAck.
 
-    :param timeout: seconds; the connection's own where absent
+    :param time_limit: seconds; the connection's own where absent
     :raises ApiError: the stream refused the message
     :raises UnreachableError: no stream captures the subject just now, or the connection is gone
     :raises DeadlineError: no answer in time; the message may be stored all the same
     """
-    answer = await connection.publish_acknowledged(subject, body, headers, timeout=timeout)
+    answer = await connection.publish_acknowledged(subject, body, headers, time_limit=time_limit)
     return parse_publish_ack(subject, answer)
 
 

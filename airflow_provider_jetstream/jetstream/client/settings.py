@@ -1,4 +1,4 @@
-"""Where NATS is and how to prove who is asking."""
+"""The settings of a connection: servers, credentials, TLS and the time limit."""
 
 from __future__ import annotations
 
@@ -24,16 +24,15 @@ _VARIABLES = {
 
 
 class ConnectionSettings(BaseModel):
-    """Where the servers are and how to prove who is asking.
+    """The servers and the credentials.
 
     :param servers: ``nats://`` or ``tls://`` addresses without credentials; ``host`` and ``host:port`` work too
-    :param user: user name, together with ``password``
-    :param password: its password
-    :param token: a token instead of user and password
-    :param tls_ca_file: path of the certificate authority that signed the servers' certificates; the system's
-        authorities where it is absent
+    :param user: together with ``password``
+    :param token: instead of user and password
+    :param tls_ca_file: the file with the certificate authorities of the servers' certificates; the system's authorities
+        where absent
     :param timeout: seconds for everything between the first packet and a usable JetStream
-    :param name: shown in the server's list of connections
+    :param name: the connection's name in the server's list
     :raises ConnectionSettingsError: if the settings contradict each other; it never repeats a value
     """
 
@@ -53,7 +52,7 @@ class ConnectionSettings(BaseModel):
             super().__init__(**values)
         except ValidationError as error:
             problems = _problems(error)
-        # Outside the handler: pydantic's error holds the values, and it would stay reachable as the context.
+        # Outside the handler: pydantic's error contains the values and would stay reachable as the context.
         if problems:
             raise ConnectionSettingsError(f"the NATS connection can't be used: {'; '.join(problems)}")
 
@@ -63,7 +62,7 @@ class ConnectionSettings(BaseModel):
         return tuple(_normalise_server(server) for server in servers)
 
     @model_validator(mode="after")
-    def _one_way_to_authenticate(self) -> Self:
+    def _check_consistency(self) -> Self:
         if self.token and (self.user or self.password):
             raise ValueError("expected a token or user and password, found both: keep one")
         if (self.user is None) != (self.password is None):
@@ -74,7 +73,7 @@ class ConnectionSettings(BaseModel):
 
     @property
     def encrypted(self) -> bool:
-        """Whether plaintext must be refused."""
+        """Whether plaintext is refused."""
         return self.servers[0].startswith("tls://") or self.tls_ca_file is not None
 
     @classmethod
@@ -82,8 +81,7 @@ class ConnectionSettings(BaseModel):
         """Read ``NATS_URL`` (several with commas), ``NATS_USER``, ``NATS_PASSWORD``, ``NATS_TOKEN``, ``NATS_CA``.
 
         :param environment: such as :data:`os.environ`; an empty variable counts as absent
-        :return: the settings
-        :raises ConnectionSettingsError: if they contradict each other
+        :raises ConnectionSettingsError: the settings contradict each other
         """
         values: dict[str, Any] = {
             field: environment[variable] for field, variable in _VARIABLES.items() if environment.get(variable)
@@ -94,11 +92,9 @@ class ConnectionSettings(BaseModel):
 
 
 def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
-    """Validate settings that came from outside, without ever repeating a value in the error.
+    """Validate the fields of :class:`ConnectionSettings` from an untrusted mapping.
 
-    :param values: the fields of :class:`ConnectionSettings`
-    :return: the settings
-    :raises ConnectionSettingsError: naming the fields and what was expected
+    :raises ConnectionSettingsError: names the fields and what was expected, and never repeats a value
     """
     return ConnectionSettings(**values)
 
@@ -112,7 +108,7 @@ def _problems(error: ValidationError) -> list[str]:
 
 def _normalise_server(server: str) -> str:
     text = server.strip()
-    # Before anything takes the address apart: what stands before the @ may be a secret, and parsers repeat it.
+    # Before the address is parsed: the text before the @ may be a secret, and parsers repeat it in their errors.
     if "@" in text:
         raise ValueError("expected an address without credentials: give user, password or token as settings")
     try:
@@ -131,13 +127,12 @@ def _normalise_server(server: str) -> str:
 
 @dataclass(frozen=True)
 class SocketSettings:
-    """What a task needs to connect.
+    """The settings of a blocking connection, which supports more kinds of credentials.
 
-    :param connection: what every part of this package needs
     :param nkey_seed: the seed of a user's key
     :param credentials: the content of a credentials file
-    :param tls_cert_file: path of the certificate that the server asks clients for
-    :param tls_key_file: path of its key
+    :param tls_cert_file: the file with the client's certificate
+    :param tls_key_file: the file with its key
     """
 
     connection: ConnectionSettings

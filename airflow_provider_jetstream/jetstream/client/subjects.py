@@ -1,4 +1,4 @@
-"""The algebra of NATS subjects: what is valid, what overlaps, what covers what.
+"""NATS subjects and filters: which are valid, which overlap, which covers which.
 
 Protocol: "Subject-Based Messaging" in the NATS documentation. Tokens are separated by dots; ``*`` stands for exactly
 one token, ``>`` for one or more at the end.
@@ -15,11 +15,9 @@ if TYPE_CHECKING:
 
 
 def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
-    """Say what is wrong with a subject.
+    """Return what is wrong with a subject or filter, as one clause; ``None`` where it is valid.
 
-    :param subject: the subject, or a filter with wildcards
     :param wildcards: whether ``*`` and ``>`` are allowed
-    :return: one clause, or ``None`` for a good subject
     """
     if not subject:
         return "it is empty"
@@ -36,54 +34,35 @@ def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
 
 
 def overlaps(left: str, right: str) -> bool:
-    """Tell whether some subject matches both filters.
-
-    :param left: a subject or filter
-    :param right: another
-    :return: whether they share a subject
-    """
-    ours, theirs = left.split("."), right.split(".")
-    for our, their in zip(ours, theirs, strict=False):
-        if ">" in (our, their):
+    """Return whether some subject matches both filters."""
+    left_tokens, right_tokens = left.split("."), right.split(".")
+    for tokens in zip(left_tokens, right_tokens, strict=False):
+        if ">" in tokens:
             return True
-        if our != their and "*" not in (our, their):
+        if tokens[0] != tokens[1] and "*" not in tokens:
             return False
-    return len(ours) == len(theirs)
+    return len(left_tokens) == len(right_tokens)
 
 
 @lru_cache(maxsize=4096)
 def covers(outer: str, inner: str) -> bool:
-    """Tell whether every subject that matches ``inner`` matches ``outer``.
-
-    :param outer: the wider filter
-    :param inner: a subject or narrower filter
-    :return: whether ``outer`` contains it
-    """
-    wide, narrow = outer.split("."), inner.split(".")
-    for position, part in enumerate(wide):
-        if part == ">":
-            return len(narrow) > position
-        if position >= len(narrow) or narrow[position] == ">":
+    """Return whether every subject that matches ``inner`` matches ``outer``."""
+    outer_tokens, inner_tokens = outer.split("."), inner.split(".")
+    for index, wide in enumerate(outer_tokens):
+        if wide == ">":
+            return len(inner_tokens) > index
+        if index >= len(inner_tokens) or inner_tokens[index] == ">":
             return False
-        if part not in ("*", narrow[position]):
+        if wide not in ("*", inner_tokens[index]):
             return False
-    return len(wide) == len(narrow)
+    return len(outer_tokens) == len(inner_tokens)
 
 
 def covered_by_any(outers: Iterable[str], inner: str) -> bool:
-    """Tell whether one of several filters covers a subject.
-
-    :param outers: the wider filters
-    :param inner: a subject or narrower filter
-    :return: whether any contains it
-    """
+    """Return whether one of several filters covers a subject or filter."""
     return any(covers(outer, inner) for outer in outers)
 
 
 def first_overlap(filters: Iterable[str]) -> tuple[str, str] | None:
-    """Find two filters that overlap.
-
-    :param filters: subjects or filters
-    :return: the first such pair
-    """
+    """Return the first pair of filters that overlap, if any do."""
     return next((pair for pair in combinations(filters, 2) if overlaps(*pair)), None)

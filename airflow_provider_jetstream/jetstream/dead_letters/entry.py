@@ -1,4 +1,4 @@
-"""One entry of a dead letter queue in short: what it says about which job, and when."""
+"""One entry of a dead letter queue in short: which job it is about, what it states, and when."""
 
 from __future__ import annotations
 
@@ -20,27 +20,27 @@ class EntryKind(IntEnum):
     DELIVERIES = 1
     """The server's advisory that a job used up its deliveries."""
     TERMINATION = 2
-    """The server's advisory that a worker terminated it."""
+    """The server's advisory that a worker terminated a job."""
     DELETION = 3
-    """The server's advisory that it went away while a worker had it; also sent in error after a crash."""
+    """The server's advisory that a job was deleted while a worker had it; also sent in error after a crash."""
     COPY = 4
-    """A copy that a worker made, who may have been stopped before it gave the job up; or that a scan made of a job that
-    nobody takes."""
+    """A job's copy by a worker, which may have been stopped before it terminated the job; or a scan's copy of a job
+    that matches no consumer."""
     PARKED = 5
-    """A copy taken out of circulation."""
+    """A copy that is out of circulation."""
     PROVEN_COPY = 6
-    """A copy that a scan made of a death that it had proved."""
+    """A scan's copy of a job whose death the scan had proved."""
 
 
 class Entry(NamedTuple):
-    """One entry, as the index keeps it.
+    """One entry, as the index stores it.
 
-    :param entry: its sequence in the dead letter queue
+    :param sequence: its sequence in the dead letter queue
     :param kind: what it is
-    :param consumer: who delivered the job, as far as it says
-    :param told_at: by the server's clock: when the job died, or for a worker's copy when it was stored; the epoch for a
-        copy from an earlier stream of the same name
-    :param deliveries: how often the job was delivered; 0 where it doesn't say
+    :param consumer: the consumer that delivered the job, if the entry states it
+    :param recorded_at: by the server's clock: when the job died, or for a worker's copy when the copy was stored; the
+        epoch for a copy from an earlier stream of the same name
+    :param deliveries: how often the job was delivered; 0 where the entry doesn't state it
     """
 
     sequence: int
@@ -53,34 +53,25 @@ class Entry(NamedTuple):
 _DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVEN_COPY})
 
 
-def death_entries(mentions: Iterable[Entry]) -> list[Entry]:
-    """Give those by which a job that is still stored was dead at that time.
-
-    :param mentions: what is said about a job
-    :return: some of them
-    """
-    return [each for each in mentions if each.kind in _DEATHS]
+def death_entries(entries: Iterable[Entry]) -> list[Entry]:
+    """Return the entries that state that a job was dead while it was still stored."""
+    return [entry for entry in entries if entry.kind in _DEATHS]
 
 
-def valid_since(message: StoredMessage, taker: ConsumerState, done: LetterRecord | None) -> datetime:
-    """Tell when a stored job was certainly alive for the last time; what was said before that no longer counts.
+def valid_since(message: StoredMessage, consumer: ConsumerState, audited: LetterRecord | None) -> datetime:
+    """Return when a stored job was certainly alive for the last time; older entries don't count.
 
     :param message: the job
-    :param taker: the consumer that takes it; a recreated one delivers every stored job again
-    :param done: what the audit says was last done with it
-    :return: the time
+    :param consumer: the consumer that it is for; a recreated one delivers every stored job again
+    :param audited: the last action on the job that the audit has
     """
-    times = [message.stored_at, taker.created]
-    if done and done.in_place:
-        times.append(done.at)
+    times = [message.stored_at, consumer.created]
+    if audited and audited.in_place:
+        times.append(audited.at)
     return max(times)
 
 
-def last_consumer(mentions: Iterable[Entry]) -> str | None:
-    """Give the consumer of which the last word speaks.
-
-    :param mentions: what is said about a job
-    :return: its name, where any of them says
-    """
-    names = [each.consumer for each in mentions if each.consumer]
+def last_consumer(entries: Iterable[Entry]) -> str | None:
+    """Return the consumer that the last entry with a consumer names."""
+    names = [entry.consumer for entry in entries if entry.consumer]
     return names[-1] if names else None

@@ -1,4 +1,4 @@
-"""Hearing in full what a dead letter queue's entries say about one job."""
+"""Merges all entries of a dead letter queue about one job into one description of its death."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
-# A worker's copy tells more than a scan's, and that more than what is left when a letter was parked.
-_TELLING = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
+# By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
+_RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
 ADVISORIES: Final = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION)
 
 
 @dataclass(frozen=True, slots=True)
 class MergedEntry:
-    """What is said about one job, put together.
+    """The entries about one job, merged.
 
-    :param death: its death
-    :param job: the job as it was kept, if it was
+    :param death: the job's death
+    :param job: the job from its copy, if the dead letter queue has one
     """
 
     death: Death
@@ -37,81 +37,71 @@ class MergedEntry:
 
 
 async def merge_entries(
-    connection: Connection, letters: str, snapshot: QueueSnapshot, sequence: int, mentions: Sequence[Entry]
+    connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, sequence: int, entries: Sequence[Entry]
 ) -> MergedEntry:
-    """Put together what is said about a job.
+    """Read the entries about a job in full, and merge them.
 
-    :param connection: the server
-    :param letters: the dead letter queue
-    :param around: how the work queue is
     :param sequence: the job's stream sequence
-    :param mentions: what is said about it, at least one
-    :return: its death, and its body where that was kept
+    :param entries: at least one
     """
-    kinds = {each.kind for each in mentions}
-    told, job, told_at = await _record(connection, letters, snapshot, mentions)
+    kinds = {entry.kind for entry in entries}
+    record, job, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries)
+    # The server's advisories decide what happened; a record only makes the reason more precise.
     if EntryKind.TERMINATION in kinds:
-        reason = Reason.EXPIRED if told and told.reason == Reason.EXPIRED else Reason.TERMINATED
+        reason = Reason.EXPIRED if record and record.reason == Reason.EXPIRED else Reason.TERMINATED
     elif EntryKind.DELIVERIES in kinds:
-        reason = Reason.DEADLINE if told and told.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
+        reason = Reason.DEADLINE if record and record.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
     else:
-        reason = told.reason if told else Reason.EXPIRED
-    explanation = told.explanation if told else None
+        reason = record.reason if record else Reason.EXPIRED
+    explanation = record.explanation if record else None
     if EntryKind.TERMINATION in kinds and not explanation:
-        explanation = await _explanation(connection, letters, mentions)
-    died_at = max((each.recorded_at for each in mentions if each.kind in ADVISORIES), default=None)
-    if died_at is None and told and told_at:
-        died_at = min(told.died_at, told_at)
+        explanation = await _termination_reason(connection, dead_letter_queue, entries)
+    died_at = max((entry.recorded_at for entry in entries if entry.kind in ADVISORIES), default=None)
+    if died_at is None and record and stored_at:
+        died_at = min(record.died_at, stored_at)
     death = Death(
         stream=snapshot.queue,
         created=snapshot.created,
         sequence=sequence,
-        consumer=last_consumer(mentions),
+        consumer=last_consumer(entries),
         reason=reason,
-        died_at=died_at or max(each.recorded_at for each in mentions),
-        first_failed_at=told.first_failed_at if told else None,
-        deliveries=max(each.deliveries for each in mentions) or None,
+        died_at=died_at or max(entry.recorded_at for entry in entries),
+        first_failed_at=record.first_failed_at if record else None,
+        deliveries=max(entry.deliveries for entry in entries) or None,
         explanation=explanation,
-        error_class=told.error_class if told else None,
-        error_message=told.error_message if told else None,
-        traceback_digest=told.traceback_digest if told else None,
-        error_place=told.error_place if told else None,
+        error_class=record.error_class if record else None,
+        error_message=record.error_message if record else None,
+        traceback_digest=record.traceback_digest if record else None,
+        error_place=record.error_place if record else None,
     )
     return MergedEntry(death, job if job and job.subject else None)
 
 
 async def read_parked(
-    connection: Connection, letters: str, snapshot: QueueSnapshot, mention: Entry
+    connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, entry: Entry
 ) -> tuple[Death, StoredMessage, str] | None:
-    """Read a parked letter.
-
-    :param connection: the server
-    :param letters: the dead letter queue
-    :param around: how the work queue is
-    :param mention: the entry
-    :return: its death, the job, and why it was parked; ``None`` where it is gone
-    """
-    message = await get_message(connection, letters, mention.sequence)
+    """Read a parked letter: its death, the job, and why it was parked; ``None`` where the entry is gone."""
+    message = await get_message(connection, dead_letter_queue, entry.sequence)
     record = read_record(message, snapshot.queue) if message else None
     if record is None or not record[1].subject:
         return None
     return record[0], record[1], record[2] or "no reason given"
 
 
-async def _record(
-    connection: Connection, letters: str, around: QueueSnapshot, mentions: Sequence[Entry]
+async def _read_best_record(
+    connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, entries: Sequence[Entry]
 ) -> tuple[Death, StoredMessage, datetime] | tuple[None, None, None]:
-    """Read the record that tells most, the last one where there are several."""
-    copies = [each for each in mentions if each.kind in _TELLING]
-    for mention in sorted(copies, key=lambda each: (_TELLING.index(each.kind), -each.sequence)):
-        message = await get_message(connection, letters, mention.sequence)
-        if message and (record := read_record(message, around.queue)):
+    """Read the most detailed record, the last one where there are several of a kind."""
+    copies = [entry for entry in entries if entry.kind in _RECORDS]
+    for entry in sorted(copies, key=lambda entry: (_RECORDS.index(entry.kind), -entry.sequence)):
+        message = await get_message(connection, dead_letter_queue, entry.sequence)
+        if message and (record := read_record(message, snapshot.queue)):
             return record[0], record[1], message.stored_at
     return None, None, None
 
 
-async def _explanation(connection: Connection, letters: str, mentions: Sequence[Entry]) -> str | None:
-    entry = max(each.sequence for each in mentions if each.kind == EntryKind.TERMINATION)
-    message = await get_message(connection, letters, entry)
+async def _termination_reason(connection: Connection, dead_letter_queue: str, entries: Sequence[Entry]) -> str | None:
+    last = max(entry.sequence for entry in entries if entry.kind == EntryKind.TERMINATION)
+    message = await get_message(connection, dead_letter_queue, last)
     advisory = parse_advisory(message.data) if message else None
     return (advisory.reason or None) if isinstance(advisory, Terminated) else None

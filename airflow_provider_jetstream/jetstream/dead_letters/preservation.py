@@ -87,7 +87,7 @@ class BodyPreserver:
         last = int(scan.snapshot.state["last_seq"])
         ended = min(each.settled if each.pending or each.in_flight else last for each in consumers)
         needed, before = min(scan.unpreserved | {ended + 1}), scan.snapshot.taken_at - _YOUNG
-        if not await scan.archive.holds(needed, before):
+        if not await scan.archive.has_releasable(needed, before):
             return 0
         await asyncio.sleep((scan.loaded_at + _ENTRIES_ARRIVE - datetime.now(UTC)).total_seconds())
         # The news of the last ends before the look may have come after it.

@@ -1,8 +1,8 @@
-"""Dead letters that nobody told of: found by comparing what is stored with what a consumer still has to do.
+"""Compares a dead letter queue's entries with the consumers' numbers, and finds the dead letters that have no entry.
 
-A stored job is waiting, in flight, or dead; so ``stored - num_pending - num_ack_pending`` counts the dead, whatever
-became of their advisories. Which ones they are is certain only below the point that the consumer has left behind: up to
-its last delivery where nothing is in flight, up to its ack floor otherwise.
+A stored job is pending, in flight or dead; so ``stored - num_pending - num_ack_pending`` is the number of dead ones,
+whatever happened to their advisories. Which jobs these are is certain only up to the consumer's settled sequence: its
+last delivery where nothing is in flight, its ack floor otherwise.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.dead_letters.death import is_dead
 from airflow_provider_jetstream.jetstream.dead_letters.entry import death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
-from airflow_provider_jetstream.jetstream.queue.snapshot import consumer_state
+from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator
+    from collections.abc import Iterable, Iterator, Mapping
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -33,18 +34,19 @@ if TYPE_CHECKING:
 
 _Item = TypeVar("_Item")
 
-# An acknowledged job leaves the stream a moment after the consumer's state has moved on.
-_SECOND_LOOK = 0.25
-_BYTES_AT_A_TIME = 16 << 20
+# An acknowledged job leaves the stream a moment after the consumer's state has changed.
+_REMOVAL_DELAY = 0.25
+_MAX_BYTES_AT_ONCE = 16 << 20
 
 
 @dataclass(slots=True)
 class Reconciliation:
-    """How a queue's dead letters add up.
+    """How the entries of a dead letter queue differ from the consumers' numbers.
 
-    :param orphans: stream sequences of dead letters that nobody told of, in order
-    :param uncertain: how many more there are whose sequences can't be told while jobs are in flight
-    :param doubted: consumers that hold more of the jobs said to be dead than can be: a crash made them alive again
+    :param orphans: stream sequences of dead letters that have no entry, in order
+    :param uncertain: how many more there are, which can't be identified while jobs are in flight
+    :param inconsistent_consumers: consumers that have fewer dead letters than entries state: after a crash jobs that
+        were dead are alive again
     """
 
     orphans: array[int] = field(default_factory=lambda: array("Q"))
@@ -53,118 +55,124 @@ class Reconciliation:
 
 
 async def reconcile(
-    connection: Connection, around: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
+    connection: Connection, snapshot: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
 ) -> Reconciliation:
-    """Compare what the dead letter queue says with what the consumers' numbers say.
+    """Compare the entries of a dead letter queue with the consumers' numbers.
 
-    :param connection: the server
-    :param around: how the queue is
-    :param index: what the dead letter queue says
-    :param audit: the audit, if it exists
-    :return: what doesn't agree
+    :param audit: the audit, if it has records
     """
-    reckoning = Reconciliation()
-    # One that was too busy to be counted may have dead letters all the same.
-    relevant = [each for each in around.consumers.values() if each.dead != 0 or each.in_flight]
+    reconciliation = Reconciliation()
+    # A consumer that was too busy to be counted may have dead letters too.
+    relevant = [consumer for consumer in snapshot.consumers.values() if consumer.dead != 0 or consumer.in_flight]
     if not relevant:
-        return reckoning
-    known = await _count_known(connection, around, index, audit)
+        return reconciliation
+    known = await _count_known(connection, snapshot, index, audit)
     orphans: list[int] = []
+    unknown: dict[str, int] = {}
     for consumer in relevant:
         if consumer.dead is not None and consumer.dead <= known[consumer.name] and consumer.in_flight == 0:
             continue
-        certain = await _find(connection, around, consumer, index)
+        certain = await _find_orphans(connection, snapshot, consumer, index)
         orphans += certain
         if consumer.dead is None:
             continue
-        unknown = consumer.dead - known[consumer.name] - len(certain)
-        if unknown < 0:
-            reckoning.inconsistent_consumers.add(consumer.name)
-        if unknown > 0:
-            reckoning.uncertain += await _settle(connection, around, consumer, unknown)
-    reckoning.orphans = array("Q", sorted(orphans))
-    return reckoning
+        rest = consumer.dead - known[consumer.name] - len(certain)
+        if rest < 0:
+            reconciliation.inconsistent_consumers.add(consumer.name)
+        if rest > 0:
+            unknown[consumer.name] = rest
+    reconciliation.uncertain = await _count_again(connection, snapshot, unknown) if unknown else 0
+    reconciliation.orphans = array("Q", sorted(orphans))
+    return reconciliation
 
 
-async def _settle(connection: Connection, around: QueueSnapshot, consumer: ConsumerState, unknown: int) -> int:
-    """Count a second time, since a job that was just acknowledged looks dead until it is removed."""
+async def _count_again(connection: Connection, snapshot: QueueSnapshot, unknown: Mapping[str, int]) -> int:
+    """Count a second time: a job that was just acknowledged counts as dead until it is removed from the stream."""
+    later: Mapping[str, ConsumerState] = {}
     with suppress(NotFoundError):
-        later = await consumer_state(connection, around.queue, consumer.name)
-        if later.dead is not None:
-            return max(0, min(unknown, unknown + later.dead - (consumer.dead or 0)))
-    return unknown
+        later = await count_consumers(connection, snapshot.queue)
+    total = 0
+    for name, count in unknown.items():
+        before, after = snapshot.consumers[name].dead, later[name].dead if name in later else None
+        total += count if before is None or after is None else max(0, min(count, count + after - before))
+    return total
 
 
 async def _count_known(
-    connection: Connection, around: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
+    connection: Connection, snapshot: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
 ) -> Counter[str]:
-    """Count the jobs that were dead when the consumers were counted, as far as the dead letter queue tells of them."""
+    """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
 
-    async def taker(job: tuple[int, tuple[Entry, ...]]) -> str | None:
-        sequence, mentions = job
-        message = await get_message(connection, around.queue, sequence)
-        consumer = around.consumer_for(message.subject) if message else None
+    async def consumer_of_death(job: tuple[int, tuple[Entry, ...]]) -> str | None:
+        sequence, entries = job
+        message = await get_message(connection, snapshot.queue, sequence)
+        consumer = snapshot.consumer_for(message.subject) if message else None
         if message is None or consumer is None or sequence > consumer.delivered:
             return None
-        if sequence <= consumer.settled:
-            return consumer.name
-        done = await audit.last_record(sequence) if audit else None
-        since = valid_since(message, consumer, done)
-        return (
-            consumer.name
-            if any(since <= each.recorded_at <= consumer.taken_at for each in death_entries(mentions))
-            else None
+        has_evidence = False
+        if sequence > consumer.settled:
+            since = valid_since(message, consumer, await audit.last_record(sequence) if audit else None)
+            has_evidence = any(since <= entry.recorded_at <= consumer.taken_at for entry in death_entries(entries))
+        dead = is_dead(
+            sequence,
+            delivered=consumer.delivered,
+            ack_floor=consumer.ack_floor,
+            in_flight=consumer.in_flight,
+            has_evidence=has_evidence,
         )
+        return consumer.name if dead else None
 
-    only = _only_taker(around)
-    present = await stored_sequences(connection, around.queue) if only else None
+    only = _only_consumer(snapshot)
+    stored = await stored_sequences(connection, snapshot.queue, snapshot.state) if only else None
     known: Counter[str] = Counter()
     jobs = index.jobs()
-    if only and present and present.exact:
-        # Whoever takes them all needn't be found by their subjects.
-        known[only.name] = sum(each in present for each in index.sequences(only.settled))
+    if only and stored and stored.exact:
+        # The jobs of a consumer that takes every subject are known without reading them.
+        known[only.name] = sum(sequence in stored for sequence in index.sequences(only.settled))
         jobs = index.jobs(only.settled)
-    for batch in _batches(jobs, _at_a_time(around)):
-        async with connection.prefetch([ReadPlan(around.queue, [sequence for sequence, _ in batch])]):
-            known.update(name for name in await map_concurrently(taker, batch) if name)
+    for batch in _batches(jobs, _batch_size(snapshot)):
+        async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in batch])]):
+            known.update(name for name in await map_concurrently(consumer_of_death, batch) if name)
     return known
 
 
-def _only_taker(around: QueueSnapshot) -> ConsumerState | None:
-    """Give the consumer that takes whatever the queue holds, where one does."""
-    if len(around.consumers) != 1 or around.unconsumed:
+def _only_consumer(snapshot: QueueSnapshot) -> ConsumerState | None:
+    """Return the consumer whose filters match all that the queue stores, if there is one."""
+    if len(snapshot.consumers) != 1 or snapshot.unconsumed:
         return None
-    (consumer,) = around.consumers.values()
-    every = all(covered_by_any(consumer.filters, each) for each in around.config.get("subjects") or [])
-    return consumer if every else None
+    (consumer,) = snapshot.consumers.values()
+    subjects = snapshot.config.get("subjects") or []
+    return consumer if all(covered_by_any(consumer.filters, subject) for subject in subjects) else None
 
 
-def _at_a_time(around: QueueSnapshot) -> int:
-    """Tell how many jobs may be held at once: fewer where they are large."""
-    each = around.state["bytes"] / max(1, around.state["messages"])
-    return max(1, min(MAX_CONCURRENT, int(_BYTES_AT_A_TIME / max(1.0, each))))
+def _batch_size(snapshot: QueueSnapshot) -> int:
+    """Return how many jobs to hold in memory at once: fewer where they are large."""
+    average = snapshot.state["bytes"] / max(1, snapshot.state["messages"])
+    return max(1, min(MAX_CONCURRENT, int(_MAX_BYTES_AT_ONCE / max(1.0, average))))
 
 
-async def _find(connection: Connection, around: QueueSnapshot, consumer: ConsumerState, index: EntryIndex) -> list[int]:
+async def _find_orphans(
+    connection: Connection, snapshot: QueueSnapshot, consumer: ConsumerState, index: EntryIndex
+) -> list[int]:
     candidates: list[int] = []
     for subject in consumer.filters:
         candidates += [
             message.sequence
-            async for message in read_range(connection, around.queue, subject, stop=consumer.settled)
+            async for message in read_range(connection, snapshot.queue, subject, stop=consumer.settled)
             if message.sequence not in index
         ]
     if not candidates:
         return []
-    await sleep(_SECOND_LOOK)
+    await sleep(_REMOVAL_DELAY)
 
-    async def still_stored(sequence: int) -> bool:
-        return await get_message(connection, around.queue, sequence) is not None
+    async def is_stored(sequence: int) -> bool:
+        return await get_message(connection, snapshot.queue, sequence) is not None
 
-    certain: list[int] = []
+    orphans: list[int] = []
     for batch in _batches(candidates):
-        stored = await map_concurrently(still_stored, batch)
-        certain += [sequence for sequence, there in zip(batch, stored, strict=True) if there]
-    return certain
+        still_stored = await map_concurrently(is_stored, batch)
+        orphans += [sequence for sequence, stored in zip(batch, still_stored, strict=True) if stored]
+    return orphans
 
 
 def _batches(items: Iterable[_Item], size: int = 1_000) -> Iterator[list[_Item]]:

@@ -1,20 +1,16 @@
-"""What every judgement of a scan goes by: found once for the whole queue, and then plain values.
-
-A scan that is split over processes finds its premises in one of them, and sends them to the others.
-"""
+"""What a scan knows about its queue before it classifies single jobs: plain values, which another process can use too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import TERMINATED
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Mapping
@@ -23,43 +19,43 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
 @dataclass(frozen=True, slots=True)
 class ScanContext:
-    """What is known about the queue and the streams around it.
+    """A queue as a scan found it.
 
     :param queue: the work queue
-    :param around: how its stream and consumers are
-    :param letters: the dead letter queue, as the server describes it
-    :param events: the stream of completions, if it exists
+    :param snapshot: its stream, companions and consumers
     :param vanished: whether a job that vanished counts as a dead letter
+    :raises QueueDeclarationError: the queue declares no dead letter queue
+    :raises NotFoundError: the dead letter queue doesn't exist
     """
 
     queue: WorkQueue
     snapshot: QueueSnapshot
-    letters: Mapping[str, Any]
-    events: str | None
     vanished: bool
 
-    @classmethod
-    async def load(
-        cls, connection: Connection, queue: WorkQueue, around: QueueSnapshot, letters: str, *, vanished: bool
-    ) -> ScanContext:
-        """Look at the streams around a queue.
+    def __post_init__(self) -> None:
+        name = require_dead_letters(self.queue).name
+        if name not in self.snapshot.companions:
+            raise NotFoundError(
+                f"expected stream {name} on the server, found none: provision the queue first, or check the name"
+            )
 
-        :param connection: the server
-        :param queue: the work queue
-        :param around: how its stream and consumers are
-        :param letters: the dead letter queue
-        :param vanished: whether a job that vanished counts as a dead letter
-        :return: what is known
-        :raises NotFoundError: the dead letter queue doesn't exist
-        """
-        events = queue.events.name if queue.events and await _exists(connection, queue.events.name) else None
-        return cls(queue, around, await stream_info(connection, letters), events, vanished)
+    @property
+    def dead_letter_queue(self) -> Mapping[str, Any]:
+        """The server's STREAM.INFO of the dead letter queue."""
+        return self.snapshot.companions[require_dead_letters(self.queue).name]
+
+    @property
+    def events(self) -> str | None:
+        """The stream of completions, if it exists."""
+        events = self.queue.events
+        return events.name if events and events.name in self.snapshot.companions else None
 
     async def classifier(
         self,
@@ -71,20 +67,17 @@ class ScanContext:
         inconsistent_consumers: Collection[str],
         read_metrics: bool = False,
     ) -> Classifier:
-        """Make the judge of some jobs.
+        """Build the classifier of some jobs.
 
-        :param connection: the server
-        :param index: what the dead letter queue says about them
-        :param archive: the archive, if it exists
-        :param audit: the audit, if it exists
-        :param doubted: consumers that hold more jobs than the advisories leave room for
-        :param ahead: whether to read the ack metrics now: without an event loop nobody can wait for who reads them
-        :return: the judge
+        :param index: the entries about these jobs
+        :param read_metrics: whether to read the ack metrics now: without an event loop, jobs that are classified
+            concurrently can't wait for one reader
         """
-        metrics = await self._metrics(connection, archive, index)
+        metrics = await self._ack_metrics(connection, archive, index)
         if read_metrics:
             await metrics.acknowledged()
-        config, terminations = self.letters["config"], f"{TERMINATED}.{self.snapshot.queue}.*"
+        config = self.dead_letter_queue["config"]
+        terminations = f"{TERMINATED}.{self.snapshot.queue}.*"
         return Classifier(
             connection,
             self.snapshot,
@@ -98,20 +91,27 @@ class ScanContext:
             vanished=self.vanished,
         )
 
-    async def _metrics(self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex) -> AckMetrics:
-        asked = {
+    async def _ack_metrics(
+        self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex
+    ) -> AckMetrics:
+        jobs = index.jobs() if self.vanished or index.contains_kind(EntryKind.DELETION) else ()
+        sequences = {
             sequence
-            for sequence, mentions in (index.jobs() if self.vanished or index.contains_kind(EntryKind.DELETION) else ())
-            if self.vanished or all(each.kind == EntryKind.DELETION for each in mentions)
+            for sequence, entries in jobs
+            if self.vanished or all(entry.kind == EntryKind.DELETION for entry in entries)
         }
-        first = await archive.find(min(asked)) if archive and asked else None
+        first = await archive.find(min(sequences)) if archive and sequences else None
         since = first.stored_at if first and first.time else self.snapshot.created_at
-        return AckMetrics(connection, self.events, self.snapshot.queue, asked, since)
+        return AckMetrics(connection, self.events, self.snapshot.queue, sequences, since)
 
 
-async def _exists(connection: Connection, stream: str) -> bool:
-    try:
-        await stream_info(connection, stream)
-    except NotFoundError:
-        return False
-    return True
+def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
+    """Return a queue's dead letter queue.
+
+    :raises QueueDeclarationError: the queue declares none
+    """
+    if queue.dead_letters is None:
+        raise QueueDeclarationError(
+            queue.name, ["expected dead_letters, so that there is something to look at: declare a dead letter queue"]
+        )
+    return queue.dead_letters

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     schedule_repeated_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
-from airflow_provider_jetstream.jetstream.origin import Origin, _last_part
+from airflow_provider_jetstream.jetstream.origin import Origin, job_key_part
 from airflow_provider_jetstream.jetstream.publishing.schedules import (
     ONCE_LEVEL,
     REPEATED_LEVEL,
@@ -152,7 +152,7 @@ def prepare_jobs(
         check_headers(index, job.headers)
         job_id = _text(job.id)
         key = job_id or index
-        message_id = origin.message_id(key) if origin else f"{batch}/{_last_part(key)}"
+        message_id = origin.message_id(key) if origin else f"{batch}/{job_key_part(key)}"
         headers = {**job.headers, **(origin.headers() if origin else {})}
         headers[MSG_ID] = message_id
         headers[JOB_ID] = job_id or message_id

@@ -112,7 +112,7 @@ def schedule_repeated(every: Any) -> str:
         if _SHORTHAND.fullmatch(text):
             return text
         if len(fields) == len(_CRON_FIELDS) and not text.startswith("@"):
-            if problem := _cron_problem(fields):
+            if problem := cron_problem(fields):
                 raise ValueError(f"{problem}, in the cron expression {every!r}")
             return text
         if len(fields) == len(_CRON_FIELDS) - 1 and not text.startswith("@"):
@@ -198,7 +198,7 @@ def _is_time_zone(name: str) -> bool:
     return True
 
 
-def _cron_problem(fields: Sequence[str]) -> str | None:
+def cron_problem(fields: Sequence[str]) -> str | None:
     """Return what was expected and what was found in a cron expression; ``None`` where the server accepts it."""
     values: list[frozenset[int]] = []
     for field, text in zip(_CRON_FIELDS, fields, strict=True):

@@ -1,49 +1,52 @@
-"""What a scan knows about a queue before it looks at single letters: its stream, its consumers, and how they add up."""
+"""A queue's stream, companions and consumers as of one moment, read once and passed on to everything that needs them.
+
+The numbers of stream and consumers are consistent: the stored jobs of a consumer are counted between two reads of the
+consumer that agree, so nothing moved meanwhile.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.concurrency import sleep
-from airflow_provider_jetstream.jetstream.client.stream_api import (
-    consumer_info,
-    consumer_names,
-    stream_info,
-    subject_counts,
-)
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, list_streams, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
-from airflow_provider_jetstream.jetstream.contract import marker_filter, reserved_subjects
+from airflow_provider_jetstream.jetstream.contract import companion_filter, marker_filter, reserved_subjects
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import AsyncGenerator, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-_TALLIES = 5
-_TALLY_PAUSE = 0.05
+_MAX_COUNTS = 5
+_COUNT_PAUSE = 0.05
+# Filters are compared in Python; other tasks of the event loop run in between.
+_SUBJECTS_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
 class ConsumerState:
-    """A consumer, as it was when a scan looked.
+    """A consumer as of one moment.
 
     :param name: its name
     :param created: when it was created
-    :param filters: the subjects it takes
-    :param patience: how long the server waits for a worker at most
-    :param delivered: the highest stream sequence it has delivered
-    :param ack_floor: every job up to here has ended
-    :param pending: jobs it has yet to deliver for the first time
-    :param in_flight: jobs that workers have
-    :param stored: how many jobs it takes are stored
-    :param dead: how many stored jobs it will never deliver again; ``None`` where it was too busy to tell
-    :param quiet_since: when it last delivered a job, or the time of the look where the server doesn't know
-    :param seen_at: the time of the look, by the server's clock as all the others
+    :param filters: its filter subjects
+    :param max_ack_wait: the longest time that the server waits for an acknowledgement
+    :param delivered: the highest stream sequence that it delivered
+    :param ack_floor: the stream sequence up to which every delivery ended
+    :param pending: jobs that it has yet to deliver for the first time
+    :param in_flight: deliveries that haven't ended (``num_ack_pending``)
+    :param stored: stored jobs that its filters match
+    :param dead: stored jobs that it will never deliver again; ``None`` where it was too busy to be counted
+    :param last_active: when it last delivered a job, or ``taken_at`` where the server doesn't know
+    :param taken_at: when this was so, by the server's clock as the other times
     """
 
     name: str
@@ -61,21 +64,22 @@ class ConsumerState:
 
     @property
     def settled(self) -> int:
-        """The highest sequence up to which every stored job of the consumer is dead."""
+        """The sequence up to which every stored job of the consumer is dead."""
         return settled_sequence(self.delivered, self.ack_floor, self.in_flight)
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSnapshot:
-    """A work queue, as it was when a scan looked.
+    """A work queue as of one moment.
 
     :param queue: its name
-    :param created: when it was created, in the server's own text
-    :param config: its configuration, as the server gives it
-    :param state: its state, as the server gives it
+    :param created: when its stream was created, in the server's own text
+    :param config: the stream's configuration, as the server returns it
+    :param state: the stream's state, as the server returns it
     :param consumers: its consumers by name
-    :param seen_at: the time of the look, by the server's clock
-    :param untaken: subjects that no consumer takes, with their number of jobs
+    :param taken_at: when this was so, by the server's clock
+    :param unconsumed: subjects that match no consumer's filter, with their number of jobs
+    :param companions: by name the server's STREAM.INFO of each declared companion that exists
     """
 
     queue: str
@@ -85,159 +89,231 @@ class QueueSnapshot:
     consumers: Mapping[str, ConsumerState]
     taken_at: datetime
     unconsumed: Mapping[str, int] = field(default_factory=dict)
+    companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
 
     @property
     def created_at(self) -> datetime:
-        """When it was created."""
+        """When the stream was created."""
         return datetime.fromisoformat(self.created)
 
     @property
     def max_age(self) -> timedelta:
-        """How old a job may become; zero where there is no limit."""
+        """The age at which the stream deletes a job; zero where there is no limit."""
         return timedelta(microseconds=max(0, self.config.get("max_age", 0)) / 1_000)
 
     @property
     def captures_markers(self) -> bool:
-        """Whether redrives leave markers in the queue."""
+        """Whether atomic redrives leave markers in the queue."""
         return covered_by_any(self.config.get("subjects") or [], marker_filter(self.queue))
 
-    def consumer_for(self, subject: str) -> ConsumerState | None:
-        """Find who takes jobs of a subject.
+    @property
+    def empty_companions(self) -> frozenset[str]:
+        """The names of the companions that stored no message."""
+        return frozenset(name for name, info in self.companions.items() if not info["state"]["messages"])
 
-        :param subject: the subject
-        :return: the consumer, if there is one
-        """
-        # Asked of every letter, so without a generator within another.
-        for each in self.consumers.values():
-            for filter_ in each.filters:
+    def consumer_for(self, subject: str) -> ConsumerState | None:
+        """Return the consumer whose filters match a subject, if there is one."""
+        # Called for every dead letter: loops are faster here than nested generators.
+        for consumer in self.consumers.values():
+            for filter_ in consumer.filters:
                 if covers(filter_, subject):
-                    return each
+                    return consumer
         return None
 
 
 def settled_sequence(delivered: int, ack_floor: int, in_flight: int) -> int:
-    """Return the sequence up to which a consumer delivers nothing any more, as CONSUMER.INFO's numbers show it.
+    """Return the sequence up to which a consumer delivers nothing any more, as the numbers of CONSUMER.INFO prove it.
 
     A job that is stored at or below this sequence is dead: the consumer has passed the job, and no delivery of it is
-    open. While jobs are in flight only the ack floor proves that.
+    open. While deliveries are open only the ack floor proves that.
 
-    :param delivered: the highest stream sequence delivered
+    :param delivered: the highest stream sequence that the consumer delivered
     :param ack_floor: the stream sequence up to which every delivery ended
-    :param in_flight: the number of open deliveries (``num_ack_pending``)
+    :param in_flight: deliveries that haven't ended (``num_ack_pending``)
     """
     return ack_floor if in_flight else delivered
 
 
-async def take_snapshot(connection: Connection, queue: str) -> QueueSnapshot:
-    """Look at a queue's stream and consumers; pump them first.
+async def take_snapshot(connection: Connection, queue: WorkQueue) -> QueueSnapshot:
+    """Read a queue's stream, companions and consumers, after the server has published every advisory that is due.
 
-    :param connection: the server
-    :param queue: the work queue
-    :return: how things are
+    :raises NotFoundError: the work queue doesn't exist
+    """
+    probed = await probe_consumers(connection, queue.name)
+    consumers, counts = await _count_between_reads(connection, queue.name, probed)
+    # Read after the consumers: an advisory of each death that their numbers include is in the dead letter queue then.
+    companions = await read_companions(connection, queue)
+    info = counts.info
+    return QueueSnapshot(
+        queue=queue.name,
+        created=info["created"],
+        config=info["config"],
+        state=info["state"],
+        consumers=consumers,
+        taken_at=datetime.fromisoformat(info["ts"]),
+        unconsumed=counts.unconsumed,
+        companions=companions,
+    )
+
+
+async def count_consumers(connection: Connection, queue: str) -> dict[str, ConsumerState]:
+    """Read a queue's consumers and count the stored jobs of each.
+
     :raises NotFoundError: the queue doesn't exist
     """
-    consumers: dict[str, ConsumerState] = {}
-    for name in await consumer_names(connection, queue):
-        # One that is deleted meanwhile has no more deaths to tell.
-        with suppress(NotFoundError):
-            await probe_consumer(connection, queue, name)
-            consumers[name] = await consumer_state(connection, queue, name)
-    info = await stream_info(connection, queue)
-    state, config = info["state"], info["config"]
-    untaken: dict[str, int] = {}
-    taken = [each for consumer in consumers.values() for each in consumer.filters]
-    taken += [each.subjects for each in reserved_subjects(queue)]
-    missed = [subject for subject in config.get("subjects") or [] if not covered_by_any(taken, subject)]
-    # More jobs than consumers have: some are on subjects that the stream had once.
-    if missed or state["messages"] > sum(each.stored for each in consumers.values()):
-        untaken = {
-            subject: count
-            async for subject, count in subject_counts(connection, queue, ">")
-            if not covered_by_any(taken, subject)
-        }
-    seen_at = datetime.fromisoformat(info["ts"])
-    return QueueSnapshot(queue, info["created"], config, state, consumers, seen_at, untaken)
+    consumers, _ = await _count_between_reads(connection, queue, await list_consumers(connection, queue))
+    return consumers
 
 
-async def consumer_state(connection: Connection, queue: str, name: str) -> ConsumerState:
-    """Look at one consumer, and count its dead.
+async def read_companions(connection: Connection, queue: WorkQueue) -> dict[str, Mapping[str, Any]]:
+    """Read the STREAM.INFO of a queue's companions by name; a companion that doesn't exist is left out.
 
-    :param connection: the server
-    :param queue: the work queue
-    :param name: the consumer's name
-    :return: how it is
-    :raises NotFoundError: the queue or the consumer doesn't exist
+    One STREAM.LIST returns all companions that capture subjects of the contract. A dead letter queue that was made by
+    hand may capture the server's advisories only: such a companion is read by a request of its own.
     """
-    info, stored, dead = await consumer_info(connection, queue, name), 0, None
-    for _ in range(_TALLIES):
-        stored = 0
-        for subject in _filters(info["config"]):
-            stored += sum([count async for _, count in subject_counts(connection, queue, subject)])
-        later = await consumer_info(connection, queue, name)
-        if _position(info) == _position(later):
-            # Nothing moved while we counted, so the numbers belong together.
-            dead = stored - later["num_pending"] - later["num_ack_pending"]
-            break
-        info = later
-        await sleep(_TALLY_PAUSE)
-    return _state(info, stored, dead)
+    names = queue.companion_names()
+    listed: dict[str, Mapping[str, Any]] = {}
+    if len(names) > 1:
+        streams = await list_streams(connection, companion_filter(queue.name))
+        listed = {info["config"]["name"]: info for info in streams}
+    companions = {name: listed[name] for name in names if name in listed}
+
+    async def read(name: str) -> None:
+        with suppress(NotFoundError):
+            companions[name] = await stream_info(connection, name)
+
+    await map_concurrently(read, [name for name in names if name not in companions])
+    return companions
 
 
 async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> QueueSnapshot | None:
-    """Look at a queue's consumers once more, without counting what they hold.
+    """Read a queue's consumers once more, without counting their jobs and without reading stream and companions.
 
-    :param connection: the server
-    :param around: how things were
-    :return: how they are; ``None`` where the stream or a consumer isn't the one that it was, so that only a new look at
-        the whole queue can tell
+    :return: the snapshot with the consumers' new states; ``None`` where stream or consumers aren't the same ones as
+        before or have moved back, so that only a new snapshot is valid
     """
     try:
-        info = await stream_info(connection, snapshot.queue)
-        consumers = {
-            name: _state(await consumer_info(connection, snapshot.queue, name), before.stored, before.dead)
-            for name, before in snapshot.consumers.items()
-        }
+        infos = await list_consumers(connection, snapshot.queue)
+        # A recreated stream shows in its consumers, which are new ones, if it has any.
+        if not infos and (await stream_info(connection, snapshot.queue))["created"] != snapshot.created:
+            return None
     except NotFoundError:
         return None
-    moved_back = any(
-        state.created != snapshot.consumers[name].created
-        or state.filters != snapshot.consumers[name].filters
-        or state.delivered < snapshot.consumers[name].delivered
-        for name, state in consumers.items()
-    )
-    if moved_back or info["created"] != snapshot.created or info["state"]["consumer_count"] != len(consumers):
+    if infos.keys() != snapshot.consumers.keys():
         return None
-    seen_at = datetime.fromisoformat(info["ts"])
-    return replace(snapshot, config=info["config"], state=info["state"], consumers=consumers, seen_at=seen_at)
+    consumers: dict[str, ConsumerState] = {}
+    for name, before in snapshot.consumers.items():
+        after = consumers[name] = _consumer_state(infos[name], before.stored, before.dead)
+        same = after.created == before.created and after.filters == before.filters
+        if not same or after.delivered < before.delivered:
+            return None
+    taken_at = max((consumer.taken_at for consumer in consumers.values()), default=snapshot.taken_at)
+    return replace(snapshot, consumers=consumers, taken_at=taken_at)
 
 
-def _state(info: Mapping[str, Any], stored: int, dead: int | None) -> ConsumerState:
-    config, seen_at = info["config"], datetime.fromisoformat(info["ts"])
-    active = info["delivered"].get("last_active")
-    patience = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
+@dataclass(slots=True)
+class _JobCounts:
+    """A stream's answer to STREAM.INFO, and how many of its stored jobs match which consumer's filters."""
+
+    info: Mapping[str, Any]
+    stored: Counter[str]
+    unconsumed: dict[str, int]
+
+
+async def _count_between_reads(
+    connection: Connection, queue: str, before: Mapping[str, Mapping[str, Any]]
+) -> tuple[dict[str, ConsumerState], _JobCounts]:
+    """Count each consumer's stored jobs between two reads of the consumer that agree."""
+    states: dict[str, ConsumerState] = {}
+    for attempt in range(_MAX_COUNTS):
+        if attempt:
+            await sleep(_COUNT_PAUSE)
+        counts = await _count_jobs(connection, queue, before)
+        after = await list_consumers(connection, queue)
+        # A consumer that is deleted meanwhile has no more dead letters to report.
+        states = {name: state for name, state in states.items() if name in after}
+        for name in after.keys() - states.keys():
+            if name in before and _position(before[name]) == _position(after[name]):
+                info, stored = after[name], counts.stored[name]
+                # Nothing moved while the jobs were counted, so the numbers belong together.
+                dead = stored - info["num_pending"] - info["num_ack_pending"]
+                states[name] = _consumer_state(info, stored, dead)
+        before = after
+        if len(states) == len(after):
+            break
+    for name in before.keys() - states.keys():
+        states[name] = _consumer_state(before[name], counts.stored[name], None)
+    return {name: states[name] for name in before}, counts
+
+
+async def _count_jobs(connection: Connection, queue: str, consumers: Mapping[str, Mapping[str, Any]]) -> _JobCounts:
+    filters = {name: filter_subjects(info["config"]) for name, info in consumers.items()}
+    reserved = [reserved.subjects for reserved in reserved_subjects(queue)]
+    counts: _JobCounts | None = None
+    seen = 0
+    async for info, subjects in _subject_pages(connection, queue):
+        counts = counts or _JobCounts(info, Counter(), {})
+        for subject, count in subjects.items():
+            names = [name for name, patterns in filters.items() if covered_by_any(patterns, subject)]
+            for name in names:
+                counts.stored[name] += count
+            if not names and not covered_by_any(reserved, subject):
+                counts.unconsumed[subject] = count
+            seen += 1
+            if seen % _SUBJECTS_AT_ONCE == 0:
+                await sleep(0)
+    if counts is None:
+        raise AssertionError("expected at least one page of subjects")
+    return counts
+
+
+async def _subject_pages(
+    connection: Connection, queue: str
+) -> AsyncGenerator[tuple[Mapping[str, Any], Mapping[str, int]], None]:
+    """Read all subjects of a stream with their numbers of messages, one STREAM.INFO per page."""
+    offset = 0
+    while True:
+        info = await connection.api(f"STREAM.INFO.{queue}", {"subjects_filter": ">", "offset": offset})
+        # Taken out: a state with all subjects is too large to be passed on.
+        subjects: dict[str, int] = info["state"].pop("subjects", None) or {}
+        yield info, subjects
+        offset += len(subjects)
+        if not subjects or offset >= info.get("total", 0):
+            return
+
+
+def filter_subjects(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the filter subjects of a consumer's configuration; ``>`` where it has none."""
+    return tuple(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
+
+
+def _consumer_state(info: Mapping[str, Any], stored: int, dead: int | None) -> ConsumerState:
+    config, taken_at = info["config"], datetime.fromisoformat(info["ts"])
+    last_active = info["delivered"].get("last_active")
+    max_ack_wait = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
     return ConsumerState(
         name=info["name"],
         created=datetime.fromisoformat(info["created"]),
-        filters=tuple(_filters(config)),
-        max_ack_wait=timedelta(microseconds=patience / 1_000),
+        filters=filter_subjects(config),
+        max_ack_wait=timedelta(microseconds=max_ack_wait / 1_000),
         delivered=info["delivered"]["stream_seq"],
         ack_floor=info["ack_floor"]["stream_seq"],
         pending=info["num_pending"],
         in_flight=info["num_ack_pending"],
         stored=stored,
         dead=dead,
-        last_active=datetime.fromisoformat(active) if active else seen_at,
-        taken_at=seen_at,
+        last_active=datetime.fromisoformat(last_active) if last_active else taken_at,
+        taken_at=taken_at,
     )
 
 
 def _position(info: Mapping[str, Any]) -> tuple[Any, ...]:
     last_ack = info["ack_floor"].get("last_active")
-    return (info["delivered"], info["ack_floor"], last_ack, info["num_pending"], info["num_ack_pending"])
-
-
-def _filters(config: Mapping[str, Any]) -> Iterator[str]:
-    if several := config.get("filter_subjects"):
-        yield from several
-    else:
-        yield config.get("filter_subject") or ">"
+    return (
+        info["created"],
+        info["delivered"],
+        info["ack_floor"],
+        last_ack,
+        info["num_pending"],
+        info["num_ack_pending"],
+    )

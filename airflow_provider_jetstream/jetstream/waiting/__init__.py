@@ -1,6 +1,5 @@
-"""Waiting for jobs to end: cursor, follower, dispatcher, reconciler, report.
+"""Waiting for jobs to end: cursor, dispatcher, reconciler, report.
 
-Everything that is waited for is stored, so nothing depends on being subscribed at the right moment: a cursor taken
-before publishing says from where to read, and a waiter that joins late, or again after a restart, reads the same
-events.
+Every end is stored, so a waiter needn't be subscribed at the right moment: a cursor taken before publishing holds the
+positions from which to read, and a waiter that starts late, or again after a restart, reads the same events.
 """

@@ -1,4 +1,4 @@
-"""One reader of a queue's ends for everybody who waits for its jobs over one connection."""
+"""One reader of the ends of a queue's jobs, shared by all waiters of a connection."""
 
 from __future__ import annotations
 
@@ -39,203 +39,195 @@ _RETRY_PAUSE = 1.0
 
 
 class Waiter:
-    """Somebody who waits for jobs.
+    """One wait for jobs.
 
-    :param mark: taken before the jobs were published
-    :param report: how far they are
-    :param tolerance: when waiting is over before every job has ended
+    :param cursor: taken before the jobs were published
+    :param report: the state of the jobs
+    :param policy: when waiting is over before every job has ended
     :param progress: called after each end
     """
 
-    __slots__ = ("_progress", "_tolerance", "cursor", "finished", "report")
+    __slots__ = ("_policy", "_progress", "cursor", "finished", "report")
 
     def __init__(
-        self, mark: Cursor, report: WaitReport, tolerance: WaitPolicy, progress: Callable[[WaitReport], None]
+        self, cursor: Cursor, report: WaitReport, policy: WaitPolicy, progress: Callable[[WaitReport], None]
     ) -> None:
-        self.cursor = mark
+        self.cursor = cursor
         self.report = report
-        self._tolerance = tolerance
+        self._policy = policy
         self._progress = progress
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._look()
+        self._check()
 
     def record_end(self, end: JobEnd) -> None:
-        """Take note of an end.
-
-        :param end: how a job ended
-        """
+        """Record an end; ends of other jobs change nothing."""
         if self.finished.done() or not self.report.record(end):
             return
         self._progress(self.report)
-        self._look()
+        self._check()
 
-    def _look(self) -> None:
-        if self._tolerance.is_finished(self.report):
+    def _check(self) -> None:
+        if self._policy.is_finished(self.report):
             self.finished.set_result(None)
 
 
 class EndDispatcher:
-    """Reads the ends of a queue's jobs and hands each to those who wait for it.
+    """Reads the ends of a queue's jobs and dispatches each to the waiters of its job.
 
-    :param connection: the server
-    :param mark: the first waiter's
+    :param cursor: the first waiter's
     """
 
-    def __init__(self, connection: Connection, mark: Cursor) -> None:
+    def __init__(self, connection: Connection, cursor: Cursor) -> None:
         self._connection = connection
-        self._mark = mark
-        self._waiting: dict[int, list[Waiter]] = {}
-        ends = (completion_filter(mark.queue), f"{ACK_METRIC}.{mark.queue}.*")
-        self._events = EndSource(connection, mark.events, ends, mark, mark.events_from, self._read)
+        self._cursor = cursor
+        self._waiters: dict[int, list[Waiter]] = {}
+        completions = (completion_filter(cursor.queue), f"{ACK_METRIC}.{cursor.queue}.*")
+        self._events = EndSource(connection, cursor.events, completions, cursor, cursor.events_from, self._on_end)
         self._deaths: EndSource | None = None
-        if mark.dead_letters:
-            told = (f"{MAX_DELIVERIES}.{mark.queue}.*", f"{TERMINATED}.{mark.queue}.*")
-            self._deaths = EndSource(connection, mark.dead_letters, told, mark, mark.dead_letters_from, self._read)
-        self._doubtful: asyncio.Queue[JobEnd] = asyncio.Queue()
-        self._reconciler = Reconciler(connection, mark, self._waiting.keys(), self._end, self._all_read)
+        if cursor.dead_letters:
+            advisories = (f"{MAX_DELIVERIES}.{cursor.queue}.*", f"{TERMINATED}.{cursor.queue}.*")
+            self._deaths = EndSource(
+                connection, cursor.dead_letters, advisories, cursor, cursor.dead_letters_from, self._on_end
+            )
+        self._unconfirmed: asyncio.Queue[JobEnd] = asyncio.Queue()
+        self._reconciler = Reconciler(
+            connection, cursor, self._waiters.keys(), self._dispatch_reconciled, self._wait_until_read
+        )
         self._tasks: list[asyncio.Task[None]] = []
         self.waiter_count = 0
 
     @property
     def has_failed(self) -> bool:
-        """Whether it has given up, and another one is needed."""
+        """Whether a task of it has ended, so that new waiters need another dispatcher."""
         return any(task.done() for task in self._tasks)
 
     def start(self) -> None:
-        """Begin to read."""
-        works: list[Coroutine[Any, Any, None]] = [self._confirm(), self._reconciler.run()]
-        for source in filter(None, (self._events, self._deaths)):
-            works += [source.follow(), source.read_backlog()]
-        for work in works:
-            task = asyncio.create_task(work)
-            task.add_done_callback(self._stopped)
+        """Start the tasks that read."""
+        coroutines: list[Coroutine[Any, Any, None]] = [self._confirm_deaths(), self._reconciler.run()]
+        for source in self._sources():
+            coroutines += [source.follow(), source.read_backlog()]
+        for coroutine in coroutines:
+            task = asyncio.create_task(coroutine)
+            task.add_done_callback(self._on_task_end)
             self._tasks.append(task)
 
     async def stop(self) -> None:
-        """Read no more."""
+        """Cancel the tasks that read."""
         for task in self._tasks:
-            task.remove_done_callback(self._stopped)
+            task.remove_done_callback(self._on_task_end)
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
 
     def add(self, waiter: Waiter) -> None:
-        """Tell a waiter of the ends of its jobs, those from before too.
-
-        :param waiter: who waits
-        """
+        """Dispatch the ends of its jobs to a waiter, those stored since its cursor included."""
         sequences = waiter.report.unsettled()
         for sequence in sequences:
-            self._waiting.setdefault(sequence, []).append(waiter)
-        for source, start in self._starts(waiter.cursor):
+            self._waiters.setdefault(sequence, []).append(waiter)
+        for source in self._sources():
+            start = self._start_of(waiter, source)
             for end in source.recent_ends(sequences, start):
-                self._read(source, end)
+                self._on_end(source, end)
             source.request_backlog(start)
 
     def remove(self, waiter: Waiter) -> None:
-        """Tell a waiter no more.
-
-        :param waiter: who waited
-        """
+        """Dispatch no more ends to a waiter."""
         for sequence in waiter.report.unsettled():
-            self._forget(sequence, waiter)
+            self._drop(sequence, waiter)
 
-    def _starts(self, mark: Cursor) -> Iterator[tuple[EndSource, int]]:
-        yield self._events, mark.events_from
+    def _sources(self) -> Iterator[EndSource]:
+        yield self._events
         if self._deaths:
-            yield self._deaths, mark.dead_letters_from
+            yield self._deaths
 
-    def _read(self, source: EndSource, end: JobEnd) -> None:
-        if end.sequence not in self._waiting:
+    def _start_of(self, waiter: Waiter, source: EndSource) -> int:
+        return waiter.cursor.events_from if source is self._events else waiter.cursor.dead_letters_from
+
+    def _on_end(self, source: EndSource, end: JobEnd) -> None:
+        if end.sequence not in self._waiters:
             return
         if end.kind is EndKind.DEAD:
-            # Its completion may be stored too, and who joins late must not give up over this.
-            self._doubtful.put_nowait(end)
+            # A completion of the job may be stored too, and a waiter that starts late must not report it dead.
+            self._unconfirmed.put_nowait(end)
         else:
-            self._tell(end, source)
+            self._dispatch(end, source)
 
-    async def _all_read(self) -> None:
-        for source in filter(None, (self._events, self._deaths)):
+    async def _wait_until_read(self) -> None:
+        for source in self._sources():
             await source.wait_until_read()
 
-    def _end(self, end: JobEnd) -> None:
-        self._tell(end, None)
+    def _dispatch_reconciled(self, end: JobEnd) -> None:
+        self._dispatch(end, None)
 
-    def _tell(self, end: JobEnd, source: EndSource | None) -> None:
-        for waiter in tuple(self._waiting.get(end.sequence, ())):
-            start = next((start for each, start in self._starts(waiter.cursor) if each is source), 0)
-            if end.event_sequence and end.event_sequence < start:
+    def _dispatch(self, end: JobEnd, source: EndSource | None) -> None:
+        for waiter in tuple(self._waiters.get(end.sequence, ())):
+            if source and end.event_sequence < self._start_of(waiter, source):
                 continue
             waiter.record_end(end)
             if end.kind in (EndKind.COMPLETED, EndKind.CANCELLED):
-                self._forget(end.sequence, waiter)
+                self._drop(end.sequence, waiter)
 
-    def _forget(self, sequence: int, waiter: Waiter) -> None:
-        waiters = self._waiting.get(sequence, [])
+    def _drop(self, sequence: int, waiter: Waiter) -> None:
+        waiters = self._waiters.get(sequence, [])
         if waiter in waiters:
             waiters.remove(waiter)
         if not waiters:
-            self._waiting.pop(sequence, None)
+            self._waiters.pop(sequence, None)
 
-    async def _confirm(self) -> None:
+    async def _confirm_deaths(self) -> None:
         while True:
-            ends = [await self._doubtful.get()]
+            ends = [await self._unconfirmed.get()]
             await self._events.wait_until_read()
-            while len(ends) < MAX_CONCURRENT and not self._doubtful.empty():
-                ends.append(self._doubtful.get_nowait())
+            while len(ends) < MAX_CONCURRENT and not self._unconfirmed.empty():
+                ends.append(self._unconfirmed.get_nowait())
             try:
                 completed = await map_concurrently(self._is_completed, ends)
             except TransientError as error:
                 if self._connection.is_closed:
                     raise
-                log.warning("Reading %s failed, trying again: %s", self._mark.events, error)
+                log.warning("Reading %s failed, trying again: %s", self._cursor.events, error)
                 for end in ends:
-                    self._doubtful.put_nowait(end)
+                    self._unconfirmed.put_nowait(end)
                 await asyncio.sleep(_RETRY_PAUSE)
                 continue
-            for end, alive in zip(ends, completed, strict=True):
-                if not alive:
-                    self._tell(end, self._deaths)
+            for end, is_completed in zip(ends, completed, strict=True):
+                if not is_completed:
+                    self._dispatch(end, self._deaths)
 
     async def _is_completed(self, end: JobEnd) -> bool:
-        subject = completion_subject(self._mark.queue, end.consumer, end.sequence)
-        last = await last_message(self._connection, self._mark.events, subject)
-        # Its end is stored, and the events bring it.
-        return last is not None and last.stored_at >= datetime.fromisoformat(self._mark.created)
+        subject = completion_subject(self._cursor.queue, end.consumer, end.sequence)
+        last = await last_message(self._connection, self._cursor.events, subject)
+        # Then the reader of the events stream dispatches the completion.
+        return last is not None and last.stored_at >= datetime.fromisoformat(self._cursor.created)
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
+    def _on_task_end(self, task: asyncio.Task[None]) -> None:
         if task.cancelled():
             return
         if (error := task.exception()) is None:
             error = RuntimeError(f"{task.get_coro()} ended by itself")
-        waiters = {id(waiter): waiter for waiters in self._waiting.values() for waiter in waiters}
+        waiters = {id(waiter): waiter for waiters in self._waiters.values() for waiter in waiters}
         for waiter in waiters.values():
             if not waiter.finished.done():
                 waiter.finished.set_exception(error)
 
 
-_followers: WeakKeyDictionary[Connection, dict[tuple[str | None, ...], EndDispatcher]] = WeakKeyDictionary()
+_dispatchers: WeakKeyDictionary[Connection, dict[tuple[str | None, ...], EndDispatcher]] = WeakKeyDictionary()
 
 
 @asynccontextmanager
-async def shared_dispatcher(connection: Connection, mark: Cursor) -> AsyncIterator[EndDispatcher]:
-    """Use the one follower of a queue over a connection; the last user stops it.
-
-    :param connection: the server
-    :param mark: says which queue and which streams
-    :return: the follower
-    """
-    followers = _followers.setdefault(connection, {})
-    key = (mark.queue, mark.created, mark.events, mark.dead_letters)
-    follower = followers.get(key)
-    if follower is None or follower.has_failed:
-        follower = followers[key] = EndDispatcher(connection, mark)
-        follower.start()
-    follower.waiter_count += 1
+async def shared_dispatcher(connection: Connection, cursor: Cursor) -> AsyncIterator[EndDispatcher]:
+    """Use a connection's one dispatcher of a queue; it stops with its last waiter."""
+    dispatchers = _dispatchers.setdefault(connection, {})
+    key = (cursor.queue, cursor.created, cursor.events, cursor.dead_letters)
+    dispatcher = dispatchers.get(key)
+    if dispatcher is None or dispatcher.has_failed:
+        dispatcher = dispatchers[key] = EndDispatcher(connection, cursor)
+        dispatcher.start()
+    dispatcher.waiter_count += 1
     try:
-        yield follower
+        yield dispatcher
     finally:
-        follower.waiter_count -= 1
-        if not follower.waiter_count:
-            if followers.get(key) is follower:
-                del followers[key]
-            await follower.stop()
+        dispatcher.waiter_count -= 1
+        if not dispatcher.waiter_count:
+            if dispatchers.get(key) is dispatcher:
+                del dispatchers[key]
+            await dispatcher.stop()

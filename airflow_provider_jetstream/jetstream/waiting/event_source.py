@@ -1,4 +1,4 @@
-"""One stream in which ends are stored: what was read of it lately, and what is still to be read."""
+"""The ends of a queue's jobs in one stream: a follower, a reader of older ones, and the ends read recently."""
 
 from __future__ import annotations
 
@@ -17,20 +17,18 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
     from airflow_provider_jetstream.jetstream.waiting.stream_tail import TailedMessage
 
-# Who joins is seconds behind its mark, or minutes after a restart; what is older is read again.
-_KEPT = 50_000
-_OTHERS_JOIN = 0.05
+# A new waiter is seconds behind its cursor, or minutes after a restart; older ends are read again.
+_MAX_RECENT = 50_000
+# Seconds in which further waiters share one reading of the backlog.
+_JOIN_DELAY = 0.05
 
 
 class EndSource:
     """The ends of a queue's jobs in one stream.
 
-    :param connection: the server
-    :param stream: the stream
-    :param subjects: where the ends are
-    :param mark: whose queue it is about
+    :param subjects: the subjects of the ends
     :param start: the first sequence to read
-    :param ended: is called with each end as it is read
+    :param on_end: called with each end as it is read
     """
 
     def __init__(
@@ -38,68 +36,61 @@ class EndSource:
         connection: Connection,
         stream: str,
         subjects: tuple[str, ...],
-        mark: Cursor,
+        cursor: Cursor,
         start: int,
-        ended: Callable[[EndSource, JobEnd], None],
+        on_end: Callable[[EndSource, JobEnd], None],
     ) -> None:
         self._connection = connection
         self._stream = stream
         self._subjects = subjects
-        self._queue = mark.queue
-        self._created = datetime.fromisoformat(mark.created)
-        self._ended = ended
+        self._queue = cursor.queue
+        self._created = datetime.fromisoformat(cursor.created)
+        self._on_end = on_end
         # By the job's sequence, in the order in which they were read.
         self._recent: dict[int, JobEnd] = {}
+        # Every end stored from here on has been read or will be.
         self._low = start
-        self._wanted: int | None = None
-        self._bell = asyncio.Event()
-        self._all_read = asyncio.Event()
-        self._all_read.set()
+        self._backlog_start: int | None = None
+        self._backlog_requested = asyncio.Event()
+        self._backlog_read = asyncio.Event()
+        self._backlog_read.set()
         self._tail = StreamTail(connection, stream, subjects, start, self._take)
 
     async def follow(self) -> None:
-        """Read what is stored from now on; see :meth:`Tail.run`."""
+        """Read what is stored from now on; see :meth:`StreamTail.run`."""
         await self._tail.run()
 
     async def read_backlog(self) -> None:
-        """Read what :meth:`read_from` asks for, once for all who ask at the same time; see :meth:`Tail.run`."""
+        """Read what :meth:`request_backlog` asks for, in one go for concurrent requests; see :meth:`StreamTail.run`."""
         while True:
-            await self._bell.wait()
-            await asyncio.sleep(_OTHERS_JOIN)
-            self._bell.clear()
-            start, stop, self._wanted = self._wanted, self._low - 1, None
+            await self._backlog_requested.wait()
+            await asyncio.sleep(_JOIN_DELAY)
+            self._backlog_requested.clear()
+            start, stop, self._backlog_start = self._backlog_start, self._low - 1, None
             if start is not None and start <= stop:
-                # Who joins from here on finds what was read before, and is told of the rest.
+                # Set before reading: a waiter added from here on gets what is read later, and the recent ends.
                 self._low = start
                 await StreamTail(self._connection, self._stream, self._subjects, start, self._take, stop=stop).run()
-            if not self._bell.is_set():
-                self._all_read.set()
+            if not self._backlog_requested.is_set():
+                self._backlog_read.set()
 
     def request_backlog(self, start: int) -> None:
-        """Have ends read that are stored from a sequence on.
-
-        :param start: the sequence
-        """
+        """Have the ends read that are stored from a sequence on, where they haven't been."""
         if start >= self._low:
             return
-        self._wanted = min(start, self._low if self._wanted is None else self._wanted)
-        self._all_read.clear()
-        self._bell.set()
+        self._backlog_start = min(start, self._low if self._backlog_start is None else self._backlog_start)
+        self._backlog_read.clear()
+        self._backlog_requested.set()
 
     def recent_ends(self, sequences: Iterable[int], start: int) -> list[JobEnd]:
-        """Give the ends of jobs, as far as they were read.
-
-        :param sequences: the jobs' stream sequences
-        :param start: the first sequence in this stream that counts
-        :return: their ends
-        """
-        found = (self._recent.get(sequence) for sequence in sequences)
-        return [end for end in found if end is not None and end.event_sequence >= start]
+        """Return the ends of jobs that were read and are stored at or after a sequence of this stream."""
+        ends = (self._recent.get(sequence) for sequence in sequences)
+        return [end for end in ends if end is not None and end.event_sequence >= start]
 
     async def wait_until_read(self) -> None:
-        """Return once everything was read that has been stored by now."""
+        """Wait until everything stored so far has been read."""
         await self._tail.caught_up.wait()
-        await self._all_read.wait()
+        await self._backlog_read.wait()
 
     def _take(self, message: TailedMessage) -> None:
         if message.stored_at < self._created:
@@ -107,10 +98,10 @@ class EndSource:
         end = parse_end(message.data, message.sequence, self._queue)
         if end is None:
             return
-        known = self._recent.pop(end.sequence, end)
-        # The acknowledgement of a completion adds nothing to it, and looking back finds older ends later.
-        self._recent[end.sequence] = max(known, end, key=lambda each: (each.has_result, each.event_sequence))
-        if len(self._recent) > _KEPT:
+        earlier = self._recent.pop(end.sequence, end)
+        # The ack metric of a completed job adds nothing to its completion, and reading the backlog finds older ends.
+        self._recent[end.sequence] = max(earlier, end, key=lambda end: (end.has_result, end.event_sequence))
+        if len(self._recent) > _MAX_RECENT:
             oldest = self._recent.pop(next(iter(self._recent)))
             self._low = max(self._low, oldest.event_sequence + 1)
-        self._ended(self, end)
+        self._on_end(self, end)

@@ -1,4 +1,4 @@
-"""What a stored event says about the end of a job."""
+"""The ends of jobs, parsed from stored events."""
 
 from __future__ import annotations
 
@@ -20,22 +20,21 @@ class EndKind(Enum):
     """How a job ended."""
 
     COMPLETED = "completed"
-    """A worker stored that it was done, or the server that it was acknowledged."""
+    """A worker stored its completion, or the server its ack metric."""
     CANCELLED = "cancelled"
     DEAD = "dead"
     VANISHED = "vanished"
-    """It is gone, and nothing is stored that tells how."""
+    """It is no longer stored, and no event about its end is."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEnd:
     """The end of a job.
 
-    :param kind: how it ended
     :param sequence: the job's stream sequence
-    :param at: the sequence of the event that tells of it, in the event's own stream
-    :param consumer: the consumer that delivered it
-    :param note: what is known beyond that, for people
+    :param event_sequence: the sequence of its event in the event's own stream; 0 without an event
+    :param consumer: the consumer that delivered the job
+    :param note: a reason for people
     :param has_result: whether the event holds what the handler returned
     """
 
@@ -47,14 +46,8 @@ class JobEnd:
     has_result: bool = False
 
 
-def parse_end(data: bytes, at: int, queue: str) -> JobEnd | None:
-    """Read what a stored event says about the end of a job.
-
-    :param data: the body of a message of an events stream or a dead letter queue
-    :param at: its sequence there
-    :param queue: the work queue
-    :return: the end; ``None`` where the message is about something else
-    """
+def parse_end(data: bytes, event_sequence: int, queue: str) -> JobEnd | None:
+    """Parse the body of a message of an events stream or a dead letter queue; ``None`` where it is no job's end."""
     event = parse_advisory(data)
     if event is None or event.stream != queue:
         return None
@@ -73,4 +66,4 @@ def parse_end(data: bytes, at: int, queue: str) -> JobEnd | None:
             note = f"terminated by {event.consumer}: {event.reason or 'no reason given'}"
         case _:
             return None
-    return JobEnd(kind, event.stream_seq, at, event.consumer, note, has_result)
+    return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result)

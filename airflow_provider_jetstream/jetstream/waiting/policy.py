@@ -1,4 +1,4 @@
-"""When waiting is over, and whether what came of it is good enough."""
+"""When waiting is over, and which ends of jobs are acceptable."""
 
 from __future__ import annotations
 
@@ -21,13 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
-    """What to put up with while waiting for jobs.
+    """Which ends of jobs are acceptable.
 
-    :param max_dead: dead letters; ``None`` for any number
-    :param max_cancelled: cancelled jobs; ``None`` for any number
-    :param max_vanished: jobs that are gone without a word of how they ended; ``None`` for any number
-    :param min_completed: how many jobs have to complete, whatever becomes of the others; ``None`` for all but those
-        that are put up with
+    :param max_dead: accepted dead letters; ``None`` for any number
+    :param max_cancelled: accepted cancelled jobs; ``None`` for any number
+    :param max_vanished: accepted jobs that are gone without a stored end; ``None`` for any number
+    :param min_completed: how many jobs have to complete, whatever the others' ends; ``None`` for all but the accepted
     """
 
     max_dead: int | None = 0
@@ -36,16 +35,12 @@ class WaitPolicy:
     min_completed: int | None = None
 
     def is_finished(self, report: WaitReport) -> bool:
-        """Tell whether more waiting can't change the outcome.
-
-        :param report: how far the jobs are
-        :return: whether all have ended, enough have completed, or too many can't
-        """
+        """Return whether waiting longer can't change the outcome: all ended, enough completed, or too many can't."""
         if not report.awaited:
             return True
         if self.min_completed is not None:
-            done = len(report.completed)
-            return done >= self.min_completed or done + len(report.awaited) < self.min_completed
+            completed = len(report.completed)
+            return completed >= self.min_completed or completed + len(report.awaited) < self.min_completed
         return (
             _exceeds(len(report.dead), self.max_dead)
             or _exceeds(len(report.cancelled), self.max_cancelled)
@@ -53,42 +48,41 @@ class WaitPolicy:
         )
 
     def violation(self, report: Mapping[str, Any]) -> TerminalError | None:
-        """Tell what is wrong with the ends of jobs.
+        """Return the error of ends that aren't acceptable; ``None`` where all are.
 
-        :param report: how they ended, as :meth:`WaitReport.as_json` gives it
-        :return: the error; ``None`` where they are good enough
+        :param report: what :meth:`WaitReport.as_json` returns
         """
         completed, dead = report["completed"], report["dead"]
-        # A task that was deferred before this package knew of these has a report without them.
+        # The report of a task that an older version of this package deferred lacks them.
         cancelled, vanished = report.get("cancelled", 0), report.get("vanished", 0)
         if self.min_completed is not None:
             if completed >= self.min_completed:
                 return None
             return JobsIncompleteError(
                 f"expected at least {self.min_completed} jobs to complete, found {completed}; {dead} became dead"
-                f" letters, {cancelled} were cancelled, {vanished} vanished: mend the cause, then redrive or publish"
+                f" letters, {cancelled} were cancelled, {vanished} vanished: fix the cause, then redrive or publish"
                 " again"
             )
         if _exceeds(dead, self.max_dead):
             return JobsDeadError(
                 f"expected at most {self.max_dead} dead letters, found {dead}: {report['dead_reasons']};"
-                " see the dead letter queue, mend the cause, then redrive"
+                " see the dead letter queue, fix the cause, then redrive"
             )
         if _exceeds(cancelled, self.max_cancelled):
             return JobsCancelledError(
                 f"expected at most {self.max_cancelled} cancelled jobs, found {cancelled}:"
-                f" {report['cancelled_reasons']}; allow them with max_cancelled, or publish again what is to be"
-                " done all the same"
+                f" {report['cancelled_reasons']}; allow them with max_cancelled, or publish again the jobs that are"
+                " still wanted"
             )
         if _exceeds(vanished, self.max_vanished):
             return JobsVanishedError(
-                f"expected at most {self.max_vanished} jobs that are gone without a word of how they ended, found"
-                f" {vanished} (sequences {report['vanished_sequences']}): they expired, were purged, or their"
-                " completions were lost with a server or a worker that tells none; allow them with max_vanished, or"
-                " publish them again"
+                f"expected at most {self.max_vanished} jobs that are gone without a stored end, found {vanished}"
+                f" (sequences {report['vanished_sequences']}): they expired, were purged, or their completions were"
+                " lost with a server, or never published by a worker; allow them with max_vanished, or publish them"
+                " again"
             )
         return None
 
 
-def _exceeds(found: int, limit: int | None) -> bool:
-    return limit is not None and found > limit
+def _exceeds(count: int, limit: int | None) -> bool:
+    return limit is not None and count > limit

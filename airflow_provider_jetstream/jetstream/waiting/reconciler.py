@@ -1,7 +1,7 @@
-"""Finding the ends that no event tells of, slowly, so that nobody waits for ever for a job that is gone.
+"""Finds ends without an event, slowly, so that no waiter waits for ever for a job that is gone.
 
-A server that is killed forgets acknowledgement metrics and advisories that it was about to publish; it publishes none
-of a death while nobody pulls; a job may expire, be purged, or be acknowledged by a worker that tells nobody.
+A server that is killed loses the ack metrics and advisories that it was about to publish. It publishes no advisory
+while no pull request comes. A job may expire, be purged, or be acknowledged by a worker that publishes no completion.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from bisect import bisect_right
-from contextlib import suppress
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumers
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.dead_letters.death import is_dead
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
 
@@ -32,40 +32,39 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 INTERVAL = 15.0
-# Reading a job reads its body too.
-_LOOKED_AT = 64
+# Per round and group of candidates: reading a job reads its body too.
+_MAX_CANDIDATES = 64
 
-_UNTOLD = "used up its deliveries, and no advisory tells of it"
+_NO_ADVISORY = "used up its deliveries without an advisory"
 
 
 class Reconciler:
-    """Compares what is awaited with what is stored.
+    """Compares the awaited jobs with the stored ones.
 
-    :param connection: the server
-    :param mark: says which queue
-    :param awaited: the stream sequences of the jobs, as they are at any time
-    :param ended: is called with each end that is found
-    :param all_read: returns once every event was read that is stored by now
+    :param awaited: a live view of the jobs' stream sequences
+    :param on_end: called with each end that is found
+    :param wait_until_read: returns once every event stored so far has been read
     """
 
     def __init__(
         self,
         connection: Connection,
-        mark: Cursor,
+        cursor: Cursor,
         awaited: Collection[int],
-        ended: Callable[[JobEnd], None],
-        all_read: Callable[[], Awaitable[None]],
+        on_end: Callable[[JobEnd], None],
+        wait_until_read: Callable[[], Awaitable[None]],
     ) -> None:
         self._connection = connection
-        self._queue = mark.queue
+        self._queue = cursor.queue
         self._awaited = awaited
-        self._ended = ended
-        self._all_read = all_read
+        self._on_end = on_end
+        self._wait_until_read = wait_until_read
         self._suspected: dict[int, EndKind] = {}
-        self._reached = [0, 0, 0]
+        # The last candidate of each group, after which the next round continues.
+        self._positions = [0, 0, 0]
 
     async def run(self) -> None:
-        """Compare again and again."""
+        """Compare at each interval, without end."""
         while True:
             await asyncio.sleep(INTERVAL)
             try:
@@ -73,57 +72,58 @@ class Reconciler:
             except (TransientError, ApiError, NotFoundError) as error:
                 if self._connection.is_closed:
                     raise
-                log.warning("Looking for ends that no event tells of failed, trying again: %s", error)
+                log.warning("Comparing awaited jobs with %s failed, trying again: %s", self._queue, error)
 
     async def _compare(self) -> None:
-        # What is stored and not read yet would look like an end that no event tells of.
-        await self._all_read()
-        consumers = await self._look_at_consumers()
+        # An event that is stored and not read yet would look like an end without one.
+        await self._wait_until_read()
+        consumers = (await probe_consumers(self._connection, self._queue)).values()
         first = (await stream_info(self._connection, self._queue))["state"]["first_seq"]
         settled = max([first - 1, *(info["ack_floor"]["stream_seq"] for info in consumers)])
         delivered = max([settled, *(info["delivered"]["stream_seq"] for info in consumers)])
-        before, self._suspected = self._suspected, {}
-        candidates = self._candidates(settled, delivered, before)
+        suspected_before, self._suspected = self._suspected, {}
+        candidates = self._candidates(settled, delivered, suspected_before)
 
-        async def stored(sequence: int) -> StoredMessage | None:
+        async def read(sequence: int) -> StoredMessage | None:
             return await get_message(self._connection, self._queue, sequence)
 
-        for sequence, message in zip(candidates, await map_concurrently(stored, candidates), strict=True):
-            kind = EndKind.VANISHED if message is None else _dead(sequence, message, consumers)
+        for sequence, message in zip(candidates, await map_concurrently(read, candidates), strict=True):
+            if message is None:
+                kind = EndKind.VANISHED
+            elif _is_dead(message, consumers):
+                kind = EndKind.DEAD
+            else:
+                continue
             # Twice, since an event may be on its way, and an acknowledged job leaves the stream a moment later.
-            if kind is not None and before.get(sequence) is kind:
-                self._ended(JobEnd(kind, sequence, note=_UNTOLD if kind is EndKind.DEAD else ""))
-            elif kind is not None:
+            if suspected_before.get(sequence) is kind:
+                self._on_end(JobEnd(kind, sequence, note=_NO_ADVISORY if kind is EndKind.DEAD else ""))
+            else:
                 self._suspected[sequence] = kind
 
-    async def _look_at_consumers(self) -> list[Mapping[str, Any]]:
-        found: list[Mapping[str, Any]] = []
-        for name in await consumer_names(self._connection, self._queue):
-            # One that is deleted meanwhile has no more deaths to tell.
-            with suppress(NotFoundError):
-                found.append(await probe_consumer(self._connection, self._queue, name))
-        return found
-
-    def _candidates(self, settled: int, delivered: int, before: Collection[int]) -> list[int]:
-        """Choose the suspects, and in turn some of those that have ended, were delivered, and wait to be."""
-        awaited = sorted(sequence for sequence in self._awaited if sequence not in before)
-        # Not all that ended for one consumer did for another, and a job may go before its delivery.
+    def _candidates(self, settled: int, delivered: int, suspected: Collection[int]) -> list[int]:
+        """Choose the suspected jobs, and in turn some of those settled, delivered and not delivered yet."""
+        awaited = sorted(sequence for sequence in self._awaited if sequence not in suspected)
+        # A job settled for one consumer may belong to another one, and a job may vanish before its delivery.
         bounds = [0, bisect_right(awaited, settled), bisect_right(awaited, delivered), len(awaited)]
-        chosen = [sequence for sequence in before if sequence in self._awaited]
-        for index, (low, high) in enumerate(pairwise(bounds)):
-            span = awaited[low:high]
-            turn = span[bisect_right(span, self._reached[index]) :][:_LOOKED_AT] or span[:_LOOKED_AT]
-            self._reached[index] = turn[-1] if turn else 0
+        chosen = [sequence for sequence in suspected if sequence in self._awaited]
+        for group, (low, high) in enumerate(pairwise(bounds)):
+            sequences = awaited[low:high]
+            turn = sequences[bisect_right(sequences, self._positions[group]) :] or sequences
+            turn = turn[:_MAX_CANDIDATES]
+            self._positions[group] = turn[-1] if turn else 0
             chosen += turn
         return chosen
 
 
-def _dead(sequence: int, message: StoredMessage, consumers: Collection[Mapping[str, Any]]) -> EndKind | None:
-    """Tell whether a stored job is one that its consumer will never deliver again."""
+def _is_dead(message: StoredMessage, consumers: Collection[Mapping[str, Any]]) -> bool:
     for info in consumers:
         config = info["config"]
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
         if covered_by_any(filters, message.subject):
-            left_behind = info["delivered"]["stream_seq"] >= sequence and not info["num_ack_pending"]
-            return EndKind.DEAD if left_behind or info["ack_floor"]["stream_seq"] >= sequence else None
-    return None
+            return is_dead(
+                message.sequence,
+                delivered=info["delivered"]["stream_seq"],
+                ack_floor=info["ack_floor"]["stream_seq"],
+                in_flight=info["num_ack_pending"],
+            )
+    return False

@@ -1,4 +1,4 @@
-"""How far awaited jobs are."""
+"""The state of awaited jobs."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
 
-_NAMED = 20
+_MAX_REASONS = 20
 
 
 @dataclass(slots=True)
 class WaitReport:
-    """How far the awaited jobs are.
+    """The state of awaited jobs, by their stream sequences.
 
-    :param awaited: stream sequences not ended yet
-    :param completed: stream sequences that ended well
-    :param dead: stream sequences that became dead letters, with what the server said
-    :param cancelled: stream sequences of jobs that workers found cancelled, with the reason that was given
-    :param vanished: stream sequences of jobs that are gone, and nothing is stored that tells how they ended
-    :param results_at: where the results are of jobs that have any: sequences in the events stream
+    :param awaited: jobs that haven't ended
+    :param completed: jobs that ended well
+    :param dead: dead letters, with the advisory's reason
+    :param cancelled: jobs that workers found cancelled, with the reason of the cancellation
+    :param vanished: jobs that are gone without a stored end
+    :param results_at: by job, the sequence in the events stream of the completion that holds its result
     :param results: what handlers returned, by the job's id
-    :param results_left_out: how many results were too large to be held
+    :param results_left_out: how many results exceed the size limit
     """
 
     awaited: set[int]
@@ -38,13 +38,9 @@ class WaitReport:
     results_left_out: int = 0
 
     def record(self, end: JobEnd) -> bool:
-        """Take note of an end.
-
-        :param end: how a job ended
-        :return: whether that is news about an awaited job
-        """
+        """Record an end and return whether it changes the state of a job."""
         sequence = end.sequence
-        # A worker slower than its ack wait may finish a job that was already given up: it is done all the same.
+        # A worker slower than its ack wait may complete a job after its death was reported: then it is completed.
         final = end.kind in (EndKind.COMPLETED, EndKind.CANCELLED)
         if sequence not in self.awaited and not (final and (sequence in self.dead or sequence in self.vanished)):
             return False
@@ -65,27 +61,21 @@ class WaitReport:
         return True
 
     def unsettled(self) -> list[int]:
-        """Give the jobs about which there may be news.
-
-        :return: stream sequences of those that are awaited, and of those that may have been finished after all
-        """
+        """Return the jobs whose state may still change: the awaited, and those that may yet turn out completed."""
         return [*self.awaited, *self.dead, *self.vanished]
 
     def as_json(self) -> dict[str, Any]:
-        """Give the report in a form that fits an event or an XCom.
-
-        :return: counts, sequences as ranges, and results by job id
-        """
+        """Return counts, sequences as ranges and results by job id, for an event or an XCom."""
         return {
             "awaited": len(self.awaited),
             "completed": len(self.completed),
             "dead": len(self.dead),
             "completed_sequences": sequence_ranges(self.completed),
             "dead_sequences": sequence_ranges(self.dead),
-            "dead_reasons": dict(sorted(self.dead.items())[:_NAMED]),
+            "dead_reasons": dict(sorted(self.dead.items())[:_MAX_REASONS]),
             "cancelled": len(self.cancelled),
             "cancelled_sequences": sequence_ranges(self.cancelled),
-            "cancelled_reasons": dict(sorted(self.cancelled.items())[:_NAMED]),
+            "cancelled_reasons": dict(sorted(self.cancelled.items())[:_MAX_REASONS]),
             "vanished": len(self.vanished),
             "vanished_sequences": sequence_ranges(self.vanished),
             "results": self.results,

@@ -1,8 +1,8 @@
-"""Following what one stream stores, by a consumer of one's own that acknowledges nothing.
+"""Follows a stream with an ephemeral consumer that acknowledges nothing.
 
-Protocol: an ephemeral pull consumer of NATS ADR-13 with ``ack_policy`` none, asked for batches with a heartbeat. It
-lives in the server's memory and goes by itself once nobody asks it any more. Its count of deliveries proves that
-nothing is missing; after a gap, a silence or a new connection another one goes on from the last message that was seen.
+Protocol: a pull consumer of NATS ADR-13 with ``ack_policy`` none and batches with a heartbeat. It is in the server's
+memory, which drops it once no pull request comes. Its delivery numbers prove that no message is missing; after a gap, a
+silence or a reconnect another consumer continues after the last message received.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ log = logging.getLogger(__name__)
 
 _BATCH = 500
 _HEARTBEAT = 5
-_SILENCE = 2.5 * _HEARTBEAT
-_INACTIVE = 60
-_LOOK = 0.5
+_MAX_SILENCE = 2.5 * _HEARTBEAT
+_INACTIVE_THRESHOLD = 60
+_CHECK_INTERVAL = 0.5
 _RETRY_PAUSE = 0.5
 
 _PULL = pull_request(_BATCH, expires=30, idle_heartbeat=_HEARTBEAT)
@@ -46,12 +46,7 @@ _EXPIRED = {str(status.value) for status in (HTTPStatus.NOT_FOUND, HTTPStatus.RE
 
 @dataclass(frozen=True, slots=True)
 class TailedMessage:
-    """A message, as far as it matters to who waits.
-
-    :param sequence: its sequence in the stream that is followed
-    :param stored_at: when it was stored
-    :param data: its body
-    """
+    """The parts of a followed message that a waiter needs."""
 
     sequence: int
     stored_at: datetime
@@ -61,12 +56,9 @@ class TailedMessage:
 class StreamTail:
     """Follows a stream.
 
-    :param connection: the server
-    :param stream: the stream
-    :param subjects: filters
     :param start: the first sequence
-    :param take: is called with each message, in order
-    :param stop: the last sequence; ``None`` to go on for ever
+    :param on_message: called with each message, in order
+    :param stop: the last sequence; ``None`` to follow without end
     """
 
     def __init__(
@@ -75,7 +67,7 @@ class StreamTail:
         stream: str,
         subjects: tuple[str, ...],
         start: int,
-        take: Callable[[TailedMessage], None],
+        on_message: Callable[[TailedMessage], None],
         *,
         stop: int | None = None,
     ) -> None:
@@ -83,25 +75,25 @@ class StreamTail:
         self._stream = stream
         self._subjects = subjects
         self._next = start
-        self._take = take
+        self._on_message = on_message
         self._stop = stop
         self._created: str | None = None
         self._inbox = ""
         self._delivered = 0
-        self._asked = 0
-        self._heard = 0.0
-        self._broken: JetStreamProviderError | None = None
-        self._bell = asyncio.Event()
+        self._requested = 0
+        self._last_message_at = 0.0
+        self._failure: JetStreamProviderError | None = None
+        self._wakeup = asyncio.Event()
         self.caught_up = asyncio.Event()
 
     async def run(self) -> None:
-        """Follow until what was stored up to ``stop`` has been taken, or for ever.
+        """Follow until every message up to ``stop`` has been read, or without end.
 
         :raises NotFoundError: the stream doesn't exist
-        :raises ApiError: the server refuses to have it followed
-        :raises UnreachableError: the connection was closed, so that it won't come back by itself
+        :raises ApiError: the server refuses the consumer
+        :raises UnreachableError: the connection was closed, so it isn't restored by itself
         """
-        while not self._finished():
+        while not self._is_finished():
             try:
                 await self._follow()
             except TransientError as error:
@@ -114,7 +106,7 @@ class StreamTail:
                 log.warning("Following %s was interrupted, going on: %s", self._stream, error)
                 await asyncio.sleep(_RETRY_PAUSE)
 
-    def _finished(self) -> bool:
+    def _is_finished(self) -> bool:
         return self._stop is not None and (self.caught_up.is_set() or self._next > self._stop)
 
     async def _follow(self) -> None:
@@ -124,12 +116,12 @@ class StreamTail:
             self._next = 1
         self._created = info["created"]
         if info["config"].get("retention") == "limits":
-            await self._pull_all()
+            await self._pull()
         else:
-            # Each message of such a stream is for one consumer, which isn't ours.
-            await asyncio.gather(*(self._read_all(subject) for subject in self._subjects))
+            # Such a stream admits one consumer per message, and that one belongs to another client.
+            await asyncio.gather(*(self._read(subject) for subject in self._subjects))
 
-    async def _read_all(self, subject: str) -> None:
+    async def _read(self, subject: str) -> None:
         if self._stop is None:
             messages = follow(self._connection, self._stream, subject, self._next)
             self.caught_up.set()
@@ -137,10 +129,10 @@ class StreamTail:
             messages = read_range(self._connection, self._stream, subject, self._next, self._stop)
         async with aclosing(messages):
             async for message in messages:
-                self._take(TailedMessage(message.sequence, message.stored_at, message.data))
+                self._on_message(TailedMessage(message.sequence, message.stored_at, message.data))
         self.caught_up.set()
 
-    async def _pull_all(self) -> None:
+    async def _pull(self) -> None:
         connection, name = self._connection, f"tail-{uuid4().hex}"
         config = {
             "name": name,
@@ -148,14 +140,14 @@ class StreamTail:
             "opt_start_seq": self._next,
             "ack_policy": "none",
             "filter_subjects": list(self._subjects),
-            "inactive_threshold": _INACTIVE * NANOSECONDS,
+            "inactive_threshold": _INACTIVE_THRESHOLD * NANOSECONDS,
             "mem_storage": True,
             "num_replicas": 1,
         }
-        self._inbox, self._delivered, self._asked, self._broken = connection.new_inbox(), 0, 0, None
+        self._inbox, self._delivered, self._requested, self._failure = connection.new_inbox(), 0, 0, None
         reconnects = connection.reconnects
         try:
-            answers = await connection.subscribe(self._inbox, self._arrived)
+            subscription = await connection.subscribe(self._inbox, self._on_delivery)
         except UnreachableError as error:
             raise UnreachableError(f"{self._stream} can't be followed: {error}") from None
         try:
@@ -163,67 +155,67 @@ class StreamTail:
             created = await connection.api(f"CONSUMER.CREATE.{self._stream}.{name}", create)
             if not created["num_pending"]:
                 self.caught_up.set()
-            self._heard = asyncio.get_running_loop().time()
-            while not self._finished():
-                if self._asked <= 0:
-                    self._asked = _BATCH
+            self._last_message_at = asyncio.get_running_loop().time()
+            while not self._is_finished():
+                if self._requested <= 0:
+                    self._requested = _BATCH
                     await connection.publish(pull_subject(self._stream, name), _PULL, reply=self._inbox)
-                self._bell.clear()
+                self._wakeup.clear()
                 with suppress(TimeoutError):
-                    async with asyncio.timeout(_LOOK):
-                        await self._bell.wait()
-                self._check(reconnects)
+                    async with asyncio.timeout(_CHECK_INTERVAL):
+                        await self._wakeup.wait()
+                self._require_progress(reconnects)
         finally:
             with suppress(Exception):
-                await answers.unsubscribe()
-                # Nobody needs the answer, and the server forgets it anyway.
+                await subscription.unsubscribe()
+                # Without waiting for the answer: the server drops an idle consumer anyway.
                 await connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
 
-    def _check(self, reconnects: int) -> None:
-        if self._broken:
-            raise self._broken
+    def _require_progress(self, reconnects: int) -> None:
+        if self._failure:
+            raise self._failure
         connection = self._connection
         if connection.is_closed:
             raise UnreachableError("the connection is closed")
         if connection.is_connected and connection.reconnects != reconnects:
-            raise UnreachableError("what was on its way went with the connection")
-        if asyncio.get_running_loop().time() - self._heard > _SILENCE:
-            raise UnreachableError(f"the server has been silent for {_SILENCE:g} s")
+            raise UnreachableError("messages in flight were lost with the connection")
+        if asyncio.get_running_loop().time() - self._last_message_at > _MAX_SILENCE:
+            raise UnreachableError(f"the server has been silent for {_MAX_SILENCE:g} s")
 
-    async def _arrived(self, message: Msg) -> None:
+    async def _on_delivery(self, message: Msg) -> None:
         if message.subject == self._inbox:
-            self._told(message)
+            self._on_status(message)
             return
         metadata = message.metadata
-        if self._broken or metadata.sequence.consumer != self._delivered + 1:
-            self._break(f"delivery {self._delivered + 1} is missing")
+        if self._failure or metadata.sequence.consumer != self._delivered + 1:
+            self._fail(f"delivery {self._delivered + 1} is missing")
             return
         self._delivered += 1
-        self._asked -= 1
-        self._heard = asyncio.get_running_loop().time()
+        self._requested -= 1
+        self._last_message_at = asyncio.get_running_loop().time()
         sequence = metadata.sequence.stream
         if self._stop is None or sequence <= self._stop:
-            self._take(TailedMessage(sequence, metadata.timestamp, message.data))
+            self._on_message(TailedMessage(sequence, metadata.timestamp, message.data))
         self._next = sequence + 1
         if not metadata.num_pending:
             self.caught_up.set()
-        if self._asked <= 0 or self._finished():
-            self._bell.set()
+        if self._requested <= 0 or self._is_finished():
+            self._wakeup.set()
 
-    def _told(self, answer: Msg) -> None:
-        headers = answer.headers or {}
+    def _on_status(self, message: Msg) -> None:
+        headers = message.headers or {}
         status = headers.get("Status", "")
-        self._heard = asyncio.get_running_loop().time()
+        self._last_message_at = asyncio.get_running_loop().time()
         if status == _IDLE:
-            # After a burst of which the client dropped the end, nothing else tells of it.
+            # Only the heartbeat shows that the client dropped the last messages of a burst.
             if int(headers.get(_LAST_DELIVERY, 0)) > self._delivered:
-                self._break(f"delivery {self._delivered + 1} is missing")
+                self._fail(f"delivery {self._delivered + 1} is missing")
         elif status in _EXPIRED:
-            self._asked = 0
-            self._bell.set()
+            self._requested = 0
+            self._wakeup.set()
         else:
-            self._break(f"{headers.get('Description') or 'nobody serves it'} (status {status})")
+            self._fail(f"{headers.get('Description') or 'no responders'} (status {status})")
 
-    def _break(self, why: str) -> None:
-        self._broken = self._broken or UnreachableError(why)
-        self._bell.set()
+    def _fail(self, reason: str) -> None:
+        self._failure = self._failure or UnreachableError(reason)
+        self._wakeup.set()

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 
 RESULTS_BYTES = 64 * 2**10
-_AT_A_TIME = 64
+_BATCH = 64
 
 
 async def wait(
@@ -33,46 +33,43 @@ async def wait(
 ) -> WaitReport:
     """Wait until every job ended, enough completed, or too many did otherwise.
 
-    :param connection: the server
-    :param mark: taken before the jobs were published
-    :param sequences: the jobs' stream sequences, or how far they are already
-    :param tolerance: what to put up with; nothing where absent
+    :param cursor: taken before the jobs were published
+    :param sequences: the jobs' stream sequences, or the report of an earlier wait for them
+    :param policy: which ends are acceptable; only completions where absent
     :param progress: called after each end
-    :return: the report; without ``awaited`` unless waiting was over before
+    :return: the report; its ``awaited`` is empty unless the policy ended the wait early
     :raises NotFoundError: a stream that is read doesn't exist
-    :raises ApiError: the server refuses to have a stream read
+    :raises ApiError: the server refuses to read a stream
     :raises UnreachableError: the connection was closed
     """
     report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
     waiter = Waiter(cursor, report, policy or WaitPolicy(), progress)
-    async with shared_dispatcher(connection, cursor) as follower:
-        follower.add(waiter)
+    async with shared_dispatcher(connection, cursor) as dispatcher:
+        dispatcher.add(waiter)
         try:
             await waiter.finished
         finally:
-            follower.remove(waiter)
+            dispatcher.remove(waiter)
         if report.results_at:
             await _read_results(connection, cursor.events, report)
     return report
 
 
 async def _read_results(connection: Connection, events: str, report: WaitReport) -> None:
-    """Read what handlers returned, as far as a task's result should hold it."""
-
     async def read(sequence: int) -> StoredMessage | None:
         return await get_message(connection, events, sequence)
 
-    left, found = RESULTS_BYTES, sorted(report.results_at.items())
-    for start in range(0, len(found), _AT_A_TIME):
-        part = found[start : start + _AT_A_TIME]
-        for message in await map_concurrently(read, (at for _, at in part)):
+    bytes_left, stored = RESULTS_BYTES, sorted(report.results_at.items())
+    for start in range(0, len(stored), _BATCH):
+        batch = stored[start : start + _BATCH]
+        for message in await map_concurrently(read, (event_sequence for _, event_sequence in batch)):
             event = parse_advisory(message.data) if message else None
             if not isinstance(event, Completion):
                 continue
-            left -= len(json.dumps(event.result))
-            if left < 0:
-                report.results_left_out = len(found) - len(report.results)
+            bytes_left -= len(json.dumps(event.result))
+            if bytes_left < 0:
+                report.results_left_out = len(stored) - len(report.results)
                 return
             job_id = event.job_id or str(event.stream_seq)
-            # A user's id may come twice in a batch.
+            # Two jobs may have the same id of the user's own.
             report.results[f"{job_id}#{event.stream_seq}" if job_id in report.results else job_id] = event.result

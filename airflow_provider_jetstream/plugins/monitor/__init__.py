@@ -1,14 +1,14 @@
-"""The plugin through which Airflow's UI gets the page that shows the queues."""
+"""The plugin that adds the page about work queues to Airflow's UI."""
 
 from __future__ import annotations
 
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
-from airflow.providers.common.compat.sdk import AirflowPlugin, conf
+from airflow_provider_jetstream.airflow_compat import AirflowPlugin, conf
 
 _PAGE = "jetstream"
-# Relative, so that they hold under a base_url with a path too.
+# Relative, so that they work under a base_url with a path too.
 _RUN = f"{_PAGE}/?dag_id={{DAG_ID}}&run_id={{RUN_ID}}"
 _TASK = f"{_RUN}&task_id={{TASK_ID}}&map_index={{MAP_INDEX}}"
 
@@ -18,7 +18,7 @@ _ICONS = {"icon": f"{_PAGE}/static/icon.svg", "icon_dark_mode": f"{_PAGE}/static
 class JetStreamMonitorPlugin(AirflowPlugin):
     """Registers the page, its views on DAG runs and task instances, and its card on the dashboard.
 
-    Every Airflow process loads it, so what serves the page is imported by the one that asks for it.
+    Every Airflow process loads it, so the modules that serve the page are imported only by the API server.
     """
 
     name = "jetstream_monitor"
@@ -43,15 +43,15 @@ class JetStreamMonitorPlugin(AirflowPlugin):
 
     @property
     def fastapi_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The page's application, made when the API server asks for it."""
+        """The page's application, made when the API server reads this property."""
         from airflow_provider_jetstream.plugins.monitor.app import make_app
 
         return [{"app": make_app(), "url_prefix": f"/{_PAGE}", "name": "JetStream"}]
 
     @property
     def react_apps(self) -> list[dict[str, Any]]:  # type: ignore[override]
-        """The card on the dashboard, where Airflow shows nothing but these; it is a frame with the page in small."""
-        # Before 3.3 a relative address would be taken as relative to Airflow's own scripts.
+        """The card on the dashboard, where Airflow allows only React apps: a frame around a small form of the page."""
+        # Airflow before 3.3 resolves a relative address against its own scripts.
         path = urlsplit(conf.get("api", "base_url", fallback=None) or "").path.rstrip("/")
         card = f"{path}/{_PAGE}/static/host/card.js"
         return [{"name": "JetStream card", "bundle_url": card, "destination": "dashboard"}]

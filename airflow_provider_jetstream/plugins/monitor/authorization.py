@@ -1,63 +1,56 @@
-"""Who may do what: Airflow decides, for every route."""
+"""Authorization of the page's requests: Airflow decides, for every route."""
 
 from typing import Annotated
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
 from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from airflow.providers.common.compat.sdk import conf
 from fastapi import Depends, HTTPException, Request, status
 
+from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
 
-see = Depends(requires_access_view(AccessView.PLUGINS))
+page_access = Depends(requires_access_view(AccessView.PLUGINS))
 
 _JSON = "application/json"
 _PORTS = {"http": 80, "https": 443}
 
 
 def may_act(user: GetUserDep) -> bool:
-    """Tell whether Airflow would let somebody trigger the DAG that redrives.
-
-    :param user: who asks
-    :return: whether it would
-    """
-    return _may_trigger(user, monitor_settings().redrive_dag)
+    """Return whether Airflow lets a user trigger the DAG that redrives."""
+    return get_auth_manager().is_authorized_dag(
+        method="POST",
+        access_entity=DagAccessEntity.RUN,
+        details=DagDetails(id=monitor_settings().redrive_dag),
+        user=user,
+    )
 
 
 def payloads_hidden(user: GetUserDep) -> bool:
-    """Tell whether bodies, headers and texts that may quote them are left out for somebody.
-
-    :param user: who asks
-    :return: whether they are
-    """
+    """Return whether bodies, headers and texts that may quote them are hidden from a user."""
     shown_to = monitor_settings().payloads
     return shown_to == "none" or (shown_to == "acting" and not may_act(user))
 
 
 def require_acting(allowed: Annotated[bool, Depends(may_act)]) -> None:
-    """Let nobody by who may not trigger the DAG that redrives.
+    """Refuse users who may not trigger the DAG that redrives.
 
-    :param allowed: whether they may
-    :raises HTTPException: they may not
+    :raises HTTPException: the user may not
     """
     if not allowed:
         raise refusal(
             status.HTTP_403_FORBIDDEN,
             "forbidden",
             f"expected a role that may trigger the DAG {monitor_settings().redrive_dag}, found one that may not; ask"
-            " who manages roles in this Airflow",
+            " an administrator of this Airflow for it",
         )
 
 
 def require_run_access(dag_id: str, user: GetUserDep) -> None:
-    """Let nobody by who may not see the task instances of a DAG.
+    """Refuse users who may not see the task instances of a DAG.
 
-    :param dag_id: the DAG
-    :param user: who asks
-    :raises HTTPException: they may not
+    :raises HTTPException: the user may not
     """
     allowed = get_auth_manager().is_authorized_dag(
         method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=DagDetails(id=dag_id), user=user
@@ -71,16 +64,15 @@ def require_run_access(dag_id: str, user: GetUserDep) -> None:
 
 
 def require_own_origin(request: Request) -> None:
-    """Let no request by that another site's page has sent, nor one that a form could send.
+    """Refuse requests that another site's page has sent, and those that an HTML form can send.
 
-    :param request: the request
-    :raises HTTPException: it comes from elsewhere, or isn't JSON
+    :raises HTTPException: the request comes from another origin, or its body isn't JSON
     """
     origin = request.headers.get("origin")
-    allowed = {_place(f"{request.url.scheme}://{request.headers.get('host', '')}")}
-    allowed.add(_place(conf.get("api", "base_url", fallback="")))
+    allowed = {_host_and_port(f"{request.url.scheme}://{request.headers.get('host', '')}")}
+    allowed.add(_host_and_port(conf.get("api", "base_url", fallback="")))
     site = request.headers.get("sec-fetch-site", "none")
-    foreign = _place(origin) not in allowed if origin is not None else site in ("cross-site", "same-site")
+    foreign = _host_and_port(origin) not in allowed if origin is not None else site in ("cross-site", "same-site")
     if foreign:
         raise refusal(
             status.HTTP_403_FORBIDDEN,
@@ -96,26 +88,17 @@ def require_own_origin(request: Request) -> None:
         )
 
 
-def refusal(code: int, name: str, message: str, headers: dict[str, str] | None = None) -> HTTPException:
-    """Make an answer of the one form that all refusals of these routes have.
+def refusal(status_code: int, code: str, message: str) -> HTTPException:
+    """Make an error answer in the one form of all routes.
 
-    :param code: its status
-    :param name: stays the same between releases
+    :param code: stays the same between releases
     :param message: what was expected, what was found and what to do
-    :param headers: further headers
-    :return: to be raised
     """
-    return HTTPException(code, {"code": name, "message": message}, headers)
+    return HTTPException(status_code, {"code": code, "message": message})
 
 
-def _may_trigger(user: BaseUser, dag_id: str) -> bool:
-    return get_auth_manager().is_authorized_dag(
-        method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
-    )
-
-
-def _place(url: str) -> tuple[str, int | None]:
-    """Give host and port; the scheme isn't known behind a proxy that ends TLS."""
+def _host_and_port(url: str) -> tuple[str, int | None]:
+    """Return host and port; the scheme isn't known behind a proxy that ends TLS."""
     try:
         parts = urlsplit(url)
         return (parts.hostname or "", parts.port or _PORTS.get(parts.scheme))

@@ -1,4 +1,4 @@
-"""The last hour of a queue in memory: what was last seen in each third of a minute, and how fast jobs come and go."""
+"""The last hour of a queue in memory: one point each 20 seconds, and the current rates."""
 
 from __future__ import annotations
 
@@ -7,25 +7,25 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.plugins.monitor.models import Point
+from airflow_provider_jetstream.plugins.monitor.models.queues import Point
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth
 
 _STEP_SECONDS = 20
 _STEPS = 3600 // _STEP_SECONDS
-_SPARKLINE = 60
-# Two looks far apart, as after a pause in which nobody looked, don't make a rate of now.
-_LONGEST_PAUSE = 120.0
+_SPARKLINE_POINTS = 60
+# Two polls that are far apart, as after a time without viewers, don't make a current rate.
+_LONGEST_INTERVAL = 120.0
 
 
 @dataclass(slots=True)
 class Rates:
-    """How fast jobs came and went between the last two looks.
+    """Rates per second between the last two polls; ``None`` where they aren't known.
 
-    :param stored: messages stored a second
-    :param gone: messages gone a second
-    :param deliveries: deliveries a second by consumer
+    :param stored: messages stored
+    :param gone: messages gone
+    :param deliveries: deliveries by consumer
     """
 
     stored: float | None = None
@@ -35,9 +35,9 @@ class Rates:
 
 @dataclass(slots=True)
 class QueueHistory:
-    """What was seen of one queue.
+    """The history of one queue.
 
-    :param rates: between the last two looks
+    :param rates: between the last two polls
     """
 
     rates: Rates = field(default_factory=Rates)
@@ -45,10 +45,9 @@ class QueueHistory:
     _last: QueueHealth | None = None
 
     def add(self, health: QueueHealth, dead: int | None) -> None:
-        """Note a look.
+        """Add the numbers of a poll; the last poll of each step makes its point.
 
-        :param health: what was seen
-        :param dead: dead letters, as far as they are known
+        :param dead: dead letters, if their number is known
         """
         self.rates, self._last = _rates(self._last, health), health
         point = Point(
@@ -64,20 +63,14 @@ class QueueHistory:
         self._points.append(point)
 
     def points(self) -> list[Point]:
-        """Give the last hour, oldest first.
-
-        :return: a point for each third of a minute in which somebody looked
-        """
+        """Return the points of the last hour, oldest first."""
         now = datetime.now(UTC).timestamp()
         return [point for point in self._points if now - point.at.timestamp() <= _STEPS * _STEP_SECONDS]
 
     def sparkline(self) -> list[int]:
-        """Give the pending jobs of the last hour, oldest first.
-
-        :return: at most sixty numbers, the largest of each stretch
-        """
+        """Return the pending jobs of the last hour, oldest first: at most 60 numbers, the maximum of each interval."""
         pending = [point.pending for point in self.points()]
-        width = -(-len(pending) // _SPARKLINE) or 1
+        width = -(-len(pending) // _SPARKLINE_POINTS) or 1
         return [max(pending[start : start + width]) for start in range(0, len(pending), width)]
 
 
@@ -89,13 +82,13 @@ def _rates(before: QueueHealth | None, now: QueueHealth) -> Rates:
     if before is None or before.created != now.created:
         return Rates()
     seconds = (now.taken_at - before.taken_at).total_seconds()
-    if not 0 < seconds <= _LONGEST_PAUSE:
+    if not 0 < seconds <= _LONGEST_INTERVAL:
         return Rates()
     stored = now.last_sequence - before.last_sequence
     gone = max(0, stored - (now.stored - before.stored))
     deliveries = {
-        name: max(0, each.deliveries - before.consumers[name].deliveries) / seconds
-        for name, each in now.consumers.items()
+        name: max(0, consumer.deliveries - before.consumers[name].deliveries) / seconds
+        for name, consumer in now.consumers.items()
         if name in before.consumers
     }
     return Rates(stored / seconds, gone / seconds, deliveries)

@@ -1,49 +1,50 @@
-"""From dead letters to what the page shows of them."""
+"""The page's models of a dead letter: a line in a list, and all details with the body as text."""
 
 from __future__ import annotations
 
+import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.contract import REDRIVE_SEQUENCE
-from airflow_provider_jetstream.plugins.monitor.models import (
+from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,
     AuditLine,
     LetterDetail,
     LetterLine,
     OriginOfLetter,
+    Payload,
 )
-from airflow_provider_jetstream.plugins.monitor.payload_view import payload_of, shown
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
-_DONE = {
-    "redriven": "brought back as job {new}",
-    "requeued": "made alive again in its place",
+_ACTION_TEXTS = {
+    "redriven": "redriven as job {new}",
+    "requeued": "requeued in place",
     "parked": "parked",
 }
+_DUMP_WIDTH = 16
+_PRINTABLE = range(0x20, 0x7F)
 
 
 def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
-    """Tell of a letter in a list.
+    """Return a letter's line in a list.
 
-    :param letter: the letter
     :param hidden: whether texts that may quote the body are left out
-    :return: a line
     """
     death, origin = letter.death, letter.origin
     text = None if hidden else death.error_message or death.explanation
     return LetterLine(
         sequence=letter.sequence,
-        job_id=shown(letter.job_id),
-        subject=shown(letter.subject),
+        job_id=displayable(letter.job_id),
+        subject=displayable(letter.subject),
         consumer=death.consumer,
         reason=death.reason.value,
         error_class=death.error_class,
-        error_message=text and shown(text),
+        error_message=text and displayable(text),
         error_place=death.error_place,
         fingerprint=death.fingerprint,
         traceback_digest=death.traceback_digest,
@@ -51,11 +52,11 @@ def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
         deliveries=death.deliveries,
         redrives=letter.redrives,
         size=len(letter.body),
-        parked=letter.parked and shown(letter.parked),
+        parked=letter.parked and displayable(letter.parked),
         origin=OriginOfLetter(
-            dag_id=shown(origin.dag_id),
-            run_id=shown(origin.run_id),
-            task_id=shown(origin.task_id),
+            dag_id=displayable(origin.dag_id),
+            run_id=displayable(origin.run_id),
+            task_id=displayable(origin.task_id),
             map_index=origin.map_index,
         )
         if origin
@@ -64,16 +65,13 @@ def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
 
 
 def letter_detail(
-    letter: DeadLetter, records: list[LetterRecord], dead_letter_queue: str, most: int, *, hidden: bool
+    letter: DeadLetter, records: list[LetterRecord], dead_letter_queue: str, max_bytes: int, *, hidden: bool
 ) -> LetterDetail:
-    """Tell all of a letter.
+    """Return all details of a letter.
 
-    :param letter: the letter
-    :param records: what was done with it and with those that it was redriven from, oldest first
-    :param dead_letter_queue: the stream that keeps it
-    :param most: how much of its body
+    :param records: the audit records about it and about the letter that it was redriven from, oldest first
+    :param max_bytes: how much of its body is shown
     :param hidden: whether its body, its headers and texts that may quote them are left out
-    :return: what the page shows
     """
     death = letter.death
     return LetterDetail(
@@ -81,10 +79,10 @@ def letter_detail(
         source=letter.source.value,
         stored_at=_stored_at(letter),
         first_failed_at=death.first_failed_at,
-        explanation=None if hidden or death.explanation is None else shown(death.explanation),
+        explanation=None if hidden or death.explanation is None else displayable(death.explanation),
         hidden=hidden,
-        payload=None if hidden else payload_of(letter.body, most),
-        headers=[] if hidden else [(shown(name), shown(value)) for name, value in letter.headers],
+        payload=None if hidden else payload_of(letter.body, max_bytes),
+        headers=[] if hidden else [(displayable(name), displayable(value)) for name, value in letter.headers],
         entries=list(letter.entries),
         dead_letter_queue=dead_letter_queue,
         attempts=_attempts(letter, records),
@@ -102,17 +100,12 @@ def letter_detail(
     )
 
 
-async def lives_of(letter: DeadLetter, audit: AuditLog | None) -> list[LetterRecord]:
-    """Read what was done with a letter, and with the letter that it was redriven from.
-
-    :param letter: the letter
-    :param audit: the audit, if there is one
-    :return: the records, oldest first
-    """
+async def read_records(letter: DeadLetter, audit: AuditLog | None) -> list[LetterRecord]:
+    """Read the audit records about a letter and about the letter that it was redriven from, oldest first."""
     if audit is None:
         return []
-    before = first(letter.headers, REDRIVE_SEQUENCE) or ""
-    sequences = [*([int(before)] if before.isdecimal() else []), letter.sequence]
+    redriven_from = first(letter.headers, REDRIVE_SEQUENCE) or ""
+    sequences = [*([int(redriven_from)] if redriven_from.isdecimal() else []), letter.sequence]
     return [record for sequence in sequences async for record in audit.history(sequence)]
 
 
@@ -122,7 +115,7 @@ def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
         Attempt(
             at=record.at,
             what=record.action,
-            text=f"{_DONE[record.action].format(new=record.new_sequence)}{f', {record.why}' if record.why else ''}",
+            text=_ACTION_TEXTS[record.action].format(new=record.new_sequence) + (f", {record.why}" * bool(record.why)),
             sequence=record.sequence if record.sequence != letter.sequence else None,
         )
         for record in records
@@ -134,8 +127,56 @@ def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
     times = f" after {death.deliveries} deliveries" if death.deliveries else ""
     consumer = f" of consumer {death.consumer}" if death.consumer else ""
     attempts.append(Attempt(at=death.died_at, what="death", text=f"{death.reason.value}{times}{consumer}"))
-    return sorted(attempts, key=lambda each: each.at or death.died_at)
+    return sorted(attempts, key=lambda attempt: attempt.at or death.died_at)
 
 
 def _stored_at(letter: DeadLetter) -> datetime | None:
     return datetime.fromisoformat(letter.time) if letter.time else None
+
+
+def payload_of(body: bytes, max_bytes: int) -> Payload:
+    """Return a body as text: indented where it is JSON, unchanged where it is text, else a hexadecimal dump.
+
+    :param max_bytes: how many bytes of it are shown; indented JSON may have four times as many
+    """
+    cut, truncated = body[:max_bytes], len(body) > max_bytes
+    text = _text(cut, truncated=truncated)
+    if text is None:
+        return Payload(kind="hex", text=_hex_dump(cut), size=len(body), truncated=truncated)
+    if not truncated and (indented := _indented(text)) is not None and len(indented) <= 4 * max_bytes:
+        return Payload(kind="json", text=indented, size=len(body), truncated=False)
+    return Payload(kind="text", text=text, size=len(body), truncated=truncated)
+
+
+def displayable(text: str) -> str:
+    """Replace what JSON can't hold: headers may contain bytes that aren't UTF-8."""
+    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+
+
+def _text(cut: bytes, *, truncated: bool) -> str | None:
+    try:
+        text = cut.decode()
+    except UnicodeDecodeError as error:
+        # The cut may go through the middle of a character.
+        if not truncated or error.start < len(cut) - 3:
+            return None
+        text = cut[: error.start].decode()
+    return None if "\0" in text else text
+
+
+def _indented(text: str) -> str | None:
+    try:
+        value = json.loads(text)
+        # Only objects and lists: otherwise every text of digits would be called JSON.
+        return json.dumps(value, indent=2, ensure_ascii=False) if isinstance(value, (dict, list)) else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _hex_dump(cut: bytes) -> str:
+    lines = (cut[start : start + _DUMP_WIDTH] for start in range(0, len(cut), _DUMP_WIDTH))
+    return "\n".join(
+        f"{number * _DUMP_WIDTH:08x}  {line.hex(' '):<{3 * _DUMP_WIDTH}} "
+        f"{''.join(chr(byte) if byte in _PRINTABLE else '.' for byte in line)}"
+        for number, line in enumerate(lines)
+    )

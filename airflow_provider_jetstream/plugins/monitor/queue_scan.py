@@ -1,4 +1,4 @@
-"""What is known of one queue's dead letters, and whether another look would find something else."""
+"""The results of the scans of one queue's dead letters, and when the next scan is due."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
-from airflow_provider_jetstream.plugins.monitor.models import LetterCounts, Problem, ScanState
+from airflow_provider_jetstream.plugins.monitor.models.letters import ScanState
 from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of
 
 if TYPE_CHECKING:
@@ -16,104 +16,95 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
+    from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts, Problem
 
-# A scan is taken again at the earliest after so many times the time that it took; most look only at what changed.
-_REST = 4.0
-_LEAST_REST, _LONGEST_REST = 1.0, 15.0
-_FAILED_REST = 15.0
-# Jobs that ended without a word are found out then; each that is shown is proved again anyway.
-_FULL_AGAIN = 900.0
+# The pause after a scan, as a multiple of the time that it took; most scans read only what changed.
+_PAUSE_FACTOR = 4.0
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 1.0, 15.0
+_PAUSE_AFTER_FAILURE = 15.0
+# A complete scan finds jobs that ended without an entry; each letter that is shown is proved again anyway.
+_COMPLETE_SCAN_SECONDS = 900.0
 
 
 @dataclass(slots=True)
 class QueueScan:
-    """What is known of one queue's dead letters.
+    """The state of the scans of one queue.
 
-    :param seen_of: the last look at the queue when the scan began
+    :param overview: of the queue when the last scan began
     :param index: the letters of the last scan that ended
     :param scan: that scan, with which single letters can be proved again; ``None`` where its connection is gone
-    :param counts: what it found
-    :param error: why the last one failed
-    :param seen: letters that the running one has seen
-    :param running: the running one
-    :param used_at: when somebody last asked for it
+    :param counts: its counts
+    :param error: of the last scan, if it failed
+    :param letters_seen: letters that the running scan has seen
+    :param task: the running scan
+    :param used_at: when a viewer last requested it
+    :param completed_at: when a scan last read every letter
     """
 
-    seen_of: QueueOverview | None = None
+    overview: QueueOverview | None = None
     index: LetterIndex | None = None
     scan: Scan | None = None
     counts: LetterCounts | None = None
     error: JetStreamProviderError | None = None
-    seen: int = 0
-    running: asyncio.Task[None] | None = None
+    letters_seen: int = 0
+    task: asyncio.Task[None] | None = None
     used_at: float = 0.0
     ended_at: float = 0.0
-    full_at: float = 0.0
+    completed_at: float = 0.0
     risks: tuple[str, ...] = ()
 
     @property
     def problem(self) -> Problem | None:
-        """Why the last one failed, for people."""
+        """The error of the last scan, for people."""
         return problem_of(self.error) if self.error else None
 
     def state(self) -> ScanState:
-        """Tell how far it is.
-
-        :return: what the page shows of it
-        """
+        """Return the progress of the scans, as the page shows it."""
         age = round(time.monotonic() - self.ended_at, 3) if self.counts else None
-        if self.counts is None or (self.running and not self.full_at):
-            state: Literal["failed", "scanning"] = "failed" if self.error and not self.running else "scanning"
-            return ScanState(state=state, problem=self.problem, seen=self.seen, complete=False)
+        if self.counts is None or (self.task and not self.completed_at):
+            state: Literal["failed", "scanning"] = "failed" if self.error and not self.task else "scanning"
+            return ScanState(state=state, problem=self.problem, seen=self.letters_seen, complete=False)
         complete = self.index.complete if self.index else False
         return ScanState(
             state="ready",
             problem=self.problem,
             scanned_at=self.counts.scanned_at,
             age_seconds=age,
-            seen=self.seen if self.running else 0,
+            seen=self.letters_seen if self.task else 0,
             complete=complete,
         )
 
-    def outdated(self, look: QueueOverview, seconds: float, *, shown: bool) -> bool:
-        """Tell whether another would find something else.
+    def is_outdated(self, overview: QueueOverview, max_age: float, *, shown: bool) -> bool:
+        """Return whether another scan may give another result.
 
-        :param look: the last look at the queue
-        :param seconds: how old it may become while jobs come and go, but nothing is said about deaths
-        :param shown: whether single letters are asked for, and not just how many there are
-        :return: whether it would
+        :param max_age: seconds after which it may while jobs come and go but no entry is added
+        :param shown: whether a viewer requests single letters, and not just their number
         """
-        if self.seen_of is None or (shown and self.scan is None and self.error is None):
+        if self.overview is None or (shown and self.scan is None and self.error is None):
             return True
-        if (self.seen_of.dead_letter_queue_state, dead_in(self.seen_of)) != (
-            look.dead_letter_queue_state,
-            dead_in(look),
-        ):
+        if self.overview.dead_letter_queue_state != overview.dead_letter_queue_state:
             return True
-        return self.seen_of.fingerprint != look.fingerprint and time.monotonic() - self.ended_at > seconds
+        if dead_in(self.overview) != dead_in(overview):
+            return True
+        return self.overview.fingerprint != overview.fingerprint and time.monotonic() - self.ended_at > max_age
 
-    def may_carry_over(self, looked: Scan) -> bool:
-        """Tell whether what the last scan found still counts where nothing was said since.
+    def can_reuse(self, next_scan: Scan) -> bool:
+        """Return whether the indexed letters without a new entry needn't be read again by the next scan."""
+        same_stream = self.scan is not None and self.scan.snapshot.created == next_scan.snapshot.created
+        consistent = not next_scan.reconciliation.inconsistent_consumers
+        recent = time.monotonic() - self.completed_at < _COMPLETE_SCAN_SECONDS
+        indexed = self.counts is not None and self.index is not None and self.index.complete
+        return same_stream and consistent and recent and indexed
 
-        :param looked: the look that has begun
-        :return: whether it does
-        """
-        same = self.scan is not None and self.scan.snapshot.created == looked.snapshot.created
-        sure = not looked.reconciliation.inconsistent_consumers and time.monotonic() - self.full_at < _FULL_AGAIN
-        return same and sure and self.counts is not None and self.index is not None and self.index.complete
-
-    def rested(self) -> bool:
-        """Tell whether it may be taken again."""
+    def is_due(self) -> bool:
+        """Return whether the pause after the last scan is over."""
         if self.error:
-            return time.monotonic() - self.ended_at >= _FAILED_REST
-        took = self.counts.scan_seconds if self.counts else 0.0
-        return time.monotonic() - self.ended_at >= min(max(_LEAST_REST, _REST * took), _LONGEST_REST)
+            return time.monotonic() - self.ended_at >= _PAUSE_AFTER_FAILURE
+        seconds = self.counts.scan_seconds if self.counts else 0.0
+        pause = min(max(_SHORTEST_PAUSE, _PAUSE_FACTOR * seconds), _LONGEST_PAUSE)
+        return time.monotonic() - self.ended_at >= pause
 
 
-def dead_in(look: QueueOverview) -> int | None:
-    """Count the dead among stored jobs.
-
-    :param look: a look at a queue
-    :return: how many there are, where that was counted
-    """
-    return look.left_over.dead if look.left_over else None
+def dead_in(overview: QueueOverview) -> int | None:
+    """Return the number of dead letters among the stored jobs, if they were counted."""
+    return overview.left_over.dead if overview.left_over else None

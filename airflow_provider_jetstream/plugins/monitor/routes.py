@@ -1,4 +1,4 @@
-"""The routes that give data; ``docs/monitor-api.md`` describes them."""
+"""The routes of the page's data; ``docs/monitor-api.md`` describes them."""
 
 from functools import cache
 from typing import Annotated
@@ -22,25 +22,25 @@ from airflow_provider_jetstream.plugins.monitor.authorization import (
     require_run_access,
 )
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
-from airflow_provider_jetstream.plugins.monitor.models import DryRunRequest, Me
+from airflow_provider_jetstream.plugins.monitor.models.actions import DryRunRequest, Me
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuestion
+from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 
 router = APIRouter(prefix="/api")
 
 _QUEUE = "/queues/{connection}/{queue}"
-_MOST_INSTANCES = 1_000
-_LARGEST_REQUEST = 1024 * 1024
+_MAX_INSTANCES = 1_000
+_MAX_BODY_BYTES = 1024 * 1024
 _UNPROCESSABLE = 422
 
 
 @cache
 def service() -> MonitorService:
-    """Give the one lookout of this process."""
+    """Return the one monitor service of this process."""
     return MonitorService(monitor_settings())
 
 
-def selected(
+def parse_selection(
     reasons: Annotated[list[str] | None, Query()] = None,
     error_class: str | None = None,
     fingerprint: str | None = None,
@@ -53,8 +53,8 @@ def selected(
     *,
     parked: bool = False,
 ) -> Selection:
-    """Read a selection from a query."""
-    given = {
+    """Parse the selection in a query."""
+    fields = {
         "reasons": reasons,
         "error_class": error_class,
         "fingerprint": fingerprint,
@@ -65,21 +65,21 @@ def selected(
         "run_id": run_id,
         "task_id": task_id,
     }
-    return Selection.of({name: value for name, value in given.items() if value} | {"parked": parked})
+    return Selection.of({name: value for name, value in fields.items() if value} | {"parked": parked})
 
 
-def grouped(group_by: Annotated[list[str] | None, Query()] = None) -> tuple[GroupField, ...]:
-    """Read from a query what letters of a group share."""
+def parse_group_by(group_by: Annotated[list[str] | None, Query()] = None) -> tuple[GroupField, ...]:
+    """Parse the fields in a query by which letters are grouped."""
     return group_fields(group_by or BY_CAUSE)
 
 
-Selected = Annotated[Selection, Depends(selected)]
+Selected = Annotated[Selection, Depends(parse_selection)]
 Hidden = Annotated[bool, Depends(payloads_hidden)]
 
 
 @router.get("/me")
 def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden) -> Me:
-    """Tell what the one who asks may do."""
+    """Return the user's permissions."""
     settings = monitor_settings()
     return Me(
         may_act=acting,
@@ -93,21 +93,24 @@ def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden) -> Me:
 
 @router.get("/snapshot")
 async def snapshot(connection: str | None = None) -> Response:
-    """Tell of all queues."""
+    """Return the numbers of all queues."""
     return _json(await service().snapshot(connection))
 
 
 @router.get(_QUEUE)
 async def queue_detail(connection: str, queue: str) -> Response:
-    """Tell of one queue."""
+    """Return the details of a queue."""
     return _json(await service().queue(connection, queue))
 
 
 @router.get(f"{_QUEUE}/groups")
 async def groups(
-    connection: str, queue: str, selection: Selected, group_by: Annotated[tuple[GroupField, ...], Depends(grouped)]
+    connection: str,
+    queue: str,
+    selection: Selected,
+    group_by: Annotated[tuple[GroupField, ...], Depends(parse_group_by)],
 ) -> Response:
-    """Tell of a queue's dead letters, put together."""
+    """Return the groups of a queue's dead letters."""
     return _json(await service().groups(connection, queue, selection, group_by))
 
 
@@ -120,28 +123,28 @@ async def letters(
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
-    """Tell of some of a queue's dead letters."""
+    """Return a page of a queue's dead letters."""
     return _json(await service().letters(connection, queue, selection, after, limit, hidden=hidden))
 
 
 @router.get(f"{_QUEUE}/letters/{{sequence}}")
 async def letter(connection: str, queue: str, sequence: int, hidden: Hidden) -> Response:
-    """Tell all of one dead letter."""
+    """Return the details of a dead letter."""
     return _json(await service().letter(connection, queue, sequence, hidden=hidden))
 
 
 @router.post(f"{_QUEUE}/dry-run", dependencies=[Depends(require_own_origin), Depends(require_acting)])
 async def dry_run(connection: str, queue: str, request: Request) -> Response:
-    """Count what would be done."""
-    # Read here rather than by the framework, which would answer what isn't JSON before it asks who sent it.
-    asked = await _body(request)
-    return _json(await service().dry_run(connection, queue, Selection.of(asked.select), asked.action))
+    """Count what an action would do."""
+    # Parsed here rather than by FastAPI, which would answer a body that isn't JSON before it checks the origin.
+    parsed = await _body(request)
+    return _json(await service().dry_run(connection, queue, Selection.of(parsed.select), parsed.action))
 
 
-def questioned(
+def parse_task_query(
     dag_id: str, run_id: str, task_id: str | None = None, map_index: Annotated[int | None, Query(ge=-1)] = None
-) -> TaskQuestion:
-    """Read from a query whose jobs are asked about, and from Airflow which instances those are."""
+) -> TaskQuery:
+    """Parse the origin in a query, and read the matching task instances from Airflow's database."""
     statement = sql_select(TaskInstance.task_id, TaskInstance.map_index).where(
         TaskInstance.dag_id == dag_id, TaskInstance.run_id == run_id
     )
@@ -150,27 +153,27 @@ def questioned(
     if map_index is not None:
         statement = statement.where(TaskInstance.map_index == map_index)
     with create_session() as session:
-        rows = session.execute(statement.limit(_MOST_INSTANCES)).all()
-    return TaskQuestion(dag_id, run_id, task_id, map_index, tuple((row[0], row[1]) for row in rows))
+        rows = session.execute(statement.limit(_MAX_INSTANCES)).all()
+    return TaskQuery(dag_id, run_id, task_id, map_index, tuple((row[0], row[1]) for row in rows))
 
 
 @router.get("/jobs", dependencies=[Depends(require_run_access)])
-async def jobs(question: Annotated[TaskQuestion, Depends(questioned)]) -> Response:
-    """Tell of the jobs of a DAG run, or of one of its tasks."""
-    return _json(await service().jobs(question))
+async def jobs(query: Annotated[TaskQuery, Depends(parse_task_query)]) -> Response:
+    """Return the jobs of a DAG run, or of one of its tasks."""
+    return _json(await service().jobs(query))
 
 
 async def _body(request: Request) -> DryRunRequest:
     body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _LARGEST_REQUEST:
-            raise refusal(413, "request", f"expected a body of at most {_LARGEST_REQUEST} bytes, found a larger one")
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise refusal(413, "request", f"expected a body of at most {_MAX_BODY_BYTES} bytes, found a larger one")
     try:
         return DryRunRequest.model_validate_json(body)
     except ValidationError as error:
-        told = "; ".join(f"{'.'.join(map(str, each['loc']))}: {each['msg']}" for each in error.errors())
-        raise refusal(_UNPROCESSABLE, "request", told) from None
+        message = "; ".join(f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors())
+        raise refusal(_UNPROCESSABLE, "request", message) from None
 
 
 def _json(body: bytes) -> Response:

@@ -14,8 +14,8 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.plugins.monitor.letter_index import DeadLetterNote, LetterIndex, note_of
-from airflow_provider_jetstream.plugins.monitor.models import LetterCounts
+from airflow_provider_jetstream.plugins.monitor.letter_index import IndexedLetter, LetterIndex
+from airflow_provider_jetstream.plugins.monitor.models.queues import LetterCounts
 from airflow_provider_jetstream.plugins.monitor.queue_scan import QueueScan, dead_in
 
 if TYPE_CHECKING:
@@ -27,187 +27,177 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
-_MOST_CHANGED = 20_000
+_MAX_CHANGED = 20_000
 _FEW_ENTRIES = 500
-# While jobs come and go, without a word about deaths.
-_ASKED_AGE = 15.0
-_UNASKED_AGE = 60.0
-# Of all queues of a server; what was looked at longest ago is forgotten first.
-_MOST_LETTERS = 2_000_000
-_HELD_BYTES = 8 * 2**20
+# The maximum age of a scan while jobs come and go but no entry is added.
+_REQUESTED_MAX_AGE = 15.0
+_BACKGROUND_MAX_AGE = 60.0
+# Of all queues of a server; the index that was used longest ago is dropped first.
+_MAX_LETTERS = 2_000_000
+_PAGE_BYTES = 8 * 2**20
 _SMALLEST_PAGE = 8
 _LONGEST_PAUSE = 1.0
 
 
-class _InAndOutOfCirculation(Selection):
+class _ParkedOrNot(Selection):
     """Every dead letter, parked or not."""
 
     def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
-        """Mean every letter."""
+        """Match every letter."""
         return True
 
 
 class Scanner:
     """Scans the queues of one server.
 
-    :param shared: opens the connection, or takes the one that is open
+    :param connection: opens the connection, or uses the open one
     """
 
-    def __init__(self, shared: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
-        self._shared = shared
+    def __init__(self, connection: Callable[[], AbstractAsyncContextManager[Connection]]) -> None:
+        self._connection = connection
         self._scans: dict[str, QueueScan] = {}
-        self._looks: Mapping[str, QueueOverview] = {}
-        self._sweeping: asyncio.Task[None] | None = None
-        # Whoever asks for a queue doesn't wait for the large one that nobody asked for.
-        self._asked, self._unasked = asyncio.Semaphore(1), asyncio.Semaphore(1)
+        self._overviews: Mapping[str, QueueOverview] = {}
+        self._background: asyncio.Task[None] | None = None
+        # The scan that a viewer requests doesn't wait for a large queue that is scanned in the background.
+        self._requested_slot, self._background_slot = asyncio.Semaphore(1), asyncio.Semaphore(1)
 
-    def known(self, queue: str) -> QueueScan:
-        """Give what is known of a queue's letters.
-
-        :param queue: the queue
-        :return: the scan, whatever its state
-        """
+    def scan_of(self, queue: str) -> QueueScan:
+        """Return the scan of a queue, whatever its state."""
         return self._scans.setdefault(queue, QueueScan())
 
-    def ask(self, look: QueueOverview) -> QueueScan:
-        """Give what is known of a queue's letters, and see to it that it will be known.
-
-        :param look: the last look at the queue
-        :return: the scan, whatever its state
-        """
-        scan = self.known(look.name)
+    def request_scan(self, overview: QueueOverview) -> QueueScan:
+        """Return the scan of a queue, and start the next one if it is outdated."""
+        scan = self.scan_of(overview.name)
         scan.used_at = time.monotonic()
-        if scan.running is None and scan.outdated(look, _ASKED_AGE, shown=True) and scan.rested():
-            scan.running = asyncio.create_task(self._run(scan, look, self._asked))
+        if scan.task is None and scan.is_outdated(overview, _REQUESTED_MAX_AGE, shown=True) and scan.is_due():
+            scan.task = asyncio.create_task(self._run(scan, overview, self._requested_slot))
         return scan
 
-    async def wait(self, scan: QueueScan, seconds: float) -> None:
-        """Wait for a scan that has no result yet.
+    async def wait_for_result(self, scan: QueueScan, seconds: float) -> None:
+        """Wait at most so long for a scan that has no result yet."""
+        if scan.task is not None and scan.scan is None:
+            await asyncio.wait({scan.task}, timeout=seconds)
 
-        :param scan: the scan
-        :param seconds: for how long at most
+    def schedule_scans(self, overviews: Mapping[str, QueueOverview]) -> None:
+        """Scan the queues that have changed, so that the snapshot has their numbers of dead letters.
+
+        :param overviews: of all queues of the server
         """
-        if scan.running is not None and scan.scan is None:
-            await asyncio.wait({scan.running}, timeout=seconds)
+        self._overviews = overviews
+        for deleted in self._scans.keys() - overviews.keys():
+            if (task := self._scans.pop(deleted).task) is not None:
+                task.cancel()
+        if self._background is None or self._background.done():
+            self._background = asyncio.create_task(self._scan_in_background())
 
-    def schedule_scans(self, looks: Mapping[str, QueueOverview]) -> None:
-        """Scan the queues of which something has become, so that the overview knows how many are dead.
+    async def _scan_in_background(self) -> None:
+        """Scan one queue after the other, as long as no viewer requests a scan."""
+        while not any(scan.task for scan in self._scans.values()) and (overview := self._next_outdated()) is not None:
+            started, scan = time.monotonic(), self.scan_of(overview.name)
+            scan.task = asyncio.create_task(self._run(scan, overview, self._background_slot))
+            await asyncio.wait({scan.task})
+            await asyncio.sleep(min(_LONGEST_PAUSE, time.monotonic() - started))
 
-        :param looks: the last look at each queue
-        """
-        self._looks = looks
-        for gone in self._scans.keys() - looks.keys():
-            if (running := self._scans.pop(gone).running) is not None:
-                running.cancel()
-        if self._sweeping is None or self._sweeping.done():
-            self._sweeping = asyncio.create_task(self._sweep())
-
-    async def _sweep(self) -> None:
-        """Scan one after the other, as long as nobody asks for one."""
-        while not any(scan.running for scan in self._scans.values()) and (look := self._next()) is not None:
-            began, scan = time.monotonic(), self.known(look.name)
-            scan.running = asyncio.create_task(self._run(scan, look, self._unasked))
-            await asyncio.wait({scan.running})
-            await asyncio.sleep(min(_LONGEST_PAUSE, time.monotonic() - began))
-
-    def _next(self) -> QueueOverview | None:
-        for name, look in sorted(self._looks.items(), key=lambda item: self.known(item[0]).ended_at):
-            scan = self.known(name)
-            if look.dead_letter_queue is None:
+    def _next_outdated(self) -> QueueOverview | None:
+        for name, overview in sorted(self._overviews.items(), key=lambda item: self.scan_of(item[0]).ended_at):
+            scan = self.scan_of(name)
+            if overview.dead_letter_queue is None:
                 continue
-            if not _may_hold_letters(look, scan):
+            if not _may_hold_letters(overview, scan):
                 scan.counts = _counts(LetterIndex())
-            elif scan.outdated(look, _UNASKED_AGE, shown=False) and scan.rested():
-                return look
+            elif scan.is_outdated(overview, _BACKGROUND_MAX_AGE, shown=False) and scan.is_due():
+                return overview
         return None
 
     def drop_connection(self) -> None:
-        """Let go of what needs the connection."""
-        if self._sweeping is not None:
-            self._sweeping.cancel()
+        """Drop everything that uses the connection."""
+        if self._background is not None:
+            self._background.cancel()
         for scan in self._scans.values():
             scan.scan = None
-            if scan.running is not None:
-                scan.running.cancel()
-                scan.running = None
+            if scan.task is not None:
+                scan.task.cancel()
+                scan.task = None
 
-    async def _run(self, scan: QueueScan, look: QueueOverview, turn: asyncio.Semaphore) -> None:
+    async def _run(self, scan: QueueScan, overview: QueueOverview, slot: asyncio.Semaphore) -> None:
         try:
-            async with turn, self._shared() as connection:
-                await self._scan(connection, look, scan)
-            scan.seen_of, scan.error = look, None
+            async with slot, self._connection() as connection:
+                await self._scan(connection, overview, scan)
+            scan.overview, scan.error = overview, None
         except TransientError as error:
             scan.error = error
         except JetStreamProviderError as error:
-            # It stays so until something about the queue changes.
-            scan.seen_of, scan.error = look, error
+            # A terminal error stays until the queue changes.
+            scan.overview, scan.error = overview, error
         finally:
-            scan.ended_at, scan.running = time.monotonic(), None
-            self._forget()
+            scan.ended_at, scan.task = time.monotonic(), None
+            self._drop_indexes()
 
-    async def _scan(self, connection: Connection, look: QueueOverview, scan: QueueScan) -> None:
-        began, scan.seen = time.monotonic(), 0
-        declared = await discover_queue(connection, look.name)
-        # Finding out what can be read ahead takes a list of all streams.
-        many = look.dead_letter_queue is not None and look.dead_letter_queue["state"]["messages"] > _FEW_ENTRIES
-        way = await read_ahead(connection, declared.name, declared.companion_names()) if many else connection
-        looked = await Scan.begin(way, declared)
-        looked.page_size = _page_size(looked)
-        index = await self._what_changed(scan, looked) if scan.may_carry_over(looked) else None
+    async def _scan(self, connection: Connection, overview: QueueOverview, queue_scan: QueueScan) -> None:
+        started, queue_scan.letters_seen = time.monotonic(), 0
+        queue = await discover_queue(connection, overview.name)
+        # Which streams can be read ahead takes a list of all streams, so it pays only with many entries.
+        letters = overview.dead_letter_queue
+        if letters is not None and letters["state"]["messages"] > _FEW_ENTRIES:
+            connection = await read_ahead(connection, queue.name, queue.companion_names())
+        scan = await Scan.begin(connection, queue)
+        scan.page_size = _page_size(scan)
+        index = await self._update_index(queue_scan, scan) if queue_scan.can_reuse(scan) else None
         if index is None:
             index = LetterIndex()
-            if not scan.full_at:
-                # People see the first ones while the others are being looked at.
-                scan.index, scan.scan = index, looked
-            async for letters in _slices(looked, _InAndOutOfCirculation()):
-                for letter in letters:
-                    index.add(letter)
-                scan.seen = len(index)
-            scan.full_at = time.monotonic()
-        scan.index, scan.scan, scan.risks = index, looked, looked.risks
-        took, lost = time.monotonic() - began, looked.dismissed[Status.LOST]
-        scan.counts = _counts(index, looked.reconciliation.uncertain, took, lost)
+            if not queue_scan.completed_at:
+                # People see the first letters while the others are being read.
+                queue_scan.index, queue_scan.scan = index, scan
+            async for page in _throttled_pages(scan, _ParkedOrNot()):
+                for letter in page:
+                    index.add(letter.sequence, IndexedLetter.of(letter))
+                queue_scan.letters_seen = len(index)
+            queue_scan.completed_at = time.monotonic()
+        queue_scan.index, queue_scan.scan, queue_scan.risks = index, scan, scan.risks
+        seconds, lost = time.monotonic() - started, scan.dismissed[Status.LOST]
+        queue_scan.counts = _counts(index, scan.reconciliation.uncertain, seconds, lost)
 
-    async def _what_changed(self, scan: QueueScan, looked: Scan) -> LetterIndex | None:
-        """Look only at jobs about which something was said since the last scan; nothing if these are most of them."""
-        before, changed = scan.index or LetterIndex(), set(looked.reconciliation.orphans)
-        for sequence, mentions in looked.index.jobs():
-            if before.place_of(sequence, _last(mentions)) is None:
+    async def _update_index(self, queue_scan: QueueScan, scan: Scan) -> LetterIndex | None:
+        """Index the letters, reading only jobs with new entries; ``None`` where there are too many of those."""
+        before, changed = queue_scan.index or LetterIndex(), set(scan.reconciliation.orphans)
+        for sequence, entries in scan.index.jobs():
+            if before.find(sequence, _last(entries)) is None:
                 changed.add(sequence)
-                if len(changed) > _MOST_CHANGED:
+                if len(changed) > _MAX_CHANGED:
                     return None
-        found: dict[int, DeadLetterNote] = {}
-        async for letters in _slices(looked, _InAndOutOfCirculation(sequences=frozenset(changed))):
-            found |= {letter.sequence: note_of(letter) for letter in letters}
-            scan.seen = len(found)
+        read: dict[int, IndexedLetter] = {}
+        async for page in _throttled_pages(scan, _ParkedOrNot(sequences=frozenset(changed))):
+            read |= {letter.sequence: IndexedLetter.of(letter) for letter in page}
+            queue_scan.letters_seen = len(read)
         index = LetterIndex()
-        untold = ((sequence, ()) for sequence in sorted(changed) if sequence not in looked.index)
-        for sequence, mentions in merge(looked.index.jobs(), untold, key=lambda job: job[0]):
-            if (note := found.get(sequence)) is not None:
-                index.note(sequence, note)
-            elif sequence not in changed:
-                index.take(before, sequence, _last(mentions))
+        without_entry = ((sequence, ()) for sequence in sorted(changed) if sequence not in scan.index)
+        for sequence, entries in merge(scan.index.jobs(), without_entry, key=lambda job: job[0]):
+            letter = read.get(sequence)
+            if letter is None and sequence not in changed:
+                letter = before.find(sequence, _last(entries))
+            if letter is not None:
+                index.add(sequence, letter)
         return index
 
-    def _forget(self) -> None:
-        held = sorted((scan for scan in self._scans.values() if scan.index), key=lambda scan: -scan.used_at)
+    def _drop_indexes(self) -> None:
+        indexed = sorted((scan for scan in self._scans.values() if scan.index), key=lambda scan: -scan.used_at)
         total = 0
-        for scan in held:
+        for scan in indexed:
             total += len(scan.index or ())
-            if total > _MOST_LETTERS and scan is not held[0]:
+            if total > _MAX_LETTERS and scan is not indexed[0]:
                 scan.index = scan.scan = None
 
 
-async def _slices(looked: Scan, selection: Selection) -> AsyncGenerator[tuple[DeadLetter, ...], None]:
+async def _throttled_pages(scan: Scan, selection: Selection) -> AsyncGenerator[tuple[DeadLetter, ...], None]:
     worked = time.thread_time()
-    async for page in looked.pages(selection):
+    async for page in scan.pages(selection):
         yield page.letters
         # The other half of the core is the API server's, whose threads share one interpreter lock.
         await asyncio.sleep(time.thread_time() - worked)
         worked = time.thread_time()
 
 
-def _counts(index: LetterIndex, uncertain: int = 0, took: float = 0.0, lost: int = 0) -> LetterCounts:
+def _counts(index: LetterIndex, uncertain: int = 0, seconds: float = 0.0, lost: int = 0) -> LetterCounts:
     parked = index.count(Selection(parked=True))
     return LetterCounts(
         certain=len(index) - parked,
@@ -215,20 +205,20 @@ def _counts(index: LetterIndex, uncertain: int = 0, took: float = 0.0, lost: int
         parked=parked,
         lost=lost,
         scanned_at=datetime.now(UTC),
-        scan_seconds=round(took, 3),
+        scan_seconds=round(seconds, 3),
     )
 
 
-def _may_hold_letters(look: QueueOverview, scan: QueueScan) -> bool:
-    told = look.dead_letter_queue["state"]["messages"] if look.dead_letter_queue else 0
-    return bool(told or dead_in(look) != 0 or (scan.counts and (scan.counts.certain or scan.counts.uncertain)))
+def _may_hold_letters(overview: QueueOverview, scan: QueueScan) -> bool:
+    entries = overview.dead_letter_queue["state"]["messages"] if overview.dead_letter_queue else 0
+    return bool(entries or dead_in(overview) != 0 or (scan.counts and (scan.counts.certain or scan.counts.uncertain)))
 
 
-def _last(mentions: tuple[Entry, ...]) -> int:
-    return max((each.sequence for each in mentions), default=0)
+def _last(entries: tuple[Entry, ...]) -> int:
+    return max((entry.sequence for entry in entries), default=0)
 
 
 def _page_size(scan: Scan) -> int:
     state = scan.snapshot.state
-    heaviest = state["bytes"] // state["messages"] if state["messages"] else 0
-    return max(_SMALLEST_PAGE, min(scan.page_size, _HELD_BYTES // (heaviest or 1)))
+    average = state["bytes"] // state["messages"] if state["messages"] else 0
+    return max(_SMALLEST_PAGE, min(scan.page_size, _PAGE_BYTES // (average or 1)))

@@ -1,4 +1,4 @@
-"""Watching one server: a look every few seconds while anybody asks, whoever and however many they are."""
+"""Polls one server every few seconds while the page is open, once for all viewers."""
 
 from __future__ import annotations
 
@@ -7,13 +7,12 @@ import time
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Literal
 
-from airflow.providers.common.compat.sdk import AirflowException
-
+from airflow_provider_jetstream.airflow_compat import AirflowException
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
 from airflow_provider_jetstream.plugins.monitor.history import QueueHistory
-from airflow_provider_jetstream.plugins.monitor.models import ConnectionState, Problem
+from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, Problem
 from airflow_provider_jetstream.plugins.monitor.queue_view import problem_of, queue_numbers
 from airflow_provider_jetstream.plugins.monitor.scanner import Scanner
 
@@ -23,157 +22,152 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
 
-# Nobody has asked for so long: the watch ends and the connection is closed.
+# After so long without a request, polling ends and the connection is closed.
 IDLE_SECONDS = 30.0
-FIRST_ANSWER_SECONDS = 2.0
-_LOOK_SECONDS = 10.0
-_ALIVE_CHECK_SECONDS = 0.25
+FIRST_POLL_SECONDS = 2.0
+_POLL_SECONDS = 10.0
+_CONNECTION_CHECK_SECONDS = 0.25
 
 
 class ServerPoller:
-    """One server, watched for all viewers.
+    """Polls the server of one Airflow connection.
 
-    :param conn_id: the Airflow connection's id
-    :param refresh: seconds between two looks
+    :param refresh: seconds from the start of one poll to the next
     """
 
     def __init__(self, conn_id: str, refresh: float) -> None:
         self.conn_id = conn_id
-        self.looks: dict[str, QueueOverview] = {}
+        self.overviews: dict[str, QueueOverview] = {}
         self.histories: dict[str, QueueHistory] = {}
         self.problem: Problem | None = None
         self.state: Literal["up", "away", "starting"] = "starting"
-        self.scanner = Scanner(self.shared)
+        self.scanner = Scanner(self.connection)
         self._refresh = refresh
         self._hook = JetStreamHook(conn_id)
         self._server: str | None = None
-        self._taken_at: datetime | None = None
-        self._taken = 0.0
-        self._asked = 0.0
-        self._watching: asyncio.Task[None] | None = None
-        self._looked = asyncio.Event()
+        self._polled_at: datetime | None = None
+        self._polled_time = 0.0
+        self._requested_time = 0.0
+        self._task: asyncio.Task[None] | None = None
+        self._polled = asyncio.Event()
 
-    def shared(self) -> AbstractAsyncContextManager[Connection]:
-        """Use the one connection to the server.
-
-        :return: opens it, or takes the one that is open
-        """
+    def connection(self) -> AbstractAsyncContextManager[Connection]:
+        """Open the connection to the server, or use the open one."""
         return self._hook.shared()
 
-    async def fresh(self) -> None:
-        """See to it that looks are taken, and wait shortly for the first one, or for one after a pause."""
-        self._asked = time.monotonic()
-        if self._watching is None:
-            self._looked.clear()
-            self._watching = asyncio.create_task(self._watch())
-        stale = self._taken == 0.0 or time.monotonic() - self._taken > 2 * self._refresh
+    async def refresh(self) -> None:
+        """Start polling if it has stopped, and wait up to 2 seconds for a first poll, or for one after a pause."""
+        self._requested_time = time.monotonic()
+        if self._task is None:
+            self._polled.clear()
+            self._task = asyncio.create_task(self._run())
+        stale = self._polled_time == 0.0 or time.monotonic() - self._polled_time > 2 * self._refresh
         if self.state != "away" and stale:
             try:
-                async with asyncio.timeout(FIRST_ANSWER_SECONDS):
-                    await self._looked.wait()
+                async with asyncio.timeout(FIRST_POLL_SECONDS):
+                    await self._polled.wait()
             except TimeoutError:
                 return
 
     def age(self) -> float | None:
-        """Tell how old the last look is."""
-        return round(time.monotonic() - self._taken, 3) if self._taken else None
+        """Return the age of the last poll in seconds."""
+        return round(time.monotonic() - self._polled_time, 3) if self._polled_time else None
 
-    def told(self, *, queues: bool = True) -> ConnectionState:
-        """Tell what is known.
-
-        :param queues: whether its queues are told of too
-        :return: what the page shows
-        """
+    def connection_state(self, *, with_queues: bool = True) -> ConnectionState:
+        """Return the state of the connection, and the numbers of its queues."""
         return ConnectionState(
             connection=self.conn_id,
             state=self.state,
             problem=self.problem,
-            taken_at=self._taken_at,
+            taken_at=self._polled_at,
             age_seconds=self.age(),
             server=self._server,
             queues=[
-                queue_numbers(self.conn_id, look, self.histories[name], self.scanner.known(name).counts)
-                for name, look in self.looks.items()
+                queue_numbers(self.conn_id, overview, self.histories[name], self.scanner.scan_of(name).counts)
+                for name, overview in self.overviews.items()
             ]
-            if queues
+            if with_queues
             else [],
         )
 
-    async def _watch(self) -> None:
+    def _has_viewers(self) -> bool:
+        return time.monotonic() - self._requested_time < IDLE_SECONDS
+
+    async def _run(self) -> None:
         try:
-            while time.monotonic() - self._asked < IDLE_SECONDS:
+            while self._has_viewers():
                 try:
-                    async with self.shared() as connection:
+                    async with self.connection() as connection:
                         self._server = ".".join(map(str, connection.server_version))
-                        await self._look_again_and_again(connection)
+                        await self._poll_repeatedly(connection)
                 except (JetStreamProviderError, AirflowException) as error:
-                    self._away(error)
+                    self._set_away(error)
                     await asyncio.sleep(self._refresh)
         finally:
             self.scanner.drop_connection()
-            self._watching = None
+            self._task = None
 
-    async def _look_again_and_again(self, connection: Connection) -> None:
-        while time.monotonic() - self._asked < IDLE_SECONDS:
-            began = time.monotonic()
+    async def _poll_repeatedly(self, connection: Connection) -> None:
+        while self._has_viewers():
+            started = time.monotonic()
             try:
-                self._note(await _while_connected(connection, self.looks))
+                self._set_up(await _inspect_while_connected(connection, self.overviews))
             except DeadlineError as error:
-                # The connection stands, and what uses it goes on.
+                # The connection is kept, and so is the scan that uses it.
                 self.state, self.problem = "away", problem_of(error)
-                self._looked.set()
+                self._polled.set()
             else:
-                self.scanner.schedule_scans(self.looks)
-            await _rest(connection, self._refresh - (time.monotonic() - began))
+                self.scanner.schedule_scans(self.overviews)
+            await _sleep_while_connected(connection, self._refresh - (time.monotonic() - started))
 
-    def _note(self, looks: list[QueueOverview]) -> None:
-        self.looks = {look.name: look for look in looks}
-        self.histories = {name: self.histories.get(name) or QueueHistory() for name in self.looks}
-        for name, look in self.looks.items():
-            if look.health is not None:
-                counts = self.scanner.known(name).counts
-                dead = counts.certain if counts else look.left_over.dead if look.left_over else None
-                self.histories[name].add(look.health, dead)
+    def _set_up(self, overviews: list[QueueOverview]) -> None:
+        self.overviews = {overview.name: overview for overview in overviews}
+        self.histories = {name: self.histories.get(name) or QueueHistory() for name in self.overviews}
+        for name, overview in self.overviews.items():
+            if overview.health is not None:
+                counts = self.scanner.scan_of(name).counts
+                dead_in_queue = overview.left_over.dead if overview.left_over else None
+                self.histories[name].add(overview.health, counts.certain if counts else dead_in_queue)
         self.state, self.problem = "up", None
-        self._taken, self._taken_at = time.monotonic(), datetime.now(UTC)
-        self._looked.set()
+        self._polled_time, self._polled_at = time.monotonic(), datetime.now(UTC)
+        self._polled.set()
 
-    def _away(self, error: JetStreamProviderError | AirflowException) -> None:
+    def _set_away(self, error: JetStreamProviderError | AirflowException) -> None:
         self.state = "away"
         if isinstance(error, JetStreamProviderError):
             self.problem = problem_of(error)
         else:
             self.problem = Problem(
                 code="connection",
-                message=f"expected an Airflow connection {self.conn_id!r}, found none that can be used: {error}; make"
+                message=f"expected an Airflow connection {self.conn_id!r}, found none that can be used: {error}; create"
                 " one of type nats, or name others in [jetstream] monitor_connections",
             )
         self.scanner.drop_connection()
-        self._looked.set()
+        self._polled.set()
 
 
-async def _while_connected(connection: Connection, before: dict[str, QueueOverview]) -> list[QueueOverview]:
-    """Look, and give up as soon as the connection is lost: a request would wait for its whole time limit."""
-    looking = asyncio.create_task(inspect_all_queues(connection, before))
+async def _inspect_while_connected(connection: Connection, before: dict[str, QueueOverview]) -> list[QueueOverview]:
+    """Inspect the queues; fail as soon as the connection is lost, since a request would wait for its whole timeout."""
+    inspection = asyncio.create_task(inspect_all_queues(connection, before))
     try:
-        async with asyncio.timeout(_LOOK_SECONDS):
-            while not looking.done():
+        async with asyncio.timeout(_POLL_SECONDS):
+            while not inspection.done():
                 _require_connected(connection)
-                await asyncio.wait({looking}, timeout=_ALIVE_CHECK_SECONDS)
-            return await looking
+                await asyncio.wait({inspection}, timeout=_CONNECTION_CHECK_SECONDS)
+            return await inspection
     except TimeoutError:
         raise DeadlineError(
-            f"expected an answer of the server within {_LOOK_SECONDS:g} s, found none; see whether it is overloaded"
+            f"expected an answer of the server within {_POLL_SECONDS:g} s, found none; see whether it is overloaded"
         ) from None
     finally:
-        looking.cancel()
-        await asyncio.gather(looking, return_exceptions=True)
+        inspection.cancel()
+        await asyncio.gather(inspection, return_exceptions=True)
 
 
-async def _rest(connection: Connection, seconds: float) -> None:
+async def _sleep_while_connected(connection: Connection, seconds: float) -> None:
     end = time.monotonic() + seconds
-    while (left := end - time.monotonic()) > 0:
-        await asyncio.sleep(min(left, _ALIVE_CHECK_SECONDS))
+    while (remaining := end - time.monotonic()) > 0:
+        await asyncio.sleep(min(remaining, _CONNECTION_CHECK_SECONDS))
         _require_connected(connection)
 
 

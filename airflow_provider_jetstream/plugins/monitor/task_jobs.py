@@ -1,4 +1,4 @@
-"""What became of the jobs of a DAG run, or of one of its tasks, as far as anything is written down about them."""
+"""The jobs of a DAG run or of one of its tasks, from publish logs and from scans of dead letters."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from airflow_provider_jetstream.jetstream.contract import publish_log_filter, pu
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishRecord
-from airflow_provider_jetstream.plugins.monitor.models import TaskJobs, TaskQueue
-from airflow_provider_jetstream.tasks.identity import instance_key
+from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
+from airflow_provider_jetstream.tasks.identity import origin_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -25,23 +25,22 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.inspection.overview import QueueOverview
     from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 
-_Place: TypeAlias = "tuple[str | None, int | None]"
+_Task: TypeAlias = "tuple[str | None, int | None]"
 
-_RECEIPTS_BEGIN = frozenset(publish_log_filter("")[0] + "*>")
-# Each is a request.
-_MOST_RECEIPTS = 2_000
-_MOST_JOBS = 500
+# A subject that begins with another character can't cover publish logs.
+_LOG_SUBJECTS_BEGIN = frozenset(publish_log_filter("")[0] + "*>")
+# Each record, and each stored job that is counted, is a request.
+_MAX_RECORDS = 2_000
+_MAX_COUNTED_JOBS = 500
 
 
 @dataclass(frozen=True, slots=True)
-class TaskQuestion:
-    """Whose jobs are asked about.
+class TaskQuery:
+    """A query for jobs by their origin.
 
-    :param dag_id: the DAG
-    :param run_id: the run
-    :param task_id: the task; ``None`` for all of the run's
+    :param task_id: ``None`` for all tasks of the run
     :param map_index: the mapped instance; ``None`` for all of them
-    :param instances: task ids and map indexes of the instances that are meant, as Airflow knows them
+    :param instances: task ids and map indexes of the matching instances, as Airflow knows them
     """
 
     dag_id: str
@@ -50,135 +49,127 @@ class TaskQuestion:
     map_index: int | None
     instances: tuple[tuple[str, int], ...]
 
-    def means(self, task_id: str | None, map_index: int | None) -> bool:
-        """Tell whether an instance is meant.
-
-        :param task_id: its task
-        :param map_index: its index
-        :return: whether it is
-        """
+    def matches(self, task_id: str | None, map_index: int | None) -> bool:
+        """Return whether a task instance matches."""
         return self.task_id in (None, task_id) and self.map_index in (None, map_index)
 
 
 @dataclass(frozen=True, slots=True)
-class _Told:
-    receipt: PublishRecord
+class _Published:
+    record: PublishRecord
     published: int | None
     stored: int | None
 
 
-async def jobs_of(question: TaskQuestion, watches: Sequence[ServerPoller]) -> TaskJobs:
-    """Tell what is known.
-
-    :param question: whose jobs
-    :param watches: the servers
-    :return: a line for each queue and task instance that anything is known of
-    """
+async def task_jobs(query: TaskQuery, pollers: Sequence[ServerPoller]) -> TaskJobs:
+    """Return a line for each queue and task instance with a publish record or a dead letter."""
     lines: list[TaskQueue] = []
     scanning: list[str] = []
-    for watch in watches:
-        found = await _receipts(question, watch) if watch.state == "up" else {}
-        for name, look in watch.looks.items():
-            scan = watch.scanner.ask(look) if look.dead_letter_queue else watch.scanner.known(name)
-            if look.dead_letter_queue and scan.counts is None and scan.error is None:
-                scanning.append(f"{watch.conn_id}/{name}")
-            letters = scan.index.of_origin(question.dag_id, question.run_id) if scan.index else {}
-            receipts = found.get(name, {})
+    for poller in pollers:
+        published = await _read_publish_logs(query, poller) if poller.state == "up" else {}
+        for name, overview in poller.overviews.items():
+            has_letters = overview.dead_letter_queue is not None
+            scan = poller.scanner.request_scan(overview) if has_letters else poller.scanner.scan_of(name)
+            if has_letters and scan.counts is None and scan.error is None:
+                scanning.append(f"{poller.conn_id}/{name}")
+            letters = scan.index.count_by_task(query.dag_id, query.run_id) if scan.index else {}
+            tasks = published.get(name, {})
             lines += [
-                _line(watch.conn_id, name, place, receipts.get(place), letters.get(place, (0, 0)), question)
-                for place in sorted({*receipts, *letters}, key=str)
-                if question.means(*place)
+                _line(poller.conn_id, name, task, tasks.get(task), letters.get(task, (0, 0)), query)
+                for task in sorted({*tasks, *letters}, key=str)
+                if query.matches(*task)
             ]
     return TaskJobs(
-        dag_id=question.dag_id,
-        run_id=question.run_id,
-        task_id=question.task_id,
-        map_index=question.map_index,
+        dag_id=query.dag_id,
+        run_id=query.run_id,
+        task_id=query.task_id,
+        map_index=query.map_index,
         queues=lines,
-        connections=[watch.told(queues=False) for watch in watches],
+        connections=[poller.connection_state(with_queues=False) for poller in pollers],
         scanning=scanning,
     )
 
 
-async def _receipts(question: TaskQuestion, watch: ServerPoller) -> dict[str, dict[_Place, _Told]]:
+async def _read_publish_logs(query: TaskQuery, poller: ServerPoller) -> dict[str, dict[_Task, _Published]]:
     try:
-        async with watch.shared() as connection:
-            streams = await _receiving(connection, watch.looks)
-            asked = [(queue, place) for queue in streams for place in question.instances][:_MOST_RECEIPTS]
+        async with poller.connection() as connection:
+            streams = await _publish_log_streams(connection, poller.overviews)
+            requests = [(queue, instance) for queue in streams for instance in query.instances][:_MAX_RECORDS]
 
-            async def read(item: tuple[str, tuple[str, int]]) -> tuple[str, _Place, _Told] | None:
-                queue, (task_id, map_index) = item
-                origin = Origin(question.dag_id, question.run_id, task_id, map_index)
-                told = await _told(connection, streams[queue], watch.looks[queue], instance_key(origin))
-                return (queue, (task_id, map_index), told) if told else None
+            async def read(request: tuple[str, tuple[str, int]]) -> _Published | None:
+                queue, (task_id, map_index) = request
+                key = origin_key(Origin(query.dag_id, query.run_id, task_id, map_index))
+                return await _read_published(connection, streams[queue], poller.overviews[queue], key)
 
-            found: dict[str, dict[_Place, _Told]] = {}
-            for each in await map_concurrently(read, asked):
-                if each is not None:
-                    found.setdefault(each[0], {})[each[1]] = each[2]
-            return found
+            published: dict[str, dict[_Task, _Published]] = {}
+            for (queue, instance), record in zip(requests, await map_concurrently(read, requests), strict=True):
+                if record is not None:
+                    published.setdefault(queue, {})[instance] = record
+            return published
     except JetStreamProviderError:
-        # The state of the connection is told of beside.
+        # The answer shows the state of the connection too.
         return {}
 
 
-async def _receiving(connection: Connection, queues: Iterable[str]) -> dict[str, str]:
-    """Name the stream that keeps the receipts of each queue that has one."""
-    wanted = {name: publish_log_filter(name) for name in queues}
-    found: dict[str, str] = {}
+async def _publish_log_streams(connection: Connection, queues: Iterable[str]) -> dict[str, str]:
+    """Return the stream that stores the publish logs of each queue that has one."""
+    filters = {name: publish_log_filter(name) for name in queues}
+    streams: dict[str, str] = {}
     for info in await list_streams(connection):
-        subjects = [each for each in info["config"].get("subjects") or [] if each[0] in _RECEIPTS_BEGIN]
+        subjects = [subject for subject in info["config"].get("subjects") or [] if subject[0] in _LOG_SUBJECTS_BEGIN]
         if subjects:
-            found |= {name: info["config"]["name"] for name, each in wanted.items() if covered_by_any(subjects, each)}
-    return found
+            streams |= {name: info["config"]["name"] for name, log in filters.items() if covered_by_any(subjects, log)}
+    return streams
 
 
-async def _told(connection: Connection, stream: str, look: QueueOverview, key: str) -> _Told | None:
-    message = await last_message(connection, stream, publish_log_subject(look.name, key))
-    if message is None or look.health is None:
+async def _read_published(connection: Connection, stream: str, overview: QueueOverview, key: str) -> _Published | None:
+    message = await last_message(connection, stream, publish_log_subject(overview.name, key))
+    if message is None or overview.health is None:
         return None
     try:
-        receipt = PublishRecord.model_validate_json(message.data)
+        record = PublishRecord.model_validate_json(message.data)
     except ValidationError:
         return None
-    if receipt.created != look.health.created:
+    if record.created != overview.health.created:
         return None
-    if receipt.runs is None:
-        return _Told(receipt, receipt.published, None)
-    first = look.state["first_seq"]
-    counts = [(max(low, first), low + count) for _, low, count in receipt.runs]
-    published = sum(count for *_, count in receipt.runs)
-    asked = [sequence for low, end in counts if low < end for sequence in range(low, min(end, low + _MOST_JOBS + 1))]
-    if len(asked) > _MOST_JOBS:
-        return _Told(receipt, published, None)
+    if record.runs is None:
+        return _Published(record, record.published, None)
+    first = overview.state["first_seq"]
+    spans = [(max(low, first), low + count) for _, low, count in record.runs]
+    published = sum(count for *_, count in record.runs)
+    sequences = [
+        sequence for low, end in spans if low < end for sequence in range(low, min(end, low + _MAX_COUNTED_JOBS + 1))
+    ]
+    if len(sequences) > _MAX_COUNTED_JOBS:
+        return _Published(record, published, None)
 
-    async def stored(sequence: int) -> bool:
-        return await get_message(connection, look.name, sequence) is not None
+    async def is_stored(sequence: int) -> bool:
+        return await get_message(connection, overview.name, sequence) is not None
 
-    return _Told(receipt, published, sum(await map_concurrently(stored, asked)))
+    return _Published(record, published, sum(await map_concurrently(is_stored, sequences)))
 
 
 def _line(
     connection: str,
     queue: str,
-    place: _Place,
-    told: _Told | None,
+    task: _Task,
+    jobs: _Published | None,
     letters: tuple[int, int],
-    question: TaskQuestion,
+    query: TaskQuery,
 ) -> TaskQueue:
-    task_id, map_index = place
-    ended = None if told is None or told.published is None or told.stored is None else told.published - told.stored
-    select = {"dag_id": question.dag_id, "run_id": question.run_id, "task_id": task_id}
+    task_id, map_index = task
+    ended = None if jobs is None or jobs.published is None or jobs.stored is None else jobs.published - jobs.stored
+    select = {"dag_id": query.dag_id, "run_id": query.run_id, "task_id": task_id}
     return TaskQueue(
         connection=connection,
         queue=queue,
         task_id=task_id,
         map_index=map_index,
-        published_at=told.receipt.began_at if told else None,
-        published=told.published if told else None,
+        published_at=jobs.record.began_at if jobs else None,
+        published=jobs.published if jobs else None,
         ended=ended,
-        stored=told.stored if told else None,
-        closed=told.receipt.closed if told else None,
+        stored=jobs.stored if jobs else None,
+        closed=jobs.record.closed if jobs else None,
         letters=letters[0],
         parked=letters[1],
         select={name: value for name, value in select.items() if value is not None},

@@ -18,8 +18,8 @@ from pyspark.sql.utils import is_remote
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import OUTCOME_DDL
 from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
+from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table, parallel_tasks, task_count
 from airflow_provider_jetstream.spark.dead_letters.schema import SEQUENCE
-from airflow_provider_jetstream.spark.dead_letters.task_partitions import pack_table, parallel_tasks, task_count
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence

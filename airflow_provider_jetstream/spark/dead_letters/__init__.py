@@ -1,10 +1,16 @@
 """Dead letters at volume: read, snapshot, triage, report, repair; see ``docs/spark-dead-letters.md``."""
 
-from airflow_provider_jetstream.spark.dead_letters.read import read_letters
-from airflow_provider_jetstream.spark.dead_letters.repair import Repairing, repair
-from airflow_provider_jetstream.spark.dead_letters.report.write import ReportSummary, write_report
-from airflow_provider_jetstream.spark.dead_letters.snapshots import read_snapshot, snapshot
-from airflow_provider_jetstream.spark.dead_letters.triage import Triage, triage
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
+    from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing, repair
+    from airflow_provider_jetstream.spark.dead_letters.report.write import ReportSummary, write_report
+    from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage, triage
 
 __all__ = [
     "Repairing",
@@ -17,3 +23,13 @@ __all__ = [
     "triage",
     "write_report",
 ]
+
+__getattr__ = lazy_exports(
+    __name__,
+    {
+        "read": ["read_letters", "read_snapshot", "snapshot"],
+        "repair_contract": ["Repairing", "repair"],
+        "report.write": ["ReportSummary", "write_report"],
+        "triage_tables": ["Triage", "triage"],
+    },
+)

@@ -1,4 +1,4 @@
-"""One task's share of a scan: the same judge as everywhere, with the jobs that a task was given for all there are."""
+"""One task of a scan: classifies the jobs of its partition with the core's classifier, as if they were all jobs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
 from airflow_provider_jetstream.spark.dead_letters.schema import SEQUENCE
-from airflow_provider_jetstream.spark.gc_tuning import relaxed_gc
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Generator, Iterable, Iterator, Mapping
@@ -30,23 +29,21 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 
-_BYTES_AT_A_TIME = 16 << 20
-# What a task gives to Spark at a time: the JVM takes a third of its time for each batch of 250 again.
-_ROWS = 2000
-# Failures in a row, without a page between them, after which the task gives up and Spark decides.
+_BYTES_PER_BATCH = 16 << 20
+# Batches of 250 rows would cost a third more of the JVM's time.
+_ROWS_PER_BATCH = 2000
+# The task gives up, and Spark decides, after this many failures without a page between them.
 _ATTEMPTS = 5
 _PAUSE = 0.5
 
 
 @dataclass(frozen=True)
 class ClassifyTask:
-    """What every task of a scan does.
+    """What every task of a scan does; pickled and sent to executors.
 
-    :param given: where and as whom, as the data source's options say it
-    :param premises: what the scan goes by
-    :param doubted: consumers that hold more jobs than the advisories leave room for
-    :param selection: which dead letters
-    :param lost: whether jobs whose bodies nobody kept are given as well
+    :param options: connection options of the data source
+    :param inconsistent_consumers: consumers that hold more jobs than the advisories account for
+    :param lost: whether to include jobs whose bodies weren't preserved
     """
 
     options: Mapping[str, str]
@@ -56,29 +53,30 @@ class ClassifyTask:
     lost: bool
 
     def classify(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Judge jobs.
+        """Classify jobs.
 
-        :param batches: what is said about them, in order
-        :return: the dead letters among them; the plain ones come first
+        :param batches: the jobs' entries, in order
+        :return: the dead letters; those of the fast path come first
         :raises TransientError: the server was away for too long
         """
-        left = yield from self._plain(batches)
-        if not any(jobs.num_rows for jobs in left):
+        remaining = yield from self._fast_path(batches)
+        if not any(jobs.num_rows for jobs in remaining):
             return
-        index, untold = index_from_batches(left)
-        reckoning = Reconciliation(untold, inconsistent_consumers=set(self.inconsistent_consumers))
+        index, orphans = index_from_batches(remaining)
+        reconciliation = Reconciliation(orphans, inconsistent_consumers=set(self.inconsistent_consumers))
         letters: list[DeadLetter] = []
         lost: list[Death] = []
         after = failures = 0
         while True:
             try:
-                for page, gone in self._pages(index, reckoning, after):
+                for page, lost_deaths in self._pages(index, reconciliation, after):
                     failures = 0
                     letters += page.letters
-                    lost += gone
-                    given = [*(each.sequence for each in page.letters), *(each.sequence for each in gone)]
-                    after = max(given, default=after)
-                    if len(letters) + len(lost) >= _ROWS or sum(len(each.body) for each in letters) >= _BYTES_AT_A_TIME:
+                    lost += lost_deaths
+                    sequences = [item.sequence for item in (*page.letters, *lost_deaths)]
+                    after = max(sequences, default=after)
+                    size = sum(len(letter.body) for letter in letters)
+                    if len(letters) + len(lost) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
                         yield letter_batch(letters, lost)
                         letters, lost = [], []
             except TransientError:
@@ -91,53 +89,56 @@ class ClassifyTask:
         if letters or lost:
             yield letter_batch(letters, lost)
 
-    def _plain(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, list[pa.RecordBatch]]:
-        """Give the plain letters, and leave the other jobs."""
-        rest: list[pa.RecordBatch] = []
-        # Which jobs are meant was said before; whatever else is selected takes a letter to tell.
-        selected = self.selection.model_copy(update={"sequences": None, "vanished": False}).selects_all
-        plain = FastPath(self.options, self.context, self.inconsistent_consumers)
+    def _fast_path(self, batches: Iterable[pa.RecordBatch]) -> Generator[pa.RecordBatch, None, list[pa.RecordBatch]]:
+        """Yield the letters of the fast path, and return the other jobs."""
+        remaining: list[pa.RecordBatch] = []
+        # The driver has already selected by sequence; any other condition needs the letter.
+        applicable = self.selection.model_copy(update={"sequences": None, "vanished": False}).selects_all
+        fast_path = FastPath(self.options, self.context, self.inconsistent_consumers)
         for jobs in batches:
-            found = [pa.array([], pa.int64())]
-            for letters in plain.find_letters(jobs) if selected else ():
-                found.append(letters.column(SEQUENCE))
+            classified = [pa.array([], pa.int64())]
+            for letters in fast_path.find_letters(jobs) if applicable else ():
+                classified.append(letters.column(SEQUENCE))
                 yield letters
-            rest.append(jobs.filter(pc.invert(pc.is_in(jobs.column(SEQUENCE), pa.concat_arrays(found)))))
-        return rest
+            remaining.append(jobs.filter(pc.invert(pc.is_in(jobs.column(SEQUENCE), pa.concat_arrays(classified)))))
+        return remaining
 
-    def _pages(self, index: EntryIndex, reckoning: Reconciliation, after: int) -> Iterator[tuple[Page, list[Death]]]:
-        with relaxed_gc(), blocking_connection(self.options) as connection:
+    def _pages(
+        self, index: EntryIndex, reconciliation: Reconciliation, after: int
+    ) -> Iterator[tuple[Page, list[Death]]]:
+        with blocking_connection(self.options) as connection:
             queue = self.context.queue
             connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
-            scan = connection.run(Scan.for_partition(connection, self.context, index, reckoning))
+            scan = connection.run(Scan.for_partition(connection, self.context, index, reconciliation))
             scan.page_size = _page_size(self.context)
             pages = scan.pages(self.selection, after)
-            while page := connection.run(_following(pages)):
-                yield page, connection.run(self._lost(scan, page))
+            while page := connection.run(_next_page(pages)):
+                yield page, connection.run(self._lost_deaths(scan, page))
 
-    async def _lost(self, scan: Scan, page: Page) -> list[Death]:
-        found: list[Death] = []
-        for each in page.dismissed if self.lost else ():
-            told = [one for one in scan.index.entries_of(each.sequence) if one.recorded_at >= scan.snapshot.created_at]
-            if each.status != Status.LOST or not told:
+    async def _lost_deaths(self, scan: Scan, page: Page) -> list[Death]:
+        deaths: list[Death] = []
+        for job in page.dismissed if self.lost else ():
+            current = [
+                entry for entry in scan.index.entries_of(job.sequence) if entry.recorded_at >= scan.snapshot.created_at
+            ]
+            if job.status != Status.LOST or not current:
                 continue
-            death = (
-                await merge_entries(scan.connection, scan.dead_letter_queue, scan.snapshot, each.sequence, told)
-            ).death
+            merged = await merge_entries(scan.connection, scan.dead_letter_queue, scan.snapshot, job.sequence, current)
+            death = merged.death
             letter = DeadLetter(
-                death, "", b"", (), "", Source.COPY, each.entries, preserved=False, ready_at=death.died_at
+                death, "", b"", (), "", Source.COPY, job.entries, preserved=False, ready_at=death.died_at
             )
             if self.selection.matches(letter):
-                found.append(death)
-        return found
+                deaths.append(death)
+        return deaths
 
 
-async def _following(pages: AsyncGenerator[Page, None]) -> Page | None:
+async def _next_page(pages: AsyncGenerator[Page, None]) -> Page | None:
     return await anext(pages, None)
 
 
-def _page_size(premises: ScanContext) -> int:
-    """Tell how many letters a task holds at once: fewer where they are large."""
-    state = premises.snapshot.state
-    each = state["bytes"] / max(1, state["messages"])
-    return max(1, min(PAGE, int(_BYTES_AT_A_TIME / max(1.0, each))))
+def _page_size(context: ScanContext) -> int:
+    """Return how many letters a task holds at once: fewer where jobs are large."""
+    state = context.snapshot.state
+    job_size = state["bytes"] / max(1, state["messages"])
+    return max(1, min(PAGE, int(_BYTES_PER_BATCH / max(1.0, job_size))))

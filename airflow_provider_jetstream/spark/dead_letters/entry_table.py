@@ -1,14 +1,20 @@
-"""What a dead letter queue says about which jobs, as rows on their way from the driver to tasks."""
+"""A scan's entries as an Arrow table, packed into one row of a data frame per task.
+
+As rows of their own, jobs would be serialised by the JVM for every action, sampled for their ranges and shuffled, which
+took more of its time than the letters that come back.
+"""
 
 from __future__ import annotations
 
 from array import array
 from datetime import UTC, datetime, timedelta
 from itertools import islice
+from math import ceil
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import pyarrow as pa
+from pyspark.sql.utils import is_remote
 
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryColumns, EntryIndex
@@ -16,36 +22,38 @@ from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Iterable, Sequence
+    from collections.abc import Collection, Iterable, Iterator, Sequence
+
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 
-# A row for each job: nothing more than its sequence where nobody told of it.
+# A row per job; the lists are empty for a job without an entry.
 JOB_SCHEMA: Final = pa.schema(
     [
         pa.field("sequence", pa.int64(), nullable=False),
         pa.field("entries", pa.list_(pa.int64())),
         pa.field("kinds", pa.list_(pa.int8())),
         pa.field("consumers", pa.list_(pa.string())),
-        pa.field("told_at", pa.list_(pa.int64())),
+        pa.field("recorded_at", pa.list_(pa.int64())),
         pa.field("deliveries", pa.list_(pa.int64())),
     ]
 )
 
+# Some seconds of work, which is lost where a task is retried.
+ROWS_PER_TASK = 20_000
+
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
-_KINDS = {int(each): each for each in EntryKind}
-# Sequences beyond are no server's, but an entry may say anything.
+_KINDS = {int(kind): kind for kind in EntryKind}
+# No server assigns larger sequences, but an entry may contain any number.
 _LAST_SEQUENCE = 2**63 - 1
 
 
 async def load_queue(connection: BlockingConnection, queue: Any) -> WorkQueue:
-    """Give a queue's declaration.
+    """Return a queue's declaration; a name is looked up on the server.
 
-    :param connection: the server
-    :param queue: the declaration in any form, or a name, which is looked up
-    :return: the declaration
     :raises NotFoundError: there is no such queue
     """
     if isinstance(queue, str) and not queue.endswith((".yaml", ".yml")):
@@ -54,110 +62,140 @@ async def load_queue(connection: BlockingConnection, queue: Any) -> WorkQueue:
 
 
 async def scanned_jobs(scan: Scan, selection: Selection) -> pa.Table:
-    """Give what is known about the jobs that may be meant.
-
-    :param scan: the look at the queue
-    :param selection: which letters
-    :return: a row for each job, in their order
-    """
+    """Return the entries of the jobs that may be selected, a row per job in their order."""
     return job_table(scan.index, await scan.without_entry(selection), selection.sequences)
 
 
-def job_table(index: EntryIndex, others: array[int], wanted: Collection[int] | None = None) -> pa.Table:
-    """Write an index as rows.
+def job_table(index: EntryIndex, without_entry: array[int], selected: Collection[int] | None = None) -> pa.Table:
+    """Convert an index to a row per job, in the order of the jobs.
 
-    :param index: what is said about jobs
-    :param others: jobs of which nothing is said
-    :param wanted: the only jobs that are meant
-    :return: a row for each job, in their order
+    :param without_entry: jobs that have no entry
+    :param selected: the only jobs to include
     """
     columns = index.columns()
-    sequences, untold = np.frombuffer(columns.sequences, np.uint64), np.frombuffer(others, np.uint64)
-    meant = sequences <= _LAST_SEQUENCE
-    if wanted is not None:
-        some = np.fromiter(wanted, np.uint64)
-        meant &= np.isin(sequences, some)
-        untold = untold[np.isin(untold, some)]
-    sequences = sequences[meant]
+    sequences, bare = np.frombuffer(columns.sequences, np.uint64), np.frombuffer(without_entry, np.uint64)
+    included = sequences <= _LAST_SEQUENCE
+    if selected is not None:
+        chosen = np.fromiter(selected, np.uint64)
+        included &= np.isin(sequences, chosen)
+        bare = bare[np.isin(bare, chosen)]
+    sequences = sequences[included]
     jobs, counts = np.unique(sequences, return_counts=True)
-    # Jobs without entries come between those with some, whose entries stay in their order.
-    order = np.argsort(np.concatenate([jobs, untold]), kind="stable")
-    jobs = np.concatenate([jobs, untold])[order]
-    counts = np.concatenate([counts, np.zeros(len(untold), counts.dtype)])[order]
+    # Jobs without entries are sorted in between; the entries of a job stay in their order.
+    order = np.argsort(np.concatenate([jobs, bare]), kind="stable")
+    jobs = np.concatenate([jobs, bare])[order]
+    counts = np.concatenate([counts, np.zeros(len(bare), counts.dtype)])[order]
     offsets = pa.array(np.concatenate([[0], np.cumsum(counts)]).astype(np.int32))
-    names = pa.array(columns.names, pa.string()).take(pa.array(np.frombuffer(columns.consumers, np.uint32)[meant]))
-    told = {
-        "entries": _of(columns.entries, np.uint64, meant),
-        "kinds": _of(columns.kinds, np.uint8, meant),
+    names = pa.array(columns.names, pa.string()).take(pa.array(np.frombuffer(columns.consumers, np.uint32)[included]))
+    flat = {
+        "entries": _filtered(columns.entries, np.uint64, included),
+        "kinds": _filtered(columns.kinds, np.uint8, included),
         "consumers": names,
-        "told_at": _of(columns.recorded_at, np.int64, meant),
-        "deliveries": _of(columns.deliveries, np.uint32, meant),
+        "recorded_at": _filtered(columns.recorded_at, np.int64, included),
+        "deliveries": _filtered(columns.deliveries, np.uint32, included),
     }
     lists = [
-        pa.ListArray.from_arrays(offsets, told[field.name].cast(field.type.value_type))
+        pa.ListArray.from_arrays(offsets, flat[field.name].cast(field.type.value_type))
         for field in list(JOB_SCHEMA)[1:]
     ]
     return pa.Table.from_arrays([pa.array(jobs.astype(np.int64)), *lists], schema=JOB_SCHEMA)
 
 
 def index_from_batches(batches: Iterable[pa.RecordBatch]) -> tuple[EntryIndex, array[int]]:
-    """Take such rows.
-
-    :param batches: of rows
-    :return: what is said about jobs, and the jobs of which nothing is said
-    """
-    index, untold = EntryIndex(), array("Q")
+    """Convert rows of :func:`job_table` back to an index and the jobs without an entry."""
+    index, without_entry = EntryIndex(), array("Q")
     for batch in batches:
         sequences = batch.column(0).to_numpy()
         counts = np.diff(batch.column(1).offsets.to_numpy())
-        untold.extend(sequences[counts == 0].tolist())
-        entries, kinds, consumers, told_at, deliveries = (column.flatten() for column in batch.columns[1:])
-        names, places = _encoded(consumers)
+        without_entry.extend(sequences[counts == 0].tolist())
+        entries, kinds, consumers, recorded_at, deliveries = (column.flatten() for column in batch.columns[1:])
+        names, name_indexes = _dictionary(consumers)
         index.extend(
             EntryColumns(
                 array("Q", np.repeat(sequences, counts).tolist()),
-                array("Q", _plain(entries)),
-                array("B", _plain(kinds)),
-                array("I", places),
-                array("q", _plain(told_at)),
-                array("I", _plain(deliveries)),
+                array("Q", _python_numbers(entries)),
+                array("B", _python_numbers(kinds)),
+                array("I", name_indexes),
+                array("q", _python_numbers(recorded_at)),
+                array("I", _python_numbers(deliveries)),
                 names,
             )
         )
-    return index, array("Q", sorted(untold))
+    return index, array("Q", sorted(without_entry))
 
 
 def entries_from_columns(columns: Sequence[pa.ListArray]) -> list[tuple[Entry, ...]]:
-    """Take the columns of such rows but the first; lists may be null.
-
-    :param columns: in the order of the schema
-    :return: what is said about the job of each row
-    """
-    counts = _plain(columns[0].value_lengths().fill_null(0))
-    entries, kinds, consumers, told_at, deliveries = (column.flatten() for column in columns)
-    names, places = _encoded(consumers)
-    flat = zip(_plain(entries), _plain(kinds), places, _plain(told_at), _plain(deliveries), strict=True)
-    mentions = iter(
+    """Convert the columns of :func:`job_table` after the first, whose lists may be null, to each row's entries."""
+    counts = _python_numbers(columns[0].value_lengths().fill_null(0))
+    sequences, kinds, consumers, recorded_at, deliveries = (column.flatten() for column in columns)
+    names, name_indexes = _dictionary(consumers)
+    flat = zip(
+        *(_python_numbers(sequences), _python_numbers(kinds), name_indexes),
+        *(_python_numbers(recorded_at), _python_numbers(deliveries)),
+        strict=True,
+    )
+    entries = iter(
         [
-            Entry(entry, _KINDS[kind], names[place], _EPOCH + timedelta(microseconds=told), count)
-            for entry, kind, place, told, count in flat
+            Entry(sequence, _KINDS[kind], names[name], _EPOCH + timedelta(microseconds=time), count)
+            for sequence, kind, name, time, count in flat
         ]
     )
-    return [tuple(islice(mentions, count)) for count in counts]
+    return [tuple(islice(entries, count)) for count in counts]
 
 
-def _encoded(texts: pa.Array) -> tuple[list[str | None], list[int]]:
-    """Give different texts, the last of which is none, and the place of each among them."""
+def _dictionary(texts: pa.Array) -> tuple[list[str | None], list[int]]:
+    """Return the distinct texts, the last of which is ``None``, and each text's index among them."""
     encoded = texts.dictionary_encode()
     names = [*encoded.dictionary.to_pylist(), None]
-    return names, _plain(encoded.indices.fill_null(len(names) - 1))
+    return names, _python_numbers(encoded.indices.fill_null(len(names) - 1))
 
 
-def _plain(numbers: pa.Array) -> list[int]:
-    """Give Python's numbers, at a tenth of the price of Arrow's own way."""
-    plain: list[int] = numbers.to_numpy(zero_copy_only=False).tolist()
-    return plain
+def _python_numbers(numbers: pa.Array) -> list[int]:
+    """Convert to Python's numbers, in a tenth of the time of ``to_pylist``."""
+    converted: list[int] = numbers.to_numpy(zero_copy_only=False).tolist()
+    return converted
 
 
-def _of(values: array[int], kind: type[np.generic], meant: np.ndarray[Any, Any]) -> pa.Array:
-    return pa.array(np.frombuffer(values, kind)[meant])
+def _filtered(values: array[int], kind: type[np.generic], included: np.ndarray[Any, Any]) -> pa.Array:
+    return pa.array(np.frombuffer(values, kind)[included])
+
+
+def parallel_tasks(session: SparkSession) -> int:
+    """Return how many tasks run at a time; two with Spark Connect, which doesn't report it."""
+    # Fewer tasks than could run at a time do no harm.
+    return 2 if is_remote() else max(1, session.sparkContext.defaultParallelism)
+
+
+def task_count(session: SparkSession, jobs: int) -> int:
+    """Return among how many tasks jobs are divided: a multiple of those that run at a time, so that no slot idles."""
+    at_a_time = parallel_tasks(session)
+    return at_a_time * max(1, ceil(jobs / ROWS_PER_TASK / at_a_time))
+
+
+def partition_jobs(session: SparkSession, jobs: pa.Table, tasks: int) -> DataFrame:
+    """Divide jobs, which are in order, into a partition per task; :func:`unpack_jobs` reads a partition."""
+    size = max(1, ceil(jobs.num_rows / tasks))
+    packed = [pack_table(jobs.slice(start, size)) for start in range(0, jobs.num_rows, size)]
+    table = pa.table({"task": pa.array(range(len(packed)), pa.int32()), "jobs": pa.array(packed, pa.binary())})
+    return session.createDataFrame(table).repartitionById(max(1, len(packed)), "task")
+
+
+def unpack_jobs(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Return the jobs of a partition that :func:`partition_jobs` made, in order."""
+    for batch in batches:
+        for value in batch.column("jobs"):
+            yield from unpack_table(value)
+
+
+def unpack_table(value: pa.BinaryScalar) -> pa.RecordBatchReader:
+    """Read a value that :func:`pack_table` made."""
+    return pa.ipc.open_stream(value.as_buffer())
+
+
+def pack_table(jobs: pa.Table) -> bytes:
+    """Serialise a table into one compressed value."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, jobs.schema, options=pa.ipc.IpcWriteOptions(compression="lz4")) as writer:
+        writer.write_table(jobs.combine_chunks())
+    value: bytes = sink.getvalue().to_pybytes()
+    return value

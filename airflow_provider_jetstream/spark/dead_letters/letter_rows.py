@@ -1,4 +1,4 @@
-"""Dead letters as rows, and rows as dead letters."""
+"""Converts dead letters to rows of :data:`~.schema.LETTER_SCHEMA`, and rows to dead letters."""
 
 from __future__ import annotations
 
@@ -57,20 +57,15 @@ _DDL = {
 }
 _HEADERS = "array<struct<key:string,value:string>>"
 
-# For data frames: the same columns in Spark's language.
+# The same columns as DDL, for data frames.
 LETTER_DDL: Final = ", ".join(f"{field.name} {_DDL.get(field.type, _HEADERS)}" for field in LETTER_SCHEMA)
 
-_TOLD = (DELIVERIES, EXPLANATION, ERROR_CLASS, ERROR_MESSAGE, TRACEBACK_DIGEST, ERROR_PLACE, FINGERPRINT)
+_DEATH_COLUMNS = (DELIVERIES, EXPLANATION, ERROR_CLASS, ERROR_MESSAGE, TRACEBACK_DIGEST, ERROR_PLACE, FINGERPRINT)
 _LARGEST = {pa.int32(): 2**31 - 1, pa.int64(): 2**63 - 1}
 
 
 def letter_batch(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> pa.RecordBatch:
-    """Write letters as rows.
-
-    :param letters: dead letters
-    :param lost: the deaths of jobs whose bodies nobody kept
-    :return: a row each
-    """
+    """Convert letters to rows; ``lost`` are the deaths of jobs whose bodies weren't preserved."""
     rows = [*map(_row, letters), *map(_row_of_lost, lost)]
     columns = zip(*rows, strict=True) if rows else ([] for _ in LETTER_SCHEMA)
     arrays = [pa.array(column, field.type) for column, field in zip(columns, LETTER_SCHEMA, strict=True)]
@@ -78,11 +73,7 @@ def letter_batch(letters: Sequence[DeadLetter], lost: Sequence[Death] = ()) -> p
 
 
 def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
-    """Read a row that :func:`batch_of` wrote, but for what its text columns couldn't hold.
-
-    :param row: by column; times are aware
-    :return: the dead letter
-    """
+    """Convert a row, whose times are aware, to a letter; bytes that aren't UTF-8 were lost in the row."""
     death = Death(
         stream=row["stream"],
         created=row["stream_created"],
@@ -114,11 +105,7 @@ def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
 
 
 def as_valid_text(text: str) -> str:
-    """Give a text as the columns hold it: with U+FFFD in place of bytes that aren't UTF-8.
-
-    :param text: with such bytes escaped, as headers are read
-    :return: text that can be encoded
-    """
+    """Replace escaped bytes that aren't UTF-8, as headers may contain, by U+FFFD."""
     if text.isascii():
         return text
     try:
@@ -132,32 +119,23 @@ def as_valid_text(text: str) -> str:
 
 
 def header_pairs(headers: Pairs) -> list[dict[str, str]]:
-    """Give headers as their column holds them.
-
-    :param headers: name and value in order
-    :return: keys and values in order
-    """
+    """Convert headers to the values of their column."""
     return [{"key": as_valid_text(name), "value": as_valid_text(value)} for name, value in headers]
 
 
 def header_values(headers: Pairs, sequence: int) -> tuple[Any, ...]:
-    """Give what a job's headers tell, for the columns ``HEADERS``, ``JOB_ID``, those of its origin, and the redrives.
-
-    :param headers: the job's
-    :param sequence: its stream sequence
-    :return: the columns' values in this order
-    """
+    """Return the values of the columns read from a job's headers: headers, job id, the origin's four, redrive count."""
     origin: tuple[Any, ...] = (None, None, None, None)
-    if found := origin_of(headers):
-        index = max(-1, min(found.map_index, _LARGEST[pa.int32()]))
-        origin = (as_valid_text(found.dag_id), as_valid_text(found.run_id), as_valid_text(found.task_id), index)
+    if task := origin_of(headers):
+        index = max(-1, min(task.map_index, _LARGEST[pa.int32()]))
+        origin = (as_valid_text(task.dag_id), as_valid_text(task.run_id), as_valid_text(task.task_id), index)
     redrives = min(redrives_of(headers), _LARGEST[pa.int64()])
     return header_pairs(headers), as_valid_text(job_id_of(headers, sequence)), *origin, redrives
 
 
 def _row(letter: DeadLetter) -> tuple[Any, ...]:
-    """Give the columns' values in the order of the schema: rows as mappings would cost more than all else here."""
-    sequence, consumer, *told = _death(letter.death)
+    """Return the values in the order of the schema: mappings would cost more than everything else here."""
+    sequence, consumer, *details = _death_values(letter.death)
     pairs, *source = header_values(letter.headers, sequence)
     return (
         sequence,
@@ -166,7 +144,7 @@ def _row(letter: DeadLetter) -> tuple[Any, ...]:
         pairs,
         letter.death.reason.value,
         consumer,
-        *told,
+        *details,
         datetime.fromisoformat(letter.time) if letter.time else None,
         letter.death.first_failed_at,
         letter.death.died_at,
@@ -185,12 +163,12 @@ def _row(letter: DeadLetter) -> tuple[Any, ...]:
 
 
 def _row_of_lost(death: Death) -> tuple[Any, ...]:
-    sequence, consumer, *told = _death(death)
-    known = {
+    sequence, consumer, *details = _death_values(death)
+    values = {
         SEQUENCE: sequence,
         REASON: death.reason.value,
         CONSUMER: consumer,
-        **dict(zip(_TOLD, told, strict=True)),
+        **dict(zip(_DEATH_COLUMNS, details, strict=True)),
         FIRST_FAILED_AT: death.first_failed_at,
         DIED_AT: death.died_at,
         STREAM: death.stream,
@@ -200,23 +178,23 @@ def _row_of_lost(death: Death) -> tuple[Any, ...]:
         KEPT: False,
         ENTRIES: (),
     }
-    return tuple(known.get(field.name) for field in LETTER_SCHEMA)
+    return tuple(values.get(field.name) for field in LETTER_SCHEMA)
 
 
-def _death(death: Death) -> tuple[Any, ...]:
-    """Give what both kinds of rows tell of a death: sequence, consumer, and what ``_TOLD`` names."""
+def _death_values(death: Death) -> tuple[Any, ...]:
+    """Return sequence, consumer, and the values of ``_DEATH_COLUMNS``."""
     return (
         death.sequence,
-        _told(death.consumer),
+        _valid_or_none(death.consumer),
         death.deliveries,
-        _told(death.explanation),
-        _told(death.error_class),
-        _told(death.error_message),
+        _valid_or_none(death.explanation),
+        _valid_or_none(death.error_class),
+        _valid_or_none(death.error_message),
         death.traceback_digest,
-        _told(death.error_place),
+        _valid_or_none(death.error_place),
         death.fingerprint,
     )
 
 
-def _told(text: str | None) -> str | None:
+def _valid_or_none(text: str | None) -> str | None:
     return None if text is None else as_valid_text(text)

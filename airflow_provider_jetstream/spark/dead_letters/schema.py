@@ -1,4 +1,4 @@
-"""The columns of dead letters, and of what a repair makes of them: names on which reading, repair and redrive agree."""
+"""The columns of dead letters and of repaired letters: names on which reading, repair and redrive agree."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ REDRIVE_COUNT: Final = "redrive_count"
 BODY_SOURCE: Final = "body_source"
 STATE: Final = "state"
 PARKED: Final = "parked"
-# What a redrive needs besides.
+# Columns that only a redrive needs.
 STREAM: Final = "stream"
 STREAM_CREATED: Final = "stream_created"
 TIME: Final = "time"
@@ -51,7 +51,7 @@ FROM_COPY: Final = "copy"
 FROM_ARCHIVE: Final = "archive"
 GONE: Final = "gone"
 
-# Values of ``state``; a letter that is lost has no body, and its ``body_source`` is ``gone``.
+# Values of ``state``; a lost letter has no body, and its ``body_source`` is ``gone``.
 CIRCULATING: Final = "circulating"
 IS_PARKED: Final = "parked"
 LOST: Final = "lost"
@@ -95,7 +95,8 @@ LETTER_SCHEMA: Final = pa.schema(
     ]
 )
 
-# What a repair may change; whatever else it changes or adds is refused.
+# The columns that a repair may change; any other change or addition is refused.
 CHANGEABLE: Final = (SUBJECT, BODY, HEADERS)
-# What it gives back, and what a bulk redrive takes: ``headers`` as array<struct<key,value>>, ``repaired`` as boolean.
+# The result of a repair and the input of a bulk redrive: ``headers`` as array<struct<key,value>>, ``repaired`` as
+# boolean.
 REPAIR_COLUMNS: Final = (SEQUENCE, *CHANGEABLE, REPAIRED)

@@ -12,6 +12,7 @@ from airflow_provider_jetstream.spark.source.options import read_options
 if TYPE_CHECKING:
     from collections.abc import MutableMapping
 
+    from pyspark.sql import SparkSession
     from pyspark.sql.datasource import (
         DataSourceReader,
         DataSourceStreamReader,
@@ -83,3 +84,11 @@ class JetStreamDataSource(DataSource):
         from airflow_provider_jetstream.spark.source.writer import JetStreamStreamWriter
 
         return JetStreamStreamWriter(self.options, schema, overwrite=overwrite)
+
+
+def register(session: SparkSession) -> None:
+    """Register the format ``jetstream`` with a session.
+
+    :param session: on PySpark 4.1 or later
+    """
+    session.dataSource.register(JetStreamDataSource)

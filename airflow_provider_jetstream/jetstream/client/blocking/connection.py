@@ -80,7 +80,7 @@ class BlockingConnection(Connection):
         """
         return self._driver.run(coroutine)
 
-    async def request(self, subject: str, payload: bytes = b"", *, timeout: float | None = None) -> bytes:
+    async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer; the connection's own timeout applies."""
         header, body = await Request(subject, payload)
         if header.startswith(NO_RESPONDERS):
@@ -126,7 +126,7 @@ class BlockingConnection(Connection):
         self._driver.send(subject, payload, b"" if headers is None else encode_headers(headers), reply.encode())
 
     async def publish_acknowledged(
-        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, timeout: float | None = None
+        self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, time_limit: float | None = None
     ) -> bytes:
         """Publish a message and return the answer of the stream that captures it; the connection's timeout applies."""
         header, answer = await Request(subject, payload, b"" if headers is None else encode_headers(headers))

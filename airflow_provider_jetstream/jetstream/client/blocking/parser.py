@@ -1,4 +1,4 @@
-"""The NATS protocol, one frame at a time: slow, and the truth that the bulk parser is held against.
+"""A parser of the NATS protocol, one frame at a time: slow, and the reference for the bulk parser.
 
 Protocol: "NATS Client Protocol" in the NATS documentation.
 """
@@ -12,7 +12,7 @@ from typing import NamedTuple
 from airflow_provider_jetstream.jetstream.errors import WireError
 
 _CRLF = b"\r\n"
-# Lines without a payload may be as long as the server's INFO; anything beyond isn't NATS.
+# No line is longer than the server's INFO; longer lines aren't NATS.
 _LONGEST_LINE = 1 << 20
 _WITH_HEADER = 2
 _WITHOUT_REPLY = 2
@@ -28,15 +28,14 @@ SID_LENGTH = len(MARKS) + _RANDOM
 
 
 class Frame(NamedTuple):
-    """Where a frame and its parts lie in a buffer.
+    """The position of a frame in a buffer, and of its fields.
 
     :param op: ``MSG``, ``HMSG`` or the name of a control line
     :param start: its first byte
     :param end: the first byte after it
-    :param line: its first line, without the line's end
-    :param sid: the subscription that a message belongs to
-    :param parts: of a message, where these lie: subject (start, end), reply (start, end), header start, body start,
-        body end
+    :param line: its first line, without the line ending
+    :param sid: the subscription of a message; empty for a control line
+    :param offsets: for a message: subject (start, end), reply (start, end), header start, body start, body end
     """
 
     op: bytes
@@ -48,13 +47,10 @@ class Frame(NamedTuple):
 
 
 def next_frame(buffer: bytearray | bytes, start: int, filled: int) -> Frame | None:
-    """Read the frame that begins at a place.
+    """Parse the frame that begins at a position; ``None`` where it hasn't arrived as a whole.
 
-    :param buffer: what came from the server
-    :param start: where a frame begins
-    :param filled: how much of the buffer is in use
-    :return: the frame, or ``None`` if it isn't there as a whole
-    :raises WireError: what is there isn't a frame
+    :param filled: the number of bytes in the buffer
+    :raises WireError: the bytes aren't a frame
     """
     line_end = buffer.find(_CRLF, start, filled)
     if line_end < 0:
@@ -71,10 +67,10 @@ def next_frame(buffer: bytearray | bytes, start: int, filled: int) -> Frame | No
 
 
 def _message(
-    buffer: bytearray | bytes, filled: int, start: int, op: bytes, line: bytes, words: list[bytes]
+    buffer: bytearray | bytes, filled: int, start: int, op: bytes, line: bytes, fields: list[bytes]
 ) -> Frame | None:
     numbers = _WITH_HEADER if op == b"HMSG" else 1
-    names, sizes = words[:-numbers], words[-numbers:]
+    names, sizes = fields[:-numbers], fields[-numbers:]
     if len(names) not in (_WITHOUT_REPLY, _WITH_REPLY) or not all(size.isdigit() for size in sizes):
         raise WireError(f"expected the first line of a message, found {line[:80]!r}")
     reply = names[2] if len(names) == _WITH_REPLY else b""
@@ -89,10 +85,10 @@ def _message(
     if buffer[end : end + 2] != _CRLF:
         raise WireError(f"expected a message of {total} bytes, found another end after {line[:80]!r}")
     subject = start + len(op) + 1
-    subject_end = subject + len(words[0])
-    reply_start = subject_end + 1 + len(words[1]) + (1 if reply else 0)
-    parts = (subject, subject_end, reply_start, reply_start + len(reply), header, header + header_size, end)
-    return Frame(op, start, end + 2, line, words[1], parts)
+    subject_end = subject + len(fields[0])
+    reply_start = subject_end + 1 + len(fields[1]) + (1 if reply else 0)
+    offsets = (subject, subject_end, reply_start, reply_start + len(reply), header, header + header_size, end)
+    return Frame(op, start, end + 2, line, fields[1], offsets)
 
 
 def new_sid() -> bytes:

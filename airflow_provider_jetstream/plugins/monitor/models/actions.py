@@ -1,21 +1,20 @@
-"""What a person may do, what would be done, and the jobs of a task."""
+"""Models of a user's permissions, of dry runs, and of a task's jobs."""
 
 from datetime import datetime
 from typing import Any, Literal, TypeAlias
 
 from pydantic import Field
 
-from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel
-from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState
+from airflow_provider_jetstream.plugins.monitor.models.queues import ConnectionState, MonitorModel
 
 
 class Me(MonitorModel):
-    """What the one who asks may do, and what the page needs to know to begin with.
+    """The user's permissions, and the page's settings.
 
-    :param may_act: whether Airflow lets them trigger the DAG that redrives
-    :param payloads: whether they see bodies and headers of jobs
+    :param may_act: whether Airflow lets the user trigger the DAG that redrives
+    :param payloads: whether the user sees bodies and headers of jobs
     :param dag_id: the DAG that redrives
-    :param refresh_seconds: how often a look is taken at the servers while anybody asks
+    :param refresh_seconds: the interval at which servers are polled
     :param connections: ids of the Airflow connections that are shown
     :param version: the package's
     """
@@ -32,10 +31,9 @@ Act: TypeAlias = Literal["redrive", "park", "in_place"]
 
 
 class DryRunRequest(MonitorModel):
-    """What would be done, asked before it is.
+    """A request to count what an action would do.
 
     :param select: which letters, as in ``conf``; all in circulation where empty
-    :param action: what with them
     """
 
     select: dict[str, Any] = Field(default_factory=dict)
@@ -43,19 +41,18 @@ class DryRunRequest(MonitorModel):
 
 
 class DryRun(MonitorModel):
-    """What would be done now; a letter that dies meanwhile is done too.
+    """What the action would do now; when it runs, it includes letters that have died by then.
 
-    :param protocol: how letters would come back
-    :param guarantee: what that protects from
-    :param redriven: how many would come back
-    :param parked: how many would be taken out of circulation
+    :param protocol: the redrive protocol
+    :param guarantee: what the protocol guarantees
+    :param redriven: how many letters would be redriven
+    :param parked: how many would be parked
     :param failed: how many would stay where they are
     :param failures: sequence → why it would stay; the first 20
-    :param uncertain: may be dead; it can't be told yet
-    :param undeliverable: jobs that no consumer takes
-    :param risks: what could be lost as things are, a sentence each
-    :param counted_at: when it was counted
-    :param conf: what to trigger the DAG with to do just this; ``why``, ``rate`` and ``dry_run`` may be added
+    :param uncertain: jobs that may be dead but aren't proved yet
+    :param undeliverable: jobs that match no consumer's filter
+    :param risks: what could be lost in the queue's present state, a sentence each
+    :param conf: the DAG run's configuration for this action; ``why``, ``rate`` and ``dry_run`` may be added
     """
 
     protocol: str
@@ -72,20 +69,18 @@ class DryRun(MonitorModel):
 
 
 class TaskQueue(MonitorModel):
-    """What one Airflow task did with one queue.
+    """The jobs of one task instance in one queue.
 
     :param connection: the Airflow connection's id
-    :param queue: the queue
-    :param map_index: which of the task's instances, -1 where it isn't mapped
-    :param task_id: which task
-    :param published_at: when it began to publish
-    :param published: jobs that it is known to have stored; ``null`` where that isn't recorded
+    :param map_index: -1 where the task isn't mapped
+    :param published_at: when the task began to publish
+    :param published: the number of published jobs on record; ``null`` where it isn't recorded
     :param ended: of those, how many have ended; ``null`` likewise
     :param stored: of those, how many are still in the queue; ``null`` likewise
-    :param closed: whether the task has nothing more to do
+    :param closed: whether the task has published all jobs and awaited those that it waits for
     :param letters: dead letters in circulation whose headers name the task
     :param parked: parked letters likewise
-    :param select: the selection that means those letters
+    :param select: the selection of those letters
     """
 
     connection: str
@@ -105,13 +100,11 @@ class TaskQueue(MonitorModel):
 class TaskJobs(MonitorModel):
     """The jobs of a DAG run or of one of its tasks.
 
-    :param dag_id: the DAG
-    :param run_id: the run
-    :param task_id: the task; ``null`` for all of the run's
+    :param task_id: ``null`` for all tasks of the run
     :param map_index: the mapped instance; ``null`` for all of them
-    :param queues: a line for each queue and task instance that anything is known of
-    :param connections: whether the servers answer, without their queues
-    :param scanning: queues whose dead letters haven't been looked at yet, as ``connection/queue``
+    :param queues: a line for each queue and task instance with a publish record or a dead letter
+    :param connections: the states of the connections, without their queues
+    :param scanning: queues whose dead letters haven't been scanned yet, as ``connection/queue``
     """
 
     dag_id: str

@@ -1,20 +1,20 @@
-"""Dead letters: groups, pages, and one of them."""
+"""Models of dead letters: groups, pages, and the details of one letter."""
 
 from datetime import datetime
 from typing import Any, Literal
 
-from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel, Problem
+from airflow_provider_jetstream.plugins.monitor.models.queues import MonitorModel, Problem
 
 
 class ScanState(MonitorModel):
-    """How far the scan is that letters are shown from.
+    """The progress of the scans of a queue.
 
-    :param state: ``ready``, ``scanning`` while the first one runs, ``failed`` where none could be done
-    :param problem: why it failed; older results are shown as long as there are some
-    :param scanned_at: when the shown one ended
-    :param age_seconds: how old it is now
-    :param seen: letters that the running one has seen
-    :param complete: whether the shown one holds every letter; else the first of them, by sequence
+    :param state: ``ready``, ``scanning`` while the first scan runs, ``failed`` where no scan has succeeded
+    :param problem: why the last scan failed; older results are shown if there are some
+    :param scanned_at: when the shown scan ended
+    :param age_seconds: how long ago that was
+    :param seen: letters that the running scan has seen
+    :param complete: whether the shown scan holds every letter; if not, it holds the first ones, by sequence
     """
 
     state: Literal["ready", "scanning", "failed"]
@@ -26,15 +26,14 @@ class ScanState(MonitorModel):
 
 
 class Group(MonitorModel):
-    """Dead letters that have something in common.
+    """Dead letters that share the values of some fields.
 
-    :param key: a value for each field of ``group_by``; ``null`` where a letter has none
-    :param count: how many there are
-    :param first_seen: when the first died
-    :param last_seen: when the last died
-    :param example: the sequence of the first
-    :param select: the selection that means exactly these letters, for ``letters``, ``dry-run`` and ``conf``; ``null``
-        where none does, since a letter without an error class can't be selected by that
+    :param key: a value for each field of ``group_by``; ``null`` where the letters have none
+    :param first_seen: when the first letter died
+    :param last_seen: when the last letter died
+    :param example: the lowest sequence
+    :param select: the selection of exactly these letters, for ``letters``, ``dry-run`` and ``conf``; ``null`` where there
+        is none, since a letter without an error class can't be selected by its absence
     """
 
     key: dict[str, str | None]
@@ -46,14 +45,13 @@ class Group(MonitorModel):
 
 
 class Groups(MonitorModel):
-    """A queue's dead letters, put together.
+    """The groups of a queue's dead letters.
 
-    :param scan: how far the scan is
-    :param group_by: what letters of a group share
+    :param group_by: the fields that letters of a group share
     :param total: letters in all groups
-    :param uncertain: may be dead; it can't be told yet
-    :param groups: the groups, largest first, at most 500
-    :param groups_left_out: how many there are beyond those
+    :param uncertain: jobs that may be dead but aren't proved yet
+    :param groups: largest first, at most 500
+    :param groups_left_out: the number of further groups
     """
 
     scan: ScanState
@@ -67,9 +65,6 @@ class Groups(MonitorModel):
 class OriginOfLetter(MonitorModel):
     """The Airflow task that published a job.
 
-    :param dag_id: its DAG
-    :param run_id: its run
-    :param task_id: its task
     :param map_index: its index among mapped instances, -1 where it isn't mapped
     """
 
@@ -83,21 +78,20 @@ class LetterLine(MonitorModel):
     """A dead letter in a list.
 
     :param sequence: its stream sequence in the work queue
-    :param job_id: its own id, or its sequence
-    :param subject: its subject
-    :param consumer: who delivered it
+    :param job_id: its header ``Job-Id``, or its sequence
+    :param consumer: the consumer that delivered it
     :param reason: why it died
     :param error_class: the error's type
-    :param error_message: the error's text, or the worker's words; ``null`` too where payloads are hidden
-    :param error_place: where the handler failed
-    :param fingerprint: the same for letters that died of the same thing
-    :param traceback_digest: the same for letters that failed at the same place
-    :param died_at: its last failure
-    :param deliveries: how often it was delivered, where that is known
+    :param error_message: the error's text, or the worker's explanation; ``null`` too where payloads are hidden
+    :param error_place: the code location where the handler failed
+    :param fingerprint: equal for letters of the same cause
+    :param traceback_digest: equal for letters whose handler failed with the same call stack
+    :param died_at: the time of its last failure
+    :param deliveries: how often it was delivered, if that is known
     :param redrives: how often it was redriven before
     :param size: bytes of its body
-    :param parked: why it was taken out of circulation, where it was
-    :param origin: who published it
+    :param parked: why it was parked, if it was
+    :param origin: the task that published it
     """
 
     sequence: int
@@ -119,13 +113,12 @@ class LetterLine(MonitorModel):
 
 
 class LetterPage(MonitorModel):
-    """Some of a queue's dead letters, by sequence.
+    """A page of a queue's dead letters, by sequence.
 
-    :param scan: how far the scan is
-    :param matching: letters that the selection means, on all pages
-    :param letters: those of this page; fewer than asked for where some ended since the scan
+    :param matching: letters that match the selection, on all pages
+    :param letters: those of this page; fewer than ``limit`` where some ended since the scan
     :param next_after: ``after`` of the next page; ``null`` on the last one
-    :param gone: how many of this page are no dead letters any more
+    :param gone: how many letters of this page have ended since the scan
     """
 
     scan: ScanState
@@ -136,10 +129,9 @@ class LetterPage(MonitorModel):
 
 
 class Payload(MonitorModel):
-    """The body of a job, as data; never to be shown as anything but text.
+    """The body of a job as text; it must not be displayed as anything else.
 
-    :param kind: how ``text`` is to be read: ``json`` indented JSON, ``text`` UTF-8, ``hex`` a dump of 16 bytes a line
-    :param text: the body, or the beginning of it
+    :param kind: the form of ``text``: ``json`` indented JSON, ``text`` UTF-8, ``hex`` a dump of 16 bytes a line
     :param size: bytes of the whole body
     :param truncated: whether ``text`` is only the beginning; JSON is then shown as text
     """
@@ -151,12 +143,11 @@ class Payload(MonitorModel):
 
 
 class Attempt(MonitorModel):
-    """One thing known about a letter's life, oldest first.
+    """An event in a letter's history.
 
-    :param at: when; ``null`` where that isn't known
-    :param what: ``stored``, ``first_failure``, ``death``, ``redriven``, ``requeued`` or ``parked``
-    :param text: a sentence
-    :param sequence: the stream sequence it is about, where it isn't the letter's own
+    :param at: ``null`` where the time isn't known
+    :param text: a phrase for people
+    :param sequence: the stream sequence of the event, if it isn't the letter's own
     """
 
     at: datetime | None
@@ -166,14 +157,13 @@ class Attempt(MonitorModel):
 
 
 class AuditLine(MonitorModel):
-    """What was done with a letter.
+    """An audit record about a letter.
 
-    :param at: when
     :param action: ``redriven``, ``requeued`` or ``parked``
-    :param sequence: which letter
-    :param new_sequence: what came of it
-    :param why: the reason given
-    :param who: the Airflow task's identifying fields, or whatever was said
+    :param sequence: the letter's
+    :param new_sequence: the redriven job's
+    :param why: the reason of the redrive
+    :param who: the Airflow task's identifying fields, or those that another program recorded
     """
 
     at: datetime
@@ -185,20 +175,19 @@ class AuditLine(MonitorModel):
 
 
 class LetterDetail(MonitorModel):
-    """One dead letter.
+    """The details of a dead letter.
 
     :param letter: as in the list
-    :param source: where its body was found: ``queue``, ``copy`` or ``archive``
-    :param stored_at: when it was stored
-    :param first_failed_at: its first failure, where a worker told
-    :param explanation: the worker's own words; ``null`` where payloads are hidden
-    :param hidden: whether body, headers and texts are left out, since the one who asks may not see them
-    :param payload: its body; ``null`` where hidden
-    :param headers: its headers in order, name and value; empty where hidden
-    :param entries: sequences in the dead letter queue that tell of it
+    :param source: where its body was read from: ``queue``, ``copy`` or ``archive``
+    :param first_failed_at: the time of its first failure, if a worker reported it
+    :param explanation: the worker's explanation; ``null`` where payloads are hidden
+    :param hidden: whether body, headers and texts are left out, since the user may not see them
+    :param payload: ``null`` where hidden
+    :param headers: in order, name and value; empty where hidden
+    :param entries: sequences of its entries in the dead letter queue
     :param dead_letter_queue: that stream
-    :param attempts: what is known about its life, oldest first
-    :param audit: what was done with it, and with the letter that it was redriven from, newest first
+    :param attempts: its history, oldest first
+    :param audit: records about it, and about the letter that it was redriven from, newest first
     """
 
     letter: LetterLine

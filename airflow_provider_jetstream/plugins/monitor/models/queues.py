@@ -1,19 +1,32 @@
-"""Queues as numbers, now and over the last hour."""
+"""Models of connections and queues: their numbers, now and over the last hour."""
 
 from datetime import datetime
 from typing import Literal
 
-from pydantic import Field
+from pydantic import BaseModel, ConfigDict, Field
 
-from airflow_provider_jetstream.plugins.monitor.models.base import MonitorModel, Problem
+
+class MonitorModel(BaseModel):
+    """Base of the page's models: immutable, and without unknown fields."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class Problem(MonitorModel):
+    """An error.
+
+    :param code: stays the same between releases
+    :param message: what was expected, what was found, and what to do
+    """
+
+    code: str
+    message: str
 
 
 class Limit(MonitorModel):
-    """A limit of a stream, and how near it is.
+    """A limit of a stream, and how much of it is used.
 
     :param name: JetStream's name of it
-    :param used: what is used
-    :param limit: how much may be
     :param share: the used share, 1.0 for all of it
     """
 
@@ -24,14 +37,14 @@ class Limit(MonitorModel):
 
 
 class LetterCounts(MonitorModel):
-    """What the last scan of a queue's dead letters found.
+    """The counts of the last scan of a queue's dead letters.
 
-    :param certain: dead beyond doubt and in circulation
-    :param uncertain: may be dead; it can't be told yet
+    :param certain: proved dead letters in circulation
+    :param uncertain: jobs that may be dead but aren't proved yet
     :param parked: taken out of circulation
-    :param lost: jobs that died and whose body nobody kept, so that they can't be brought back
+    :param lost: dead letters whose body wasn't preserved, so that they can't be redriven
     :param scanned_at: when the scan ended
-    :param scan_seconds: how long it took
+    :param scan_seconds: how long the scan took
     """
 
     certain: int
@@ -43,18 +56,17 @@ class LetterCounts(MonitorModel):
 
 
 class ConsumerNumbers(MonitorModel):
-    """A consumer as numbers.
+    """The numbers of a consumer.
 
-    :param name: its name
-    :param filters: the subjects it takes
+    :param filters: its filter subjects
     :param pending: jobs never delivered
     :param in_flight: delivered and not ended
     :param redelivered: of those, delivered more than once
-    :param open_pulls: requests of workers that wait for a job; 0 means that nobody waits just now
+    :param open_pulls: pull requests that wait for a job; 0 means that no worker waits now
     :param lag: how far the last delivered job is behind the last stored one, in stream sequences; 0 where nothing
         is pending
-    :param paused: delivers nothing for now
-    :param deliveries_per_second: between the last two looks
+    :param paused: delivers nothing at present
+    :param deliveries_per_second: between the last two polls
     """
 
     name: str
@@ -69,30 +81,30 @@ class ConsumerNumbers(MonitorModel):
 
 
 class QueueNumbers(MonitorModel):
-    """A queue as numbers, as of the snapshot.
+    """The numbers of a queue, as of the snapshot.
 
     :param connection: the Airflow connection's id
     :param queue: the stream's name
-    :param declared: whether it has a dead letter queue, so that deaths are kept and can be redriven
+    :param declared: whether it has a dead letter queue, which dead letters can be redriven from
     :param pending: jobs never delivered
     :param in_flight: delivered and not ended
     :param redelivered: of those, delivered more than once
-    :param dead_in_queue: stored jobs that will never be delivered again, by counting; exact while nothing moves.
-        ``null`` where the queue has more subjects than are counted for a glance
-    :param undeliverable: stored jobs that no consumer takes; ``null`` likewise
-    :param schedules: jobs for later; ``null`` likewise
-    :param letters: what the last scan found; ``null`` until the first one is done
+    :param dead_in_queue: stored jobs that will never be delivered again, by counting; exact while no job comes or
+        goes. ``null`` where the queue has too many subjects to count
+    :param undeliverable: stored jobs that match no consumer's filter; ``null`` likewise
+    :param schedules: scheduled jobs; ``null`` likewise
+    :param letters: the counts of the last scan; ``null`` until the first one has ended
     :param stored: messages in the stream
     :param bytes: their bytes
     :param oldest_seconds: age of the oldest message; ``null`` where there is none
-    :param in_per_second: messages stored a second, between the last two looks; ``null`` at the first one
+    :param in_per_second: messages stored a second, between the last two polls; ``null`` after the first one
     :param out_per_second: messages gone a second, likewise
     :param consumers: the number of consumers
     :param open_pulls: of all consumers
     :param limits: limits that are set, nearest first
-    :param state: ``idle`` nothing to do, ``working`` jobs end, ``waiting`` jobs are pending or in flight and none
-        ended between the last two looks, ``stuck`` jobs are pending and no worker asks for them and none is in flight
-    :param problem: why the numbers are missing, where they are
+    :param state: ``idle`` no jobs, ``working`` jobs end, ``waiting`` jobs are pending or in flight and none ended
+        between the last two polls, ``stuck`` jobs are pending, no worker pulls them and none is in flight
+    :param problem: why the numbers are missing, if they are
     :param pending_history: pending jobs over the last hour, oldest first, at most 60 points for a sparkline
     """
 
@@ -120,13 +132,13 @@ class QueueNumbers(MonitorModel):
 
 
 class ConnectionState(MonitorModel):
-    """An Airflow connection, and whether its server answers.
+    """An Airflow connection and the state of its server.
 
-    :param connection: its id
+    :param connection: the connection's id
     :param state: ``up``, ``away`` where the server doesn't answer or refuses, ``starting`` before the first answer
-    :param problem: why it is away and what to do
-    :param taken_at: when the shown numbers were seen; older than the refresh where the server is away
-    :param age_seconds: how old they are now
+    :param problem: why the server is away and what to do
+    :param taken_at: the time of the last successful poll
+    :param age_seconds: how long ago that was
     :param server: the server's version
     :param queues: its queues by name; the last known ones while it is away
     """
@@ -141,10 +153,10 @@ class ConnectionState(MonitorModel):
 
 
 class Snapshot(MonitorModel):
-    """All that is shown of all servers.
+    """All connections with their queues.
 
-    :param connections: the connections, in the configured order
-    :param refresh_seconds: when to ask again
+    :param connections: in the configured order
+    :param refresh_seconds: after how many seconds to request the next one
     """
 
     connections: list[ConnectionState]
@@ -152,12 +164,11 @@ class Snapshot(MonitorModel):
 
 
 class Point(MonitorModel):
-    """A queue at one moment of the last hour.
+    """A queue at one time of the last hour.
 
-    :param at: the moment
     :param pending: jobs never delivered
     :param in_flight: delivered and not ended
-    :param dead: certain dead letters, of the last scan before it; else those counted in the queue
+    :param dead: certain dead letters of the last scan before that time; without a scan, ``dead_in_queue``
     :param in_per_second: stored a second
     :param out_per_second: gone a second
     """
@@ -171,22 +182,21 @@ class Point(MonitorModel):
 
 
 class QueueDetail(MonitorModel):
-    """One queue.
+    """The details of a queue.
 
     :param numbers: as in the snapshot
-    :param state: whether its server answers
-    :param problem: why it doesn't
-    :param age_seconds: how old the numbers are
+    :param state: of its connection
+    :param problem: why the server is away
+    :param age_seconds: the age of the numbers
     :param subjects: the stream's subjects
     :param retention: the stream's retention
     :param description: the stream's description
-    :param dead_letter_queue: the stream that keeps its deaths
-    :param events: the stream that keeps the ends of its jobs
-    :param archive: the stream that keeps copies of its jobs
+    :param dead_letter_queue: the stream that captures its dead letters
+    :param events: the stream that stores the ends of its jobs
+    :param archive: the stream that stores copies of its jobs
     :param audit: the stream that records redrives
-    :param consumers: its consumers
     :param history: the last hour, oldest first
-    :param risks: what could be lost as things are, a sentence each; of the last scan
+    :param risks: what could be lost in the queue's present state, a sentence each; of the last scan
     """
 
     numbers: QueueNumbers

@@ -1,4 +1,4 @@
-"""What the report says: which counts stand where, and how they are put in words."""
+"""The content of the report: evaluates the counts of a triage and lays them out as tables."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.spark.dead_letters.report.html import MISSING, Link, Page, Table
-from airflow_provider_jetstream.spark.dead_letters.triage import LETTERS
+from airflow_provider_jetstream.spark.dead_letters.triage_tables import LETTERS
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence
 
     from pyspark.sql import DataFrame, Row
 
-    from airflow_provider_jetstream.spark.dead_letters.triage import Triage
+    from airflow_provider_jetstream.spark.dead_letters.triage_tables import Triage
 
     Cells = Callable[[Row], Sequence[Any]]
 
@@ -32,17 +32,11 @@ _HOUR, _DAY = 3_600, 86_400
 
 @dataclass(frozen=True)
 class Totals:
-    """The most important numbers.
+    """The most important numbers of letters.
 
-    :param letters: how many letters there are
-    :param lost: how many of them have no body any more
-    :param parked: how many of them are out of circulation
-    :param redriven: how many of them were redriven before
-    :param causes: how many causes they died of
-    :param dags: how many DAGs published them
-    :param queues: the work queues
-    :param first_died_at: the first death
-    :param last_died_at: the last death
+    :param lost: letters without a body
+    :param redriven: letters that were redriven before
+    :param causes: distinct causes of death
     """
 
     letters: int
@@ -57,27 +51,25 @@ class Totals:
 
 
 class Counts(NamedTuple):
-    """The largest counts of one side of a triage.
+    """The largest counts of one table of a triage.
 
-    :param rows: they
-    :param rest: how many more there are, and the letters that these count together
+    :param rest: how many more rows there are, and the sum of their counts
     """
 
     rows: Sequence[Row]
     rest: tuple[int, int]
 
 
-def count_all(found: Triage, letters: int, top: int) -> dict[str, Counts]:
-    """Evaluate all sides of a triage, several at a time: with few letters Spark mostly plans and waits.
+def count_all(triage: Triage, letters: int, top: int) -> dict[str, Counts]:
+    """Evaluate all tables of a triage, several at a time: with few letters Spark mostly plans and waits.
 
-    :param found: the triage
-    :param letters: how many letters there are
-    :param top: how many rows of each side are wanted; of the reasons all are
-    :return: by the names of the triage's fields; of the hours all
+    :param letters: the number of letters
+    :param top: rows per table; reasons and hours are complete
+    :return: the counts by the triage's fields
     """
 
-    def counted(name: str) -> tuple[str, Counts]:
-        frame: DataFrame = getattr(found, name)
+    def count(name: str) -> tuple[str, Counts]:
+        frame: DataFrame = getattr(triage, name)
         if name == "hours":
             return name, Counts(frame.withColumn("hour", f.unix_seconds("hour")).collect(), (0, 0))
         rows = frame.limit(max(top, len(Reason)) if name == "reasons" else top).collect()
@@ -85,34 +77,30 @@ def count_all(found: Triage, letters: int, top: int) -> dict[str, Counts]:
         return name, Counts(rows, (frame.count() - len(rows), rest) if rest else (0, 0))
 
     with ThreadPoolExecutor(_AT_A_TIME) as threads:
-        return dict(threads.map(counted, (field.name for field in fields(found))))
+        return dict(threads.map(count, (field.name for field in fields(triage))))
 
 
 def report_page(
-    found: Mapping[str, Counts],
+    counts: Mapping[str, Counts],
     totals: Totals,
     *,
     title: str | None,
     airflow_url: str | None,
     written_at: datetime,
 ) -> Page:
-    """Put the counts in words.
+    """Lay out the counts.
 
-    :param found: the counts
-    :param totals: the most important numbers
     :param title: the heading; names the queue where absent
-    :param airflow_url: where Airflow's pages are
-    :param written_at: when
-    :return: the page
+    :param airflow_url: the base URL for links to runs
     """
-    hours, unit = _buckets(found["hours"].rows)
-    about = [f"Written {_shown(written_at)}. All times are UTC."]
+    hours, unit = _buckets(counts["hours"].rows)
+    about = [f"Written {_format_time(written_at)}. All times are UTC."]
     if totals.first_died_at and totals.last_died_at:
-        about.insert(0, f"Deaths from {_shown(totals.first_died_at)} to {_shown(totals.last_died_at)}.")
+        about.insert(0, f"Deaths from {_format_time(totals.first_died_at)} to {_format_time(totals.last_died_at)}.")
 
-    def counted(title: str, names: Sequence[str], side: str, cells: Cells, **more: Any) -> Table:
-        counts = found[side]
-        return Table(title, names, [(cells(row), row[LETTERS]) for row in counts.rows], counts.rest, **more)
+    def table(title: str, names: Sequence[str], field: str, cells: Cells, **more: Any) -> Table:
+        rows, rest = counts[field]
+        return Table(title, names, [(cells(row), row[LETTERS]) for row in rows], rest, **more)
 
     return Page(
         title=title or f"Dead letters of {', '.join(totals.queues) or 'no queue'}",
@@ -126,9 +114,9 @@ def report_page(
             "lost, without a body": f"{totals.lost:,}",
         },
         trend=(f"Deaths by {unit}", hours),
-        series=[reason.value for reason in Reason if any(reason.value in counts for _, counts in hours)],
+        series=[reason.value for reason in Reason if any(reason.value in bucket for _, bucket in hours)],
         tables=[
-            counted(
+            table(
                 "Causes",
                 ("reason", "error", "where", "first and last death", "fingerprint, digest, sample"),
                 "groups",
@@ -136,14 +124,14 @@ def report_page(
                 wide=True,
                 note="Letters of one fingerprint, reason, error class and traceback digest.",
             ),
-            counted("Reasons", ("reason",), "reasons", _values("reason")),
-            counted("State and body", ("state", "body from"), "states", _values("state", "body_source")),
-            counted("Fingerprints", ("fingerprint",), "fingerprints", _values("fingerprint")),
-            counted("Error classes", ("error class",), "error_classes", _values("error_class")),
-            counted("Traceback digests", ("digest", "place"), "digests", _values("traceback_digest", "error_place")),
-            counted("Consumers", ("consumer",), "consumers", _values("consumer")),
-            counted("Subjects", ("subject",), "subjects", _values("subject"), wide=True),
-            counted(
+            table("Reasons", ("reason",), "reasons", _values("reason")),
+            table("State and body", ("state", "body from"), "states", _values("state", "body_source")),
+            table("Fingerprints", ("fingerprint",), "fingerprints", _values("fingerprint")),
+            table("Error classes", ("error class",), "error_classes", _values("error_class")),
+            table("Traceback digests", ("digest", "place"), "digests", _values("traceback_digest", "error_place")),
+            table("Consumers", ("consumer",), "consumers", _values("consumer")),
+            table("Subjects", ("subject",), "subjects", _values("subject"), wide=True),
+            table(
                 "Published by",
                 ("DAG", "run", "tasks"),
                 "origins",
@@ -164,12 +152,12 @@ def _values(*names: str) -> Cells:
 
 def _cause(row: Row) -> list[Any]:
     text = row["sample_message"] or ""
-    told = [row["error_class"], text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"]
+    error = [row["error_class"], text if len(text) <= _LONGEST_TEXT else f"{text[:_LONGEST_TEXT]}…"]
     return [
         row["reason"],
-        [each for each in told if each] or MISSING,
-        [each for each in (row["error_place"], row["consumer"]) if each] or MISSING,
-        [_shown(row[name]) for name in ("first_died_at", "last_died_at")],
+        [value for value in error if value] or MISSING,
+        [value for value in (row["error_place"], row["consumer"]) if value] or MISSING,
+        [_format_time(row[name]) for name in ("first_died_at", "last_died_at")],
         [row["fingerprint"], row["traceback_digest"] or "no digest", f"sequence {row['sample_sequence']}"],
     ]
 
@@ -187,25 +175,25 @@ def _origin(row: Row, airflow_url: str | None) -> list[Any]:
 
 
 def _buckets(rows: Sequence[Row]) -> tuple[list[tuple[str, Mapping[str, int]]], str]:
-    """Give the trend by hour where the chart has room for that, else by day; what is older comes first, together."""
+    """Count by hour where the chart is wide enough, else by day; older deaths share the first bucket."""
     if not rows:
         return [], "hour"
     first, last = min(row["hour"] for row in rows) // _HOUR, max(row["hour"] for row in rows) // _HOUR
     unit, step, form = ("hour", _HOUR, "%m-%d %H:00") if last - first < _MOST_COLUMNS else ("day", _DAY, "%Y-%m-%d")
-    found: dict[int, Counter[str]] = {}
+    by_bucket: dict[int, Counter[str]] = {}
     for row in rows:
-        found.setdefault(row["hour"] // step, Counter())[row["reason"]] += row[LETTERS]
-    start = max(min(found), max(found) - _MOST_COLUMNS + 1)
+        by_bucket.setdefault(row["hour"] // step, Counter())[row["reason"]] += row[LETTERS]
+    start = max(min(by_bucket), max(by_bucket) - _MOST_COLUMNS + 1)
 
     def label(bucket: int) -> str:
         return format(datetime.fromtimestamp(bucket * step, UTC), form)
 
     buckets: list[tuple[str, Mapping[str, int]]]
-    buckets = [(label(bucket), found.get(bucket, Counter())) for bucket in range(start, max(found) + 1)]
-    if older := sum((counts for bucket, counts in found.items() if bucket < start), Counter[str]()):
+    buckets = [(label(bucket), by_bucket.get(bucket, Counter())) for bucket in range(start, max(by_bucket) + 1)]
+    if older := sum((counts for bucket, counts in by_bucket.items() if bucket < start), Counter[str]()):
         buckets.insert(0, ("before", older))
     return buckets, unit
 
 
-def _shown(moment: datetime) -> str:
-    return f"{moment:%Y-%m-%d %H:%M:%S}"
+def _format_time(time: datetime) -> str:
+    return f"{time:%Y-%m-%d %H:%M:%S}"

@@ -1,13 +1,12 @@
-"""The report as one HTML page without scripts: a tree of elements, so that no value can become anything but text."""
+"""Renders the report as one HTML page without scripts, from a tree of elements, so that every value stays text."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 from xml.etree.ElementTree import Element, SubElement, tostring
 
 from airflow_provider_jetstream.spark.dead_letters.report.charts import bar, stacked_columns
-from airflow_provider_jetstream.spark.dead_letters.report.style import STYLE
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -15,15 +14,56 @@ if TYPE_CHECKING:
 MISSING = "—"
 
 _SHORT = 22
+# Light or dark by the reader's preference, for screen and paper.
+_STYLE: Final = """
+:root { color-scheme: light dark; --paper: #fff; --card: #f6f7f9; --ink: #1b1f24; --soft: #59636e; --line: #d9dee3;
+  --link: #0757b8; --s0: #2f6fb5; --s1: #d9822b; --s2: #2a9d8f; --s3: #b5476f; --s4: #8a7f2e; --s5: #6b7785; }
+@media (prefers-color-scheme: dark) { :root { --paper: #14171b; --card: #1d2127; --ink: #e4e8ec; --soft: #9ba6b1;
+  --line: #343b43; --link: #7db4f2; --s0: #5b9bdf; --s1: #e6a15c; --s2: #4fbfb0; --s3: #dd7aa0; --s4: #b9ad55;
+  --s5: #97a3b0; } }
+* { box-sizing: border-box; }
+body { margin: 0; background: var(--paper); color: var(--ink); font: 15px/1.45 system-ui, sans-serif; }
+main { max-width: 1180px; margin: 0 auto; padding: 24px 20px 48px; }
+h1 { font-size: 1.6rem; margin: 0 0 4px; }
+h2 { font-size: 1.05rem; margin: 0 0 8px; }
+a { color: var(--link); }
+.about { color: var(--soft); margin: 0 0 4px; overflow-wrap: anywhere; }
+.figures { display: grid; grid-template-columns: repeat(auto-fit, minmax(140px, 1fr)); gap: 12px; margin: 16px 0; }
+.figures div { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 10px 14px; }
+dt { color: var(--soft); font-size: .85rem; }
+dd { margin: 0; font-size: 1.5rem; font-variant-numeric: tabular-nums; }
+section { background: var(--card); border: 1px solid var(--line); border-radius: 8px; padding: 14px 16px;
+  min-width: 0; }
+.grid { display: grid; grid-template-columns: 1fr 1fr; gap: 16px; margin-top: 16px; align-items: start; }
+.wide { grid-column: 1 / -1; }
+.legend { display: flex; flex-wrap: wrap; gap: 4px 18px; list-style: none; margin: 0 0 8px; padding: 0; }
+.mark { width: 12px; height: 12px; margin-right: 6px; }
+.trend { display: block; width: 100%; height: auto; }
+.trend text { fill: var(--soft); font: 12px system-ui, sans-serif; }
+.trend .grid { stroke: var(--line); stroke-width: 1; }
+.scroll { overflow-x: auto; }
+table { border-collapse: collapse; width: 100%; }
+th { color: var(--soft); font-weight: 500; font-size: .85rem; text-align: left; }
+th, td { padding: 5px 14px 5px 0; border-bottom: 1px solid var(--line); vertical-align: top; }
+td { overflow-wrap: anywhere; }
+.short { white-space: nowrap; }
+tbody tr:last-child td { border-bottom: 0; }
+td.count, th.count { white-space: nowrap; font-variant-numeric: tabular-nums; }
+td.count { text-align: right; width: 1%; }
+td.share { width: 90px; min-width: 70px; padding-top: 10px; }
+.bar { display: block; width: 100%; height: 10px; }
+.second, .rest td { color: var(--soft); }
+.second { font-size: .85rem; }
+.s0 { fill: var(--s0); } .s1 { fill: var(--s1); } .s2 { fill: var(--s2); }
+.s3 { fill: var(--s3); } .s4 { fill: var(--s4); } .s5 { fill: var(--s5); }
+@media (max-width: 760px) { .grid { grid-template-columns: 1fr; } }
+@media print { section { break-inside: avoid; } }
+"""
 
 
 @dataclass(frozen=True)
 class Link:
-    """Text that leads somewhere.
-
-    :param text: what is shown
-    :param url: where it leads
-    """
+    """A hyperlink."""
 
     text: str
     url: str
@@ -34,11 +74,11 @@ class Table:
     """Counts, the largest first.
 
     :param title: what is counted
-    :param names: of the columns before the count
-    :param rows: the values of those columns and the count; a list of values is shown one below the other
-    :param rest: how many more rows there are, and what they count together
+    :param names: the columns before the count
+    :param rows: the values of those columns and the count; the values of a list are shown one below the other
+    :param rest: how many more rows there are, and the sum of their counts
     :param wide: whether it takes the whole width
-    :param note: what to know about it
+    :param note: a line under the title
     """
 
     title: str
@@ -51,14 +91,12 @@ class Table:
 
 @dataclass(frozen=True)
 class Page:
-    """What the report says.
+    """The content of the report.
 
-    :param title: its heading
-    :param about: a line each under the heading
-    :param figures: the most important numbers by what they count
-    :param trend: what the chart shows, and its buckets in order: a label, and a count for each of some series
-    :param series: of the chart
-    :param tables: the counts
+    :param about: the lines under the title
+    :param figures: the most important numbers by their labels
+    :param trend: the chart's title, and its buckets in order: a label, and a count by series
+    :param series: the chart's series
     """
 
     title: str
@@ -69,36 +107,33 @@ class Page:
     tables: Sequence[Table] = field(default_factory=tuple)
 
     def html(self) -> str:
-        """Write the page.
-
-        :return: the whole document
-        """
+        """Render the whole document."""
         root = Element("html", {"lang": "en"})
         head = SubElement(root, "head")
         SubElement(head, "meta", {"charset": "utf-8"})
         SubElement(head, "meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"})
         SubElement(head, "meta", {"name": "color-scheme", "content": "light dark"})
-        # Nothing is loaded and nothing runs, whatever a browser might find in here.
+        # No browser loads or runs anything, whatever the letters contain.
         policy = "default-src 'none'; style-src 'unsafe-inline'"
         SubElement(head, "meta", {"http-equiv": "Content-Security-Policy", "content": policy})
         SubElement(head, "title").text = self.title
-        SubElement(head, "style").text = STYLE
+        SubElement(head, "style").text = _STYLE
         body = SubElement(SubElement(root, "body"), "main")
         SubElement(body, "h1").text = self.title
         for line in self.about:
             SubElement(body, "p", {"class": "about"}).text = line
         figures = SubElement(body, "dl", {"class": "figures"})
         for name, value in self.figures.items():
-            each = SubElement(figures, "div")
-            SubElement(each, "dt").text = name
-            SubElement(each, "dd").text = value
-        self._trend(body)
+            figure = SubElement(figures, "div")
+            SubElement(figure, "dt").text = name
+            SubElement(figure, "dd").text = value
+        self._add_trend(body)
         grid = SubElement(body, "div", {"class": "grid"})
         for table in self.tables:
-            _table(grid, table)
+            _add_table(grid, table)
         return "<!DOCTYPE html>\n" + tostring(root, encoding="unicode", method="html") + "\n"
 
-    def _trend(self, body: Element) -> None:
+    def _add_trend(self, body: Element) -> None:
         title, buckets = self.trend
         section = SubElement(body, "section", {"class": "wide"})
         SubElement(section, "h2").text = title
@@ -106,16 +141,16 @@ class Page:
             SubElement(section, "p", {"class": "about"}).text = "No dead letters."
             return
         legend = SubElement(section, "ul", {"class": "legend"})
-        for place, part in enumerate(self.series):
+        for index, name in enumerate(self.series):
             item = SubElement(legend, "li")
             mark = SubElement(item, "svg", {"class": "mark", "aria-hidden": "true"})
-            SubElement(mark, "rect", {"width": "100%", "height": "100%", "rx": "2", "class": f"s{place}"})
-            total = sum(counts.get(part, 0) for _, counts in buckets)
-            SubElement(item, "span").text = f"{part} {total:,}"
+            SubElement(mark, "rect", {"width": "100%", "height": "100%", "rx": "2", "class": f"s{index}"})
+            total = sum(counts.get(name, 0) for _, counts in buckets)
+            SubElement(item, "span").text = f"{name} {total:,}"
         section.append(stacked_columns(buckets, self.series, title))
 
 
-def _table(grid: Element, table: Table) -> None:
+def _add_table(grid: Element, table: Table) -> None:
     section = SubElement(grid, "section", {"class": "wide"} if table.wide else {})
     SubElement(section, "h2").text = table.title
     if table.note:
@@ -133,7 +168,7 @@ def _table(grid: Element, table: Table) -> None:
         SubElement(row, "td", {"class": "count"}).text = f"{count:,}"
         SubElement(row, "td", {"class": "share"}).append(bar(count, largest))
         for value in values:
-            _cell(SubElement(row, "td"), value)
+            _fill_cell(SubElement(row, "td"), value)
     more, rest = table.rest
     if more:
         row = SubElement(body, "tr", {"class": "rest"})
@@ -142,7 +177,7 @@ def _table(grid: Element, table: Table) -> None:
         SubElement(row, "td", {"colspan": str(len(table.names))}).text = f"in {more:,} more"
 
 
-def _cell(cell: Element, value: str | Link | list[str] | None) -> None:
+def _fill_cell(cell: Element, value: str | Link | list[str] | None) -> None:
     match value:
         case Link():
             SubElement(cell, "a", {"href": value.url, "rel": "noreferrer"}).text = value.text
@@ -156,5 +191,5 @@ def _cell(cell: Element, value: str | Link | list[str] | None) -> None:
 
 def _classes(name: str, text: str) -> dict[str, str]:
     """Keep short texts, such as times and digests, on one line."""
-    names = " ".join(each for each in (name, "short" if len(text) <= _SHORT else "") if each)
+    names = " ".join(part for part in (name, "short" if len(text) <= _SHORT else "") if part)
     return {"class": names} if names else {}

@@ -1,4 +1,4 @@
-"""The report about dead letters: what they were as Parquet, and what they have in common on one page."""
+"""Writes the report about dead letters: the letters and their causes as Parquet, and an HTML page."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from urllib.parse import unquote, urlsplit
 
 from pyspark.sql import functions as f
 
+from airflow_provider_jetstream.spark.dead_letters.read import snapshot
 from airflow_provider_jetstream.spark.dead_letters.report.content import Totals, count_all, report_page
 from airflow_provider_jetstream.spark.dead_letters.schema import BODY, HEADERS, IS_PARKED, LOST, STATE
-from airflow_provider_jetstream.spark.dead_letters.snapshots import snapshot
-from airflow_provider_jetstream.spark.dead_letters.triage import LETTERS, triage
+from airflow_provider_jetstream.spark.dead_letters.triage_tables import CAUSE, LETTERS, triage
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
@@ -24,18 +24,18 @@ _PAGE = "report.html"
 
 @dataclass(frozen=True)
 class ReportSummary:
-    """A report in short.
+    """The most important numbers of a report, and its files.
 
-    :param letters: how many it is about
-    :param lost: how many of them have no body any more
-    :param parked: how many of them are out of circulation
-    :param causes: how many causes they died of
-    :param reasons: how many died for each reason
-    :param largest: the fingerprint of the cause with most letters, and how many
+    :param letters: the number of letters
+    :param lost: letters without a body
+    :param parked: letters out of circulation
+    :param causes: distinct causes of death
+    :param reasons: letters by reason
+    :param largest: the fingerprint of the most frequent cause, and its letters
     :param first_died_at: the first death, in ISO 8601
-    :param last_died_at: the last death
-    :param page: where the page is
-    :param data: where the Parquet files are
+    :param last_died_at: the last death, in ISO 8601
+    :param page: the path of the page
+    :param data: the path of the Parquet files
     """
 
     letters: int
@@ -50,10 +50,7 @@ class ReportSummary:
     data: str
 
     def as_dict(self) -> dict[str, Any]:
-        """Give it as plain values, such as an XCom takes.
-
-        :return: by field
-        """
+        """Convert to plain values, such as an XCom takes."""
         return asdict(self)
 
 
@@ -66,32 +63,31 @@ def write_report(
     page: Path | str | None = None,
     top: int = 20,
 ) -> ReportSummary:
-    """Write what dead letters were and what they have in common.
+    """Write a report about dead letters.
 
-    ``directory`` gets ``letters`` (every letter but for body and headers, which the snapshot holds; Parquet,
-    partitioned by day), ``groups`` (every cause; Parquet) and, where it is one of the driver's, ``report.html``.
+    ``directory`` gets ``letters`` (every letter without body and headers, which the snapshot holds; Parquet,
+    partitioned by day), ``groups`` (every cause; Parquet) and, where it is on the driver, ``report.html``.
     All counts are of what was written, so they add up.
 
     :param letters: a snapshot
     :param directory: a directory that doesn't exist yet
     :param title: the page's heading; names the queue where absent
-    :param airflow_url: where Airflow's pages are, so that runs can be linked to
-    :param page: where the driver writes the page, if not into the directory
-    :param top: how many rows each table shows at most
-    :return: the report in short
-    :raises SparkOptionError: the URL isn't one, or the page has no place
+    :param airflow_url: the base URL for links to runs
+    :param page: the path of the page on the driver, if not in the directory
+    :param top: the most rows of a table
+    :raises SparkOptionError: the URL is invalid, or ``page`` is missing for a remote directory
     """
     if airflow_url is not None and urlsplit(airflow_url).scheme not in ("http", "https"):
         raise SparkOptionError(f"expected airflow_url to begin with https:// or http://, found {airflow_url!r}")
-    file, directory = _file(page, directory), directory.rstrip("/")
-    told = snapshot(letters.drop(BODY, HEADERS, "day"), f"{directory}/{LETTERS}")
-    found = triage(told)
-    found.groups.write.mode("error").parquet(f"{directory}/groups")
-    totals = _totals(told)
-    counts = count_all(found, totals.letters, top)
-    shown = report_page(counts, totals, title=title, airflow_url=airflow_url, written_at=datetime.now(UTC))
+    file, directory = _page_path(page, directory), directory.rstrip("/")
+    written = snapshot(letters.drop(BODY, HEADERS, "day"), f"{directory}/{LETTERS}")
+    tables = triage(written)
+    tables.groups.write.mode("error").parquet(f"{directory}/groups")
+    totals = _totals(written)
+    counts = count_all(tables, totals.letters, top)
+    content = report_page(counts, totals, title=title, airflow_url=airflow_url, written_at=datetime.now(UTC))
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(shown.html(), encoding="utf-8")
+    file.write_text(content.html(), encoding="utf-8")
     largest = next(iter(counts["groups"].rows), None)
     return ReportSummary(
         letters=totals.letters,
@@ -107,27 +103,27 @@ def write_report(
     )
 
 
-def _file(page: Path | str | None, directory: str) -> Path:
+def _page_path(page: Path | str | None, directory: str) -> Path:
     if page is not None:
         return Path(page)
     parts = urlsplit(directory)
     if parts.scheme not in ("", "file"):
         raise SparkOptionError(
-            f"expected page, a path on the driver, since {directory} is none; found none: say where the page goes"
+            f"expected page, a path on the driver, because {directory} isn't on the driver; found none: set page"
         )
     return Path(unquote(parts.path)) / _PAGE if parts.scheme else Path(directory) / _PAGE
 
 
-def _totals(told: DataFrame) -> Totals:
-    def seconds(moment: Any) -> Any:
-        # As a number, since Spark gives times in a time zone of its own without saying which.
-        return f.unix_micros(moment) / 1_000_000
+def _totals(letters: DataFrame) -> Totals:
+    def seconds(time: Any) -> Any:
+        # As a number, since Spark returns times without their time zone.
+        return f.unix_micros(time) / 1_000_000
 
-    row = told.agg(
+    row = letters.agg(
         f.count("*").alias("letters"),
         f.count_if(f.col(STATE) == LOST).alias("lost"),
         f.count_if(f.col(STATE) == IS_PARKED).alias("parked"),
-        f.count_distinct(f.struct("fingerprint", "reason", "error_class", "traceback_digest")).alias("causes"),
+        f.count_distinct(f.struct(*CAUSE)).alias("causes"),
         f.count_distinct("dag_id").alias("dags"),
         f.count_if(f.col("redrive_count") > 0).alias("redriven"),
         f.sort_array(f.collect_set("stream")).alias("queues"),

@@ -75,14 +75,14 @@ JOB = Delivery("7", "orders.new", b'{"item": "pen"}', {}, 1, 1)
         (lambda *jobs: jobs[0].id, "7"),
     ],
 )
-def test_a_handler_is_called_with_what_it_takes(handler: Callable[..., Any], expected: str) -> None:
-    call = inspect_handler(handler)
-    assert call(JOB) == expected
-    assert not call.is_async
+def test_a_handler_is_called_with_the_arguments_of_its_signature(handler: Callable[..., Any], expected: str) -> None:
+    bound = inspect_handler(handler)
+    assert bound(JOB) == expected
+    assert not bound.is_async
 
 
 @pytest.mark.parametrize("handler", [typed_async, AsyncShop(), partial(typed_async)])
-def test_an_async_handler_is_known_as_one(handler: Callable[..., Any]) -> None:
+def test_an_async_handler_is_recognised(handler: Callable[..., Any]) -> None:
     assert inspect_handler(handler).is_async
 
 
@@ -105,20 +105,20 @@ def keyword(*, job: Delivery) -> None: ...
 
 @pytest.mark.parametrize("handler", [none, two, three, keyword])
 def test_a_handler_that_takes_something_else_is_refused(handler: Callable[..., Any]) -> None:
-    told = f"expected a handler that takes a job, or a pydantic model and a job, found {handler.__name__}("
-    with pytest.raises(WorkerSetupError, match=re.escape(told)):
+    expected_text = f"expected a handler that takes a job, or a pydantic model and a job, found {handler.__name__}("
+    with pytest.raises(WorkerSetupError, match=re.escape(expected_text)):
         inspect_handler(handler)
 
 
 def hidden(amount: Decimal) -> None: ...
 
 
-def test_an_annotation_that_only_type_checkers_see_is_refused_since_it_may_be_a_model() -> None:
+def test_an_annotation_imported_for_type_checkers_only_is_refused_since_it_may_be_a_model() -> None:
     with pytest.raises(WorkerSetupError, match=r"found 'Decimal' on amount of hidden: .*import it outside"):
         inspect_handler(hidden)
 
 
-def test_many_problems_of_a_body_are_told_in_short() -> None:
+def test_only_the_first_problems_of_a_body_are_listed() -> None:
     job = Delivery("7", "orders.new", b'{"item": 1, "lines": ["a", "b", "c", "d", "e", "f"]}', {}, 1, 1)
     with pytest.raises(InvalidBodyError, match=r"item: Input should be a valid string; .*; and 2 more$"):
         inspect_handler(typed)(job)

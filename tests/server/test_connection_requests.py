@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, UnreachableError
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 
@@ -38,7 +38,7 @@ async def test_a_refusal_that_does_not_pass_stays_one(connection: Connection, na
 async def test_a_closed_connection_says_so(nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (nats.url,)})) as opened:
         pass
-    with pytest.raises(UnreachableError, match=r"the connection failed while asking \$JS\.API\.INFO: "):
+    with pytest.raises(UnreachableError, match=r"the connection failed during a request on \$JS\.API\.INFO: "):
         await opened.api("INFO")
     assert opened.client.is_closed
 

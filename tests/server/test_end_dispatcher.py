@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -31,10 +30,11 @@ from testbed.queues import (
 from testbed.waiters import WaitingCost, start_waiting, store_completions, wait_failures, wait_reports
 
 if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
-KEPT = "airflow_provider_jetstream.jetstream.waiting.event_source._KEPT"
+KEPT = "airflow_provider_jetstream.jetstream.waiting.event_source._MAX_RECENT"
 
 
 async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nats: NatsServer, name: str) -> None:

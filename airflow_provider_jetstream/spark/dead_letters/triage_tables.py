@@ -1,32 +1,33 @@
-"""What dead letters have in common: how many died of what, when, on which subjects, and published by whom."""
+"""Counts dead letters by cause, time, subject and origin."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from pyspark.sql import functions as f
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-LETTERS = "letters"
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
 
-_CAUSE = ("fingerprint", "reason", "error_class", "traceback_digest")
+LETTERS: Final = "letters"
+CAUSE: Final[tuple[GroupField, ...]] = ("fingerprint", "reason", "error_class", "traceback_digest")
 
 
 @dataclass(frozen=True)
 class Triage:
-    """Counts of the same letters from different sides; each adds up to their number, in its column ``letters``.
+    """The same letters counted by different fields; each table's column ``letters`` adds up to their number.
 
     :param groups: by cause (fingerprint, reason, error class and traceback digest together), each with its first and
-        last death, a sample and what it hit; the largest first
+        last death, a sample and what it affected; the largest first
     :param fingerprints: by fingerprint
     :param reasons: by reason
     :param error_classes: by error class
-    :param digests: by traceback digest, with the place
-    :param states: by state and where the body is
-    :param hours: by the hour of death and the reason; in order
+    :param digests: by traceback digest and the error's place in the code
+    :param states: by state and source of the body
+    :param hours: by hour of death and reason, in order
     :param subjects: by subject
     :param consumers: by consumer
     :param origins: by DAG and run
@@ -45,13 +46,13 @@ class Triage:
 
 
 def triage(letters: DataFrame) -> Triage:
-    """Put letters together that belong together.
+    """Count letters by what they have in common.
 
     :param letters: a snapshot
-    :return: the counts, evaluated when they are looked at
+    :return: the counts, evaluated when they are used
     """
     message = f.coalesce("error_message", "explanation")
-    groups = letters.groupBy(*_CAUSE).agg(
+    groups = letters.groupBy(*CAUSE).agg(
         f.count("*").alias(LETTERS),
         f.min("died_at").alias("first_died_at"),
         f.max("died_at").alias("last_died_at"),
@@ -69,20 +70,20 @@ def triage(letters: DataFrame) -> Triage:
         f.count("*").alias(LETTERS), f.count_distinct("task_id").alias("tasks")
     )
     return Triage(
-        groups=_largest_first(groups, *_CAUSE),
-        fingerprints=_counted(letters, "fingerprint"),
-        reasons=_counted(letters, "reason"),
-        error_classes=_counted(letters, "error_class"),
-        digests=_counted(letters, "traceback_digest", "error_place"),
-        states=_counted(letters, "state", "body_source"),
+        groups=_largest_first(groups, *CAUSE),
+        fingerprints=_count_by(letters, "fingerprint"),
+        reasons=_count_by(letters, "reason"),
+        error_classes=_count_by(letters, "error_class"),
+        digests=_count_by(letters, "traceback_digest", "error_place"),
+        states=_count_by(letters, "state", "body_source"),
         hours=hours.orderBy("hour", "reason"),
-        subjects=_counted(letters, "subject"),
-        consumers=_counted(letters, "consumer"),
+        subjects=_count_by(letters, "subject"),
+        consumers=_count_by(letters, "consumer"),
         origins=_largest_first(origins, "dag_id", "run_id"),
     )
 
 
-def _counted(letters: DataFrame, *columns: str) -> DataFrame:
+def _count_by(letters: DataFrame, *columns: str) -> DataFrame:
     return _largest_first(letters.groupBy(*columns).agg(f.count("*").alias(LETTERS)), *columns)
 
 

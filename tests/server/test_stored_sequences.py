@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.nats_py import sequence_set as presence
+from airflow_provider_jetstream.jetstream.client import stream_api
 from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
-from airflow_provider_jetstream.jetstream.dead_letters import reconciliation as orphans
+from airflow_provider_jetstream.jetstream.dead_letters import reconciliation
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from testbed.queues import make_dead_letters, make_queue, publish_jobs, pull_jobs
@@ -28,7 +28,7 @@ async def test_what_a_stream_holds_is_known_without_getting_it(
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
     found = await stored_sequences(connection, name)
     assert ([each for each in range(10) if each in found], found.exact) == ([3, 5, 6], True)
-    monkeypatch.setattr(presence, "_MOST_DELETED", 0)
+    monkeypatch.setattr(stream_api, "_MAX_DELETED", 0)
     found = await stored_sequences(connection, name)
     assert ([each for each in range(10) if each in found], found.exact) == ([3, 4, 5, 6, 7], False)
 
@@ -44,7 +44,7 @@ async def test_letters_are_counted_alike_by_sequences_and_one_by_one(
             found = await stored_sequences(connection, stream)
             return SequenceSet(found.first, found.last, exact=False)
 
-        monkeypatch.setattr(orphans, "find_present", too_many)
+        monkeypatch.setattr(reconciliation, "stored_sequences", too_many)
     queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
     await make_dead_letters(connection, queue, "abcdefgh")
     # One finished late after all, one deleted, and one nobody told of; one more is in a worker's hands.

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("often")
 
-UNTOLD = "used up its deliveries, and no advisory tells of it"
+NO_ADVISORY = "used up its deliveries without an advisory"
 ANY = WaitPolicy(max_dead=None, max_vanished=None)
 
 
@@ -114,7 +114,7 @@ async def test_a_death_of_which_no_entry_tells_is_found(connection: Connection, 
     await connection.api(f"STREAM.PURGE.{name}-dead")
     waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_dead=1))
     (report,) = await wait_reports([waiter])
-    assert (report.dead, report.vanished) == ({1: UNTOLD, 2: UNTOLD}, set())
+    assert (report.dead, report.vanished) == ({1: NO_ADVISORY, 2: NO_ADVISORY}, set())
 
 
 async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_pumped(
@@ -129,7 +129,7 @@ async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_p
     assert await stored_count(connection, f"{name}-dead") == 0
     (report,) = await wait_reports([waiter])
     assert report.dead.keys() == set(jobs)
-    assert set(report.dead.values()) <= {"1 deliveries to worker", UNTOLD}
+    assert set(report.dead.values()) <= {"1 deliveries to worker", NO_ADVISORY}
 
 
 async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nats: NatsServer, name: str) -> None:
@@ -151,7 +151,7 @@ async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nat
             for message in await pull_jobs(connection, queue, undone):
                 await message.nak()
         (report,) = await wait_reports([waiter], within=20)
-        assert report.dead == dict.fromkeys(jobs, UNTOLD)
+        assert report.dead == dict.fromkeys(jobs, NO_ADVISORY)
         assert await stored_count(connection, f"{name}-dead") == 0
 
 

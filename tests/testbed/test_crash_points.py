@@ -1,4 +1,4 @@
-"""Runs that are killed at their n-th call: each call is met, and those before it were made."""
+"""Runs that are killed at their n-th call: every call is covered, and the calls before it were made."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
-KILLED = -signal.SIGKILL
+SIGKILL_STATUS = -signal.SIGKILL
 
 
 async def work(connection: Connection, queue: WorkQueue, *, body: str) -> None:
-    """Read, and change something in each of the ways that there are."""
+    """Read, and change state with each kind of call."""
     await stream_info(connection, queue.name)
-    first, second = await publish_jobs(connection, queue, [body, "not wanted"])
+    first, second = await publish_jobs(connection, queue, [body, "deleted"])
     await connection.api(f"STREAM.MSG.DELETE.{queue.name}", {"seq": second})
     await get_message(connection, queue.name, first)
     (message,) = await pull_jobs(connection, queue, 1)
     await store_completion(connection, queue, first)
     await message.ack_sync()
-    # In the client's old style of requests.
+    # In nats-py's old style of requests.
     request = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.worker"
     await connection.client.request(request, b'{"batch": 1, "no_wait": true}', old_style=True, timeout=5)
 
@@ -50,7 +50,7 @@ WORK = [
     "$JS.API.CONSUMER.MSG.NEXT",
 ]
 CHANGES = [kind for kind in WORK if not kind.endswith((".INFO", ".GET", ".NEXT"))]
-# Of the jobs and of the completions, after each of the changes.
+# Stored jobs and completions after each of the changes.
 STORED = [(0, 0), (1, 0), (2, 0), (1, 0), (1, 1), (0, 1)]
 
 
@@ -58,7 +58,7 @@ async def fail(_connection: Connection, _queue: WorkQueue) -> None:
     raise KeyError("mine")
 
 
-async def read_on(connection: Connection, _queue: WorkQueue) -> None:
+async def read_forever(connection: Connection, _queue: WorkQueue) -> None:
     while True:
         await connection.api("INFO")
 
@@ -70,67 +70,67 @@ def children() -> list[str]:
 
 @pytest.fixture
 def prepare(connection: Connection, name: str) -> Callable[[int], Awaitable[WorkQueue]]:
-    """Give the queue of each run."""
+    """Return a function that creates the queue of a run."""
 
-    def prepared(call: int) -> Awaitable[WorkQueue]:
+    def create_queue(call: int) -> Awaitable[WorkQueue]:
         return make_queue(connection, f"{name}-{call}")
 
-    return prepared
+    return create_queue
 
 
-async def test_each_run_is_killed_instead_of_its_own_call(
+async def test_each_run_is_killed_in_place_of_its_own_call(
     nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
-    deaths = await crash_at_every_call((nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"})
-    assert deaths.killed_calls == WORK
-    assert deaths.statuses == [KILLED] * len(WORK) + [0]
-    assert [run.call for run in deaths.runs] == list(range(1, len(WORK) + 2))
-    assert deaths.runs[2].subject == f"{deaths.queues[2].name}.jobs.plain"
-    shown = deaths.table().splitlines()
-    assert [line.split("  ")[0] for line in shown[2:]] == [*WORK, "nothing: it came through"]
+    report = await crash_at_every_call((nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"})
+    assert report.killed_calls == WORK
+    assert report.statuses == [SIGKILL_STATUS] * len(WORK) + [0]
+    assert [run.call for run in report.runs] == list(range(1, len(WORK) + 2))
+    assert report.runs[2].subject == f"{report.queues[2].name}.jobs.plain"
+    lines = report.table().splitlines()
+    assert [line.split("  ")[0] for line in lines[2:]] == [*WORK, "nothing: it finished"]
     assert children() == []
 
 
-async def test_reading_calls_can_be_left_out(
+async def test_reads_can_be_left_out(
     nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
-    deaths = await crash_at_every_call(
+    report = await crash_at_every_call(
         (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, counted="changes"
     )
-    assert deaths.killed_calls == CHANGES
-    found = [
+    assert report.killed_calls == CHANGES
+    counts = [
         (await stored_count(connection, queue.name), await stored_count(connection, f"{queue.name}-events"))
-        for queue in deaths.queues
+        for queue in report.queues
     ]
-    assert found == STORED
+    assert counts == STORED
 
 
 async def test_the_first_calls_can_be_left_out(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
-    deaths = await crash_at_every_call(
+    report = await crash_at_every_call(
         (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, first_call=8
     )
-    assert deaths.killed_calls == WORK[7:]
+    assert report.killed_calls == WORK[7:]
 
 
-async def test_a_run_that_fails_by_itself_is_told(
+async def test_a_run_that_fails_by_itself_raises_its_error(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)a run ended with 1 by itself:.*KeyError: 'mine'"):
         await crash_at_every_call((nats.url,), f"{__name__}:fail", prepare, logs=tmp_path)
-    with pytest.raises(RuntimeError, match=r"(?s)the process that forks ended with 1:.*has no attribute 'absent'"):
+    with pytest.raises(RuntimeError, match=r"(?s)the forking process ended with 1:.*has no attribute 'absent'"):
         await crash_at_every_call((nats.url,), f"{__name__}:absent", prepare, logs=tmp_path)
 
 
-async def test_what_makes_calls_without_end_is_ended(
+async def test_a_coroutine_with_endless_calls_is_killed(
     nats: NatsServer, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
     with pytest.raises(RuntimeError, match=r"(?s)makes more than 3 calls:.*INFO +3 +-9"):
-        await crash_at_every_call((nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, max_calls=3)
+        await crash_at_every_call((nats.url,), f"{__name__}:read_forever", prepare, logs=tmp_path, max_calls=3)
     with pytest.raises(TimeoutError):
         await crash_at_every_call(
-            (nats.url,), f"{__name__}:read_on", prepare, logs=tmp_path, counted="changes", within=3
+            (nats.url,), f"{__name__}:read_forever", prepare, logs=tmp_path, counted="changes", within=3
         )
     assert children() == []
 
@@ -152,6 +152,6 @@ async def test_what_makes_calls_without_end_is_ended(
         ("requeued.q.17", "publish requeued.<queue>.*", True),
     ],
 )
-def test_calls_are_told_apart(subject: str, kind: str, *, change: bool) -> None:
+def test_call_kinds_and_changes(subject: str, kind: str, *, change: bool) -> None:
     assert call_kind(subject, small_queue("q")) == kind
     assert changes_state(subject) is change

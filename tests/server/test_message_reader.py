@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client import message_reader
 from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, get_message, next_message
-from airflow_provider_jetstream.jetstream.client.nats_py import stream_api as stored
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
@@ -22,13 +23,6 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 HEADERS = (("Colour", "red"), ("Colour", "grün ☃"), ("Empty", ""), ("Url", "nats://a:1"))
-
-
-class Repeated(dict[str, str]):
-    """Headers with a name that comes twice; the client writes what items() gives."""
-
-    def items(self) -> tuple[tuple[str, str], ...]:  # type: ignore[override]
-        return HEADERS
 
 
 async def make_stream(connection: Connection, name: str) -> None:
@@ -60,7 +54,7 @@ async def test_a_message_is_read_with_subject_body_and_sequence(connection: Conn
 
 async def test_repeated_and_non_ascii_headers_are_read_in_order(connection: Connection, name: str) -> None:
     await make_stream(connection, name)
-    await connection.client.jetstream().publish(f"{name}.a", b"x", headers=Repeated(any="thing"))
+    await connection.client.jetstream().publish(f"{name}.a", b"x", headers=Headers(HEADERS))
     message = await get_message(connection, name, 1)
     assert message is not None
     assert message.headers == HEADERS
@@ -195,7 +189,7 @@ async def test_following_misses_nothing_over_a_kill_and_a_restart_of_the_server(
 async def test_following_repeats_nothing_after_a_long_outage(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "_RETRY_PAUSE", 0.01)
+    monkeypatch.setattr(message_reader, "_RETRY_PAUSE", 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
         await store(connection, name, "a")
@@ -216,7 +210,7 @@ async def test_following_repeats_nothing_after_a_long_outage(
 async def test_following_starts_while_the_server_is_away(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored, "_RETRY_PAUSE", 0.01)
+    monkeypatch.setattr(message_reader, "_RETRY_PAUSE", 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
         await store(connection, name, "a")

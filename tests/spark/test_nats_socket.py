@@ -198,7 +198,7 @@ def test_a_connection_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("NATS_MY_ORDERS_PASSWORD", _SECRET)
         assert _open(connection="my-orders")
         monkeypatch.setenv("TEST_PROVIDED_URL", server.url)
-        assert _open(connection="orders", connectionProvider="test_wire:provided")
+        assert _open(connection="orders", connectionProvider="test_nats_socket:provided")
         monkeypatch.setenv("NATS_URL", server.url)
         monkeypatch.setenv("NATS_USER", "orders")
         monkeypatch.setenv("NATS_PASSWORD", _SECRET)

@@ -1,0 +1,66 @@
+"""What a job is that has entries in the dead letter queue and is no dead letter."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Status(StrEnum):
+    """Why a job with entries in the dead letter queue is no dead letter."""
+
+    COMPLETED = "completed"
+    """Its completion is stored."""
+    REDRIVEN = "redriven"
+    """The audit states that it was redriven, requeued or parked since."""
+    ALIVE = "alive"
+    """The consumer is about to deliver it again, or a worker has it."""
+    STALE = "stale"
+    """Stream, consumer or message is younger than the entry, which is about another job."""
+    GONE = "gone"
+    """Neither the job nor a copy is stored: finished late, redriven before, or deleted."""
+    VANISHED = "vanished"
+    """A copy is stored and the job isn't: finished late by a slow worker, or lost by the server."""
+    LOST = "lost"
+    """Terminated, or perhaps expired while a worker had it, and no copy is stored."""
+    SPURIOUS = "spurious"
+    """Reported as deleted in flight though it had not expired: the server does so in error after a crash."""
+
+    @property
+    def meaning(self) -> str:
+        """A clause for people."""
+        return _MEANINGS[self]
+
+
+_MEANINGS = {
+    Status.COMPLETED: "its completion is stored",
+    Status.REDRIVEN: "it was redriven, requeued or parked since",
+    Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
+    Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
+    Status.GONE: "its job is no longer stored (finished late, redriven before, or deleted)",
+    Status.VANISHED: "its job is no longer stored, though its body was kept (finished late by a slow worker, or lost"
+    " by the server); select vanished to bring it back all the same",
+    Status.LOST: "it was terminated, or its time was over while a worker had it, and nobody kept its body",
+    Status.SPURIOUS: "it was said to be deleted in flight, but had not expired",
+}
+
+# Nothing remains to be done about jobs of these, so that their entries can be removed.
+ENDED = frozenset({Status.COMPLETED, Status.REDRIVEN, Status.GONE, Status.SPURIOUS})
+
+
+@dataclass(frozen=True, slots=True)
+class NotDead:
+    """A job that has entries in the dead letter queue and is no dead letter.
+
+    :param sequence: its stream sequence
+    :param status: what it is
+    :param entries: the sequences of its entries
+    :param consumer: the consumer that delivered it
+    :param stored: whether it is still stored in the work queue
+    """
+
+    sequence: int
+    status: Status
+    entries: tuple[int, ...]
+    consumer: str | None
+    stored: bool = False

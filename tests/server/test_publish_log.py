@@ -1,0 +1,200 @@
+"""The publish log outlives the server's duplicate window."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import asdict, replace
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.errors import ApiError
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog, PublishRecord
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.report import index_runs
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from testbed.queues import make_queue, pull_jobs, store_completion
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.publishing.recovery import StoredJobs
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+ORIGIN = Origin("dag", "run", "task")
+KEY = "k"
+WINDOW = "300ms"
+AFTER_WINDOW = 0.5
+
+
+async def publish_as_task(
+    connection: Connection, queue: WorkQueue, jobs: Iterable[object], *, interrupted: bool = False
+) -> PublishReport:
+    """Publish as one try of a task does; an interrupted try stores its jobs and records nothing afterwards."""
+    log, record, stored = await begin(connection, queue)
+    origin = replace(ORIGIN, round=record.round)
+    prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.x", origin=origin, batch="", queue=queue)
+    report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    if not interrupted:
+        await log.record_stored(report)
+    return report
+
+
+async def begin(connection: Connection, queue: WorkQueue) -> tuple[PublishLog, PublishRecord, StoredJobs]:
+    log = PublishLog(connection, queue, KEY)
+    cursor = await take_cursor(connection, queue)
+    started = await log.begin(await stream_info(connection, queue.name), asdict(cursor))
+    assert started is not None
+    return log, *started
+
+
+async def last_sequence(connection: Connection, queue: WorkQueue) -> int:
+    return int((await stream_info(connection, queue.name))["state"]["last_seq"])
+
+
+async def test_a_retry_after_the_duplicate_window_publishes_no_finished_job_again(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, duplicate_window=WINDOW)
+    first = await publish_as_task(connection, queue, "abc")
+    for job in await pull_jobs(connection, queue, 3):
+        await job.ack_sync()
+    await asyncio.sleep(AFTER_WINDOW)
+    again = await publish_as_task(connection, queue, "abc")
+    assert (list(again.sequences), again.duplicates, again.stored) == (list(first.sequences), 3, 3)
+    assert await last_sequence(connection, queue) == 3
+
+
+async def test_a_retry_after_the_duplicate_window_publishes_the_jobs_that_are_missing(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, duplicate_window=WINDOW, discard="new", max_msgs=3)
+    first = await publish_as_task(connection, queue, "abcde")
+    assert [failure.index for failure in first.failures] == [3, 4]
+    for job in await pull_jobs(connection, queue, 3):
+        await job.ack_sync()
+    await asyncio.sleep(AFTER_WINDOW)
+    again = await publish_as_task(connection, queue, "abcde")
+    assert (list(again.sequences), again.duplicates) == ([1, 2, 3, 4, 5], 3)
+    assert [job.data for job in await pull_jobs(connection, queue, 2)] == [b"d", b"e"]
+
+
+@pytest.mark.parametrize("archive", [True, False])
+async def test_jobs_of_an_interrupted_try_are_found(connection: Connection, name: str, *, archive: bool) -> None:
+    queue = await make_queue(connection, name, duplicate_window=WINDOW, archive=archive, consumer={"ack_wait": "30s"})
+    await connection.client.jetstream().publish(f"{name}.jobs.other", b"another publisher's")
+    await publish_as_task(connection, queue, "abc", interrupted=True)
+    await pull_jobs(connection, queue, 1)
+    (job,) = await pull_jobs(connection, queue, 1)
+    await store_completion(connection, queue, job.metadata.sequence.stream, job_id=(job.headers or {})["Job-Id"])
+    await job.ack_sync()
+    await asyncio.sleep(AFTER_WINDOW)
+    again = await publish_as_task(connection, queue, "abcd")
+    assert (list(again.sequences), again.duplicates) == ([2, 3, 4, 5], 3)
+
+
+async def test_a_job_id_of_another_publisher_does_not_count(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, duplicate_window=WINDOW, archive=False)
+    await publish_as_task(connection, queue, [], interrupted=True)
+    jetstream = connection.client.jetstream()
+    await jetstream.publish(f"{name}.jobs.other", b"another's", headers={"Job-Id": "same"})
+    (job,) = await pull_jobs(connection, queue, 1)
+    await store_completion(connection, queue, 1, job_id="same")
+    await job.ack_sync()
+    await asyncio.sleep(AFTER_WINDOW)
+    report = await publish_as_task(connection, queue, [Job(b"mine", id="same")])
+    assert (list(report.sequences), report.duplicates) == ([2], 0)
+
+
+async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await publish_as_task(connection, queue, "ab")
+    await PublishLog(connection, queue, KEY).close()
+    # Inside the duplicate window, so that only another id makes another job.
+    assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
+    assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
+    await PublishLog(connection, queue, KEY).close()
+    assert list((await publish_as_task(connection, queue, "ab")).sequences) == [5, 6]
+
+
+async def test_the_record_holds_the_cursor_of_the_first_try(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    _, first, _ = await begin(connection, queue)
+    await store_completion(connection, queue, 1)
+    _, second, _ = await begin(connection, queue)
+    assert first.cursor == second.cursor
+    assert first.cursor["events"] == f"{name}-events"
+
+
+async def test_the_cursor_of_a_record_is_stored_under_its_old_name(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    _, record, _ = await begin(connection, queue)
+    message = await last_message(connection, f"{name}-events", f"published.{name}.{KEY}")
+    assert message is not None
+    assert json.loads(message.data)["mark"] == record.cursor
+
+
+async def test_a_record_about_an_earlier_stream_of_the_same_name_does_not_count(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await publish_as_task(connection, queue, "ab")
+    await connection.api(f"STREAM.DELETE.{name}")
+    await make_queue(connection, name)
+    report = await publish_as_task(connection, queue, "ab")
+    assert (list(report.sequences), report.duplicates) == ([1, 2], 0)
+
+
+async def test_jobs_scattered_among_others_are_searched_for(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.publish_log._MAX_RUNS", 1)
+    queue = await make_queue(connection, name, duplicate_window=WINDOW)
+    await publish_as_task(connection, queue, "a", interrupted=True)
+    await connection.client.jetstream().publish(f"{name}.jobs.other", b"between")
+    first = await publish_as_task(connection, queue, "ab")
+    assert list(first.sequences) == [1, 3]
+    await asyncio.sleep(AFTER_WINDOW)
+    again = await publish_as_task(connection, queue, "abc")
+    assert (list(again.sequences), again.duplicates) == ([1, 3, 4], 2)
+
+
+async def test_an_events_stream_that_captures_no_records_gets_none(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
+    assert await PublishLog(connection, queue, KEY).begin(await stream_info(connection, name)) is None
+    await PublishLog(connection, queue, KEY).close()
+    assert await last_sequence(connection, queue) == 0
+    other = await make_queue(connection, f"{name}2", events=None)
+    assert await PublishLog(connection, other, KEY).begin(await stream_info(connection, other.name)) is None
+
+
+async def test_a_stream_of_another_purpose_that_captures_the_records_subject_gets_none(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
+    await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"published.{name}.>"]})
+    assert await PublishLog(connection, queue, KEY).begin(await stream_info(connection, name)) is None
+    assert (await stream_info(connection, f"{name}-other"))["state"]["last_seq"] == 0
+
+
+async def test_a_record_that_cannot_be_stored_just_now_is_an_error(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    log = PublishLog(connection, queue, KEY)
+    info = await stream_info(connection, name)
+    events = await stream_info(connection, f"{name}-events")
+    await connection.api(f"STREAM.UPDATE.{name}-events", events["config"] | {"sealed": True})
+    with pytest.raises(ApiError, match="sealed"):
+        await log.begin(info)
+
+
+def test_runs_of_jobs_stored_one_after_another() -> None:
+    assert index_runs([]) == []
+    assert index_runs([7, 8, 9]) == [(0, 7, 3)]
+    assert index_runs([0, 8, 9, 0, 11, 13]) == [(1, 8, 2), (4, 11, 1), (5, 13, 1)]
