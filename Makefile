@@ -18,7 +18,7 @@ demo-spark: $(UV)
 
 # An environment with another Airflow each takes its time.
 UI_VERSIONS := tests/ui/test_ui_versions.py
-UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_lookout.py tests/ui --ignore=$(UI_VERSIONS)
+UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_monitor_service.py tests/ui --ignore=$(UI_VERSIONS)
 PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
 	tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py tests/spark/test_dead_letter_reading.py \
 	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_told.py
@@ -26,13 +26,15 @@ PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark
 SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
 LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
 
-# Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves; the
-# others wait more than they work.
+# Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves. Unit
+# tests need the processor; the others mostly wait for real servers, so many run at once. What is expensive to set up
+# (an Airflow, an environment) belongs to a group of tests that runs in one process.
 test: $(UV) chromium
 	$(RUN) pytest tests/airflow $(LEFT_OUT)
 	$(RUN) pytest tests/spark $(LEFT_OUT)
 	$(RUN) pytest tests/ui $(LEFT_OUT)
-	$(RUN) pytest -n 4 --ignore=tests/airflow --ignore=tests/spark --ignore=tests/ui $(LEFT_OUT)
+	$(RUN) pytest -n 2 tests/unit
+	$(RUN) pytest -n 8 --dist loadgroup $(addprefix --ignore=tests/,airflow spark ui unit) $(LEFT_OUT)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)
@@ -90,7 +92,7 @@ test-mapped: $(UV)
 
 # A thousand deferred tasks whose triggerers come and go; the test command has two dozen.
 test-waiting-scale: $(UV)
-	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_moving.py
+	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_triggers_moved.py
 
 # More letters, more interleavings and workers that are away; the test command has the short form.
 test-faults: $(UV)
@@ -102,7 +104,7 @@ bench-monitor: $(UV)
 
 bench-redrive: $(UV)
 	$(RUN) python -m benchmarks.redrive
-	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --ways copy
+	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --variants copy
 
 # In an environment of its own: the peer brings packages that the other programs would import where they find them.
 bench-waiting: $(UV)

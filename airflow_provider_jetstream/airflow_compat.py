@@ -3,6 +3,9 @@
 The provider ``common-compat`` has them all only from 1.8 on; the constraints of Airflow 3.1.0 hold 1.7.4.
 """
 
+# The types are those of newer versions.
+# mypy: disable-error-code="no-redef, attr-defined, assignment"
+
 from __future__ import annotations
 
 try:
@@ -15,14 +18,14 @@ try:
     )
     from airflow.sdk.plugins_manager import AirflowPlugin
 except ImportError:  # Airflow 3.1
-    from airflow.configuration import conf  # type: ignore[assignment]
-    from airflow.exceptions import (  # type: ignore[assignment]
+    from airflow.configuration import conf
+    from airflow.exceptions import (
         AirflowConfigException,
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
     )
-    from airflow.plugins_manager import AirflowPlugin  # type: ignore[assignment]
+    from airflow.plugins_manager import AirflowPlugin
 
 __all__ = [
     "AirflowConfigException",

@@ -1,4 +1,4 @@
-"""What Airflow discovers of this package."""
+"""The provider information that Airflow discovers."""
 
 from __future__ import annotations
 
@@ -10,10 +10,7 @@ _PACKAGE = "airflow_provider_jetstream"
 
 
 def get_provider_info() -> dict[str, Any]:
-    """Describe the provider to Airflow.
-
-    :return: the provider information, as Airflow's ``provider_info.schema.json`` has it
-    """
+    """Return the provider information in the form of Airflow's ``provider_info.schema.json``."""
     return {
         # Airflow compares this with the distribution's canonical name: underscores here break every airflow command.
         "package-name": "airflow-provider-jetstream",
@@ -60,20 +57,20 @@ def get_provider_info() -> dict[str, Any]:
                         "string",
                         "nats_default",
                         "Ids of the Airflow connections of type nats whose servers are shown, with commas between"
-                        " them. Connections in the environment can't be listed, so that they are named here.",
+                        " them. Airflow can't list connections that come from the environment, so they are named here.",
                     ),
                     "monitor_refresh_seconds": _option(
-                        "float", "3", "Seconds between two looks at a server, while anybody has the page open."
+                        "float", "3", "Seconds between two polls of a server while the page is open."
                     ),
                     "monitor_payloads": _option(
                         "string",
                         "all",
-                        "Who sees bodies and headers of jobs, and texts that may quote them: all who may see the page,"
+                        "Who sees bodies and headers of jobs, and texts that may quote them: all users of the page,"
                         " acting for those who may trigger the DAG that redrives, or none.",
                     ),
-                    "monitor_payload_bytes": _option("integer", "65536", "How much of a body is shown."),
+                    "monitor_payload_bytes": _option("integer", "65536", "Bytes of a body that are shown."),
                     "monitor_redrive_dag": _option(
-                        "string", "jetstream_redrive", "The DAG that the page triggers to bring dead letters back."
+                        "string", "jetstream_redrive", "The DAG that the page triggers to redrive dead letters."
                     ),
                 },
             }
@@ -99,7 +96,7 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "tls_ca_file": {
                         "label": "TLS CA file",
-                        "description": "Path of the authority that signed the servers' certificates.",
+                        "description": "Path of the certificate of the authority that signed the servers' certificates.",
                         "schema": {"type": ["string", "null"]},
                     },
                     "timeout": {

@@ -1,10 +1,10 @@
-"""What importing this package's modules costs: a DAG file over Airflow's SDK, and a worker over a bare interpreter.
+"""CPU time of importing this package's modules: a DAG file over Airflow's SDK, and a worker over a bare interpreter.
 
 Fairness: each measurement is a process of its own with the same interpreter, warm file caches and compiled modules, as
-pip installs them; the programs take turns, and the figures are medians. They are CPU seconds, of which importing
-consists, so that what else the machine does counts little. ``airflow.sdk`` imports lazily, so a second baseline imports
-what every DAG file needs of it anyway. The worker is measured in this environment and in one without Airflow and Spark,
-beside what the two libraries cost that it does without.
+pip installs them; the programs take turns, and the figures are medians. They are CPU seconds, which importing mostly
+consists of, so that other load on the machine matters little. ``airflow.sdk`` imports lazily, so a second baseline
+imports what every DAG file needs of it anyway. The worker is measured in this environment and in one without Airflow
+and Spark, beside the cost of the two libraries that it does without.
 """
 
 import argparse
@@ -64,8 +64,8 @@ def _dag_files(rounds: int, compiled: Path) -> str:
         "airflow.sdk with DAG and operators": f"{BASELINE}; {DAG_FILE}",
         **{module: f"{BASELINE}; import {module}" for module in [*MODULES, PEER]},
     }
-    here = Path(sys.executable)
-    medians = _medians({name: (here, program) for name, program in programs.items()}, rounds, compiled)
+    python = Path(sys.executable)
+    medians = _medians({name: (python, program) for name, program in programs.items()}, rounds, compiled)
     base, dag_file = medians["airflow.sdk"], medians["airflow.sdk with DAG and operators"]
     rows = [
         (name, f"{median:.2f}", f"{median - base:+.2f}", f"{median - dag_file:+.2f}")
@@ -78,9 +78,9 @@ def _worker(rounds: int, compiled: Path, bare: Path) -> str:
     pythons = {"with Airflow": Path(sys.executable), "without": bare}
     medians = _medians(
         {
-            f"{name}, {where}": (python, program)
+            f"{name}, {environment_name}": (python, program)
             for name, program in WORKER_PROGRAMS.items()
-            for where, python in pythons.items()
+            for environment_name, python in pythons.items()
         },
         rounds,
         compiled,
@@ -88,7 +88,10 @@ def _worker(rounds: int, compiled: Path, bare: Path) -> str:
     rows = [
         (
             name,
-            *(f"{medians[f'{name}, {where}'] - medians[f'a bare interpreter, {where}']:.3f}" for where in pythons),
+            *(
+                f"{medians[f'{name}, {environment_name}'] - medians[f'a bare interpreter, {environment_name}']:.3f}"
+                for environment_name in pythons
+            ),
         )
         for name, program in WORKER_PROGRAMS.items()
         if program != BARE
@@ -107,24 +110,17 @@ def _medians(programs: Mapping[str, tuple[Path, str]], rounds: int, compiled: Pa
 
 
 def measure(python: Path, program: str, compiled: Path) -> float:
-    """
-    Run a program in a fresh interpreter.
-
-    :param python: the interpreter
-    :param program: its source
-    :param compiled: a folder in which it keeps compiled modules
-    :return: CPU seconds of the whole process
-    """
+    """Run a program in a fresh interpreter, and return the CPU seconds of the whole process."""
     environment = {**os.environ, "PYTHONPYCACHEPREFIX": str(compiled), "PYTHONDONTWRITEBYTECODE": ""}
     before = _used_by_children()
-    # Not in the repository's folder, where the sources would be found before what is installed.
+    # Not in the repository's folder, where the sources would shadow the installed package.
     subprocess.run([python, "-c", program], cwd=compiled.parent, env=environment, check=True, capture_output=True)
     return _used_by_children() - before
 
 
 def _used_by_children() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""The monitor's page data: how soon it comes, what viewers cost the NATS server, and how large the API server grows.
+"""The monitor's page data: response times, load of viewers on the NATS server, and growth of the API server's memory.
 
-A real nats-server with queues and dead letters, a real Airflow whose API server serves the page, and viewers that ask
-over HTTP with a session, each as often as the page does. One queue holds most of the letters. The first rows are taken
-while the first scan of that queue runs. What is told is checked against what was made before anything is timed. Then
-rounds alternate between one viewer, twenty who look at the same views, and twenty who leaf through letters, each
-somewhere else. What the server is asked is its own count (``in_msgs``). Medians of the rounds are printed.
+A real nats-server with queues and dead letters, a real Airflow whose API server serves the page, and viewers that send
+HTTP requests with a session, each as often as the page does. One queue holds most of the letters. The first rows are
+measured while the first scan of that queue runs. The page's counts are checked before anything is timed. Then rounds
+alternate between one viewer, twenty on the same views, and twenty that page through letters at random. The number of
+requests to the server is its own count (``in_msgs``). Medians of the rounds are printed.
 """
 
 import argparse
@@ -36,10 +36,10 @@ from testbed.text_table import text_table
 REFRESH = 3.0
 MEBIBYTE = 2**20
 LARGE = "queue-000"
-_DICE = random.SystemRandom()
+_RANDOM = random.SystemRandom()
 IN_QUEUE = f"api/queues/nats_default/{LARGE}"
 Paths = dict[str, Callable[[], str]]
-THE_SAME: Paths = {
+SAME_VIEWS: Paths = {
     "snapshot": lambda: "api/snapshot",
     "queue": lambda: IN_QUEUE,
     "groups": lambda: f"{IN_QUEUE}/groups",
@@ -70,50 +70,39 @@ def main() -> int:
             ) as airflow,
             Memory(airflow) as memory,
         ):
-            began = time.monotonic()
-            rows = list(_rows("first scan", [Viewers(airflow, THE_SAME).run(1, lambda: _scanned(airflow))]))
-            scan = time.monotonic() - began
+            started = time.monotonic()
+            rows = list(_rows("first scan", [Viewers(airflow, SAME_VIEWS).run(1, lambda: _scanned(airflow))]))
+            scan = time.monotonic() - started
             verify(airflow, options.queues, options.letters)
             print(f"{options.letters} letters in {options.queues} queues, counted right; first scan {scan:.0f} s")
             rows += measure(airflow, server, options.letters, options.rounds, options.seconds)
             print(text_table(("answers", "n", "p50 ms", "p95 ms", "max ms"), rows))
-            print(f"API server: {memory.first / MEBIBYTE:.0f} MiB before, at most {memory.most / MEBIBYTE:.0f} MiB")
+            print(f"API server: {memory.first / MEBIBYTE:.0f} MiB before, at most {memory.maximum / MEBIBYTE:.0f} MiB")
     return 0
 
 
 async def fill(url: str, queues: int, letters: int) -> None:
-    """
-    Make queues whose jobs are dead.
-
-    :param url: the server
-    :param queues: how many; the first one holds what the others leave
-    :param letters: how many dead letters in all
-    """
-    each = max(1, letters // (10 * queues))
+    """Make queues whose jobs are dead letters; the first queue holds the rest of the letters."""
+    per_queue = max(1, letters // (10 * queues))
     async with connect(connection_settings({"servers": (url,), "timeout": 60})) as connection:
         for number in range(queues):
             name = f"queue-{number:03d}"
-            declared: dict[str, Any] = {
+            declaration: dict[str, Any] = {
                 "name": name,
                 "subjects": [f"{name}.jobs.>"],
                 "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "30s", "max_ack_pending": -1}],
                 "dead_letters": f"{name}-dead",
             }
-            queue = WorkQueue(**declared)
+            queue = WorkQueue(**declaration)
             await provision(connection, queue)
-            wanted = each if number else letters - each * (queues - 1)
-            for start in range(0, wanted, 1_000):
-                bodies = [json.dumps({"number": start + place}) for place in range(min(1_000, wanted - start))]
+            count = per_queue if number else letters - per_queue * (queues - 1)
+            for start in range(0, count, 1_000):
+                bodies = [json.dumps({"number": start + offset}) for offset in range(min(1_000, count - start))]
                 await make_terminated_letters(connection, queue, bodies, reason=f"no such customer {start % 7_000}")
 
 
 class Viewers:
-    """
-    Viewers that ask for what the page shows.
-
-    :param airflow: whose page
-    :param paths: what each asks for in turn
-    """
+    """Viewers that request the page's paths in turn."""
 
     def __init__(self, airflow: Airflow, paths: Paths) -> None:
         self._url = airflow.url
@@ -123,13 +112,7 @@ class Viewers:
         self._seconds: dict[str, list[float]] = {name: [] for name in paths}
 
     def run(self, count: int, until: Callable[[], bool]) -> dict[str, list[float]]:
-        """
-        View until something is so.
-
-        :param count: how many viewers
-        :param until: looked at twice a second
-        :return: the seconds of each answer by name of what was asked
-        """
+        """Run ``count`` viewers until a condition holds, and return the seconds of each answer by name of the path."""
         threads = [threading.Thread(target=self._view) for _ in range(count)]
         for thread in threads:
             thread.start()
@@ -149,74 +132,57 @@ class Viewers:
         ) as client:
             while not self._stop.is_set():
                 for name, path in self._paths.items():
-                    began = time.monotonic()
+                    started = time.monotonic()
                     client.get(path()).raise_for_status()
-                    self._seconds[name].append(time.monotonic() - began)
-                self._stop.wait(REFRESH * _DICE.uniform(0.8, 1.2))
+                    self._seconds[name].append(time.monotonic() - started)
+                self._stop.wait(REFRESH * _RANDOM.uniform(0.8, 1.2))
 
 
 def verify(airflow: Airflow, queues: int, letters: int) -> None:
-    """
-    See to it that the page tells what was made; wait for the scans of the small queues.
-
-    :param airflow: whose page
-    :param queues: how many queues there are
-    :param letters: how many dead letters
-    :raises AssertionError: it tells something else
-    """
-    deadline, found = time.monotonic() + 300, (0, 0)
-    while found != (queues, letters):
+    """Wait for the scans of the small queues, and check the page's counts."""
+    deadline, actual = time.monotonic() + 300, (0, 0)
+    while actual != (queues, letters):
         if time.monotonic() > deadline:
-            raise AssertionError(f"expected {queues} queues and {letters} letters on the page, found {found}")
+            raise AssertionError(f"expected {queues} queues and {letters} letters on the page, found {actual}")
         (state,) = airflow.api("GET", "/jetstream/api/snapshot")["connections"]
-        found = (len(state["queues"]), sum((each["letters"] or {}).get("certain", 0) for each in state["queues"]))
+        actual = (
+            len(state["queues"]),
+            sum((view["letters"] or {}).get("certain", 0) for view in state["queues"]),
+        )
         time.sleep(0.5)
 
 
 def measure(airflow: Airflow, server: NatsServer, letters: int, rounds: int, seconds: float) -> list[tuple[str, ...]]:
-    """
-    Have the page viewed by one viewer, by twenty, and by twenty who leaf.
-
-    :param airflow: whose page
-    :param server: its NATS server
-    :param letters: how many dead letters there are
-    :param rounds: how often each
-    :param seconds: how long each takes
-    :return: rows of a table
-    """
-    leafing: Paths = {
-        "any page of letters": lambda: f"{IN_QUEUE}/letters?after={_DICE.randrange(letters // 2)}",
-        "any letter": lambda: f"{IN_QUEUE}/letters/{_DICE.randrange(1, letters // 2)}",
+    """Measure one viewer, twenty, and twenty at random pages, for ``seconds`` each; return rows of a table."""
+    random_pages: Paths = {
+        "any page of letters": lambda: f"{IN_QUEUE}/letters?after={_RANDOM.randrange(letters // 2)}",
+        "any letter": lambda: f"{IN_QUEUE}/letters/{_RANDOM.randrange(1, letters // 2)}",
     }
-    ways: dict[str, tuple[int, Paths]] = {
-        "1 viewer": (1, THE_SAME),
-        "20 viewers": (20, THE_SAME),
-        "20 who leaf": (20, leafing),
+    scenarios: dict[str, tuple[int, Paths]] = {
+        "1 viewer": (1, SAME_VIEWS),
+        "20 viewers": (20, SAME_VIEWS),
+        "20 at random pages": (20, random_pages),
     }
-    answers: dict[str, list[dict[str, list[float]]]] = {name: [] for name in ways}
-    asked: dict[str, list[float]] = {name: [] for name in ways}
+    answers: dict[str, list[dict[str, list[float]]]] = {name: [] for name in scenarios}
+    request_rates: dict[str, list[float]] = {name: [] for name in scenarios}
     for _ in range(rounds):
-        for name, (count, paths) in ways.items():
+        for name, (count, paths) in scenarios.items():
             before, start = server.monitor("varz")["in_msgs"], time.monotonic()
             answers[name].append(Viewers(airflow, paths).run(count, _after(seconds)))
-            asked[name].append((server.monitor("varz")["in_msgs"] - before) / (time.monotonic() - start))
-    for name, each in asked.items():
-        print(f"{name}: the NATS server was asked {statistics.median(each):.0f} times a second")
-    return [row for name, each in answers.items() for row in _rows(name, each)]
+            request_rates[name].append((server.monitor("varz")["in_msgs"] - before) / (time.monotonic() - start))
+    for name, rates in request_rates.items():
+        print(f"{name}: the NATS server got {statistics.median(rates):.0f} requests a second")
+    return [row for name, measured in answers.items() for row in _rows(name, measured)]
 
 
 class Memory:
-    """
-    The memory of an API server's processes, looked at all the time.
-
-    :param airflow: whose API server
-    """
+    """The memory of an API server's processes, sampled twice a second."""
 
     def __init__(self, airflow: Airflow) -> None:
         self._airflow = airflow
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch)
-        self.first = self.most = _memory(airflow)
+        self.first = self.maximum = _memory(airflow)
 
     def __enter__(self) -> Self:
         self._thread.start()
@@ -228,7 +194,7 @@ class Memory:
 
     def _watch(self) -> None:
         while not self._stop.wait(0.5):
-            self.most = max(self.most, _memory(self._airflow))
+            self.maximum = max(self.maximum, _memory(self._airflow))
 
 
 def _after(seconds: float) -> Callable[[], bool]:
@@ -240,9 +206,9 @@ def _rows(when: str, rounds: Sequence[dict[str, list[float]]]) -> list[tuple[str
     return [
         (
             f"{when}: {name}",
-            str(sum(len(each[name]) for each in rounds)),
+            str(sum(len(answers[name]) for answers in rounds)),
             *(
-                f"{1000 * statistics.median(_at(each[name], share) for each in rounds):.0f}"
+                f"{1000 * statistics.median(_quantile(answers[name], share) for answers in rounds):.0f}"
                 for share in (0.5, 0.95, 1.0)
             ),
         )
@@ -250,7 +216,7 @@ def _rows(when: str, rounds: Sequence[dict[str, list[float]]]) -> list[tuple[str
     ]
 
 
-def _at(seconds: list[float], share: float) -> float:
+def _quantile(seconds: list[float], share: float) -> float:
     return sorted(seconds)[min(len(seconds) - 1, int(share * len(seconds)))]
 
 
@@ -260,11 +226,11 @@ def _scanned(airflow: Airflow) -> bool:
 
 
 def _memory(airflow: Airflow) -> int:
-    found = 0
+    actual = 0
     for pid in airflow.pids()["api-server"]:
         with suppress(psutil.NoSuchProcess):
-            found += psutil.Process(pid).memory_info().rss
-    return found
+            actual += psutil.Process(pid).memory_info().rss
+    return actual
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Redriving dead letters: letters a second and peak memory, beside what people write with nats-py alone.
+"""Redriving dead letters: letters a second and peak memory, beside programs written with nats-py alone.
 
-Fairness: every way gets a queue of its own on the same server with the server's default ``sync_interval``, the same
-letters (1 KiB each, dead by one delivery, their advisories captured), and a process of its own whose peak memory is its
-own. Ways take turns; figures are medians. A round counts only if every job is in the queue exactly once afterwards and
-no letter is left. The peers store a copy before they delete the original, as ours do, but none of them looks for deaths
-that nobody told of, proves what an entry says, records anything, or survives being killed without a repeat.
+Fairness: every variant gets a queue of its own on a server with the default ``sync_interval``, the same letters (1 KiB
+each, dead by one delivery, their advisories captured), and a process of its own whose peak memory is measured. Variants
+take turns; figures are medians. A round counts only if every job is in the queue exactly once afterwards and no letter
+is left. The peers store a copy before they delete the original, as this package does, but none of them looks for dead
+jobs without an advisory, proves an entry, records anything, or survives being killed without a repeat.
 """
 
 import argparse
@@ -53,17 +53,17 @@ async def ours_in_place(connection: NatsPyConnection, queue: WorkQueue) -> None:
 async def one_by_one(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Do what the article's processor does: read an entry, get the job, publish it again, delete it."""
     async for sequence, entry in _entries(connection, queue):
-        await _bring_back(connection, queue, sequence)
+        await _redrive_one(connection, queue, sequence)
         await connection.client.jetstream().delete_msg(f"{queue.name}-dead", entry)
 
 
-async def gathered(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    """Do the same for a hundred at a time."""
+async def batched(connection: NatsPyConnection, queue: WorkQueue) -> None:
+    """Do the same for a hundred letters concurrently."""
     jetstream = connection.client.jetstream()
-    found = [each async for each in _entries(connection, queue)]
-    for start in range(0, len(found), 100):
-        batch = found[start : start + 100]
-        await asyncio.gather(*(_bring_back(connection, queue, sequence) for sequence, _ in batch))
+    entries = [entry async for entry in _entries(connection, queue)]
+    for start in range(0, len(entries), 100):
+        batch = entries[start : start + 100]
+        await asyncio.gather(*(_redrive_one(connection, queue, sequence) for sequence, _ in batch))
         await asyncio.gather(*(jetstream.delete_msg(f"{queue.name}-dead", entry) for _, entry in batch))
 
 
@@ -78,40 +78,33 @@ async def _entries(connection: NatsPyConnection, queue: WorkQueue) -> AsyncItera
             await message.ack()
 
 
-async def _bring_back(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> None:
+async def _redrive_one(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> None:
     jetstream = connection.client.jetstream()
     job = await jetstream.get_msg(queue.name, sequence)
     await jetstream.publish(job.subject or "", job.data or b"", headers={"Nats-Msg-Id": f"again-{sequence}"})
     await jetstream.delete_msg(queue.name, sequence)
 
 
-WAYS: dict[str, Callable[[NatsPyConnection, WorkQueue], Awaitable[None]]] = {
+VARIANTS: dict[str, Callable[[NatsPyConnection, WorkQueue], Awaitable[None]]] = {
     "copy": ours,
     "atomic": ours_atomic,
     "in_place": ours_in_place,
     "nats-py, one by one": one_by_one,
-    "nats-py, gather of 100": gathered,
+    "nats-py, gather of 100": batched,
 }
 
 
-async def prepare(url: str, way: str, name: str, letters: int) -> WorkQueue:
-    """
-    Make a queue whose jobs are all dead.
-
-    :param url: the server
-    :param way: how they will be redriven
-    :param name: the queue's name
-    :param letters: how many
-    """
-    declared: dict[str, Any] = {
+async def prepare(url: str, variant: str, name: str, letters: int) -> WorkQueue:
+    """Make a queue whose jobs are all dead letters."""
+    declaration: dict[str, Any] = {
         "name": name,
         "subjects": [f"{name}.jobs"],
         "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "max_ack_pending": -1}],
         "dead_letters": f"{name}-dead",
         "archive": False,
-        "atomic_redrive": way == "atomic",
+        "atomic_redrive": variant == "atomic",
     }
-    queue = WorkQueue(**declared)
+    queue = WorkQueue(**declaration)
     async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
         await provision(connection, queue)
         jetstream = connection.client.jetstream()
@@ -129,25 +122,19 @@ async def prepare(url: str, way: str, name: str, letters: int) -> WorkQueue:
     return queue
 
 
-async def measure(url: str, way: str, declared: str) -> dict[str, float]:
-    """
-    Redrive in this process, and count.
-
-    :param url: the server
-    :param way: how
-    :param declared: the queue, as JSON
-    """
-    queue = WorkQueue(**json.loads(declared))
+async def measure(url: str, variant: str, declaration: str) -> dict[str, float]:
+    """Redrive in this process, and return seconds, letters and peak memory in MiB."""
+    queue = WorkQueue(**json.loads(declaration))
     async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
         letters = (await stream_info(connection, queue.name))["state"]["messages"]
         started = time.perf_counter()
-        await WAYS[way](connection, queue)
+        await VARIANTS[variant](connection, queue)
         seconds = time.perf_counter() - started
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE
         consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
         entries = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
     if consumer["num_pending"] != letters or entries:
-        raise SystemExit(f"{way}: {consumer['num_pending']} of {letters} jobs wait, {entries} entries are left")
+        raise SystemExit(f"{variant}: {consumer['num_pending']} of {letters} jobs wait, {entries} entries are left")
     return {"seconds": seconds, "letters": letters, "peak": peak}
 
 
@@ -156,32 +143,40 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=main.__doc__)
     parser.add_argument("--letters", type=int, nargs="+", default=[10_000])
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--ways", nargs="+", default=list(WAYS), choices=WAYS)
+    parser.add_argument("--variants", nargs="+", default=list(VARIANTS), choices=VARIANTS)
     parser.add_argument("--measure", nargs=3, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.measure:
-        print(json.dumps(asyncio.run(measure(*asked.measure))))
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(asyncio.run(measure(*options.measure))))
         return 0
-    found: dict[tuple[int, str], list[dict[str, float]]] = {}
-    for turn in range(asked.rounds):
-        for letters in asked.letters:
-            for number, way in enumerate(asked.ways):
+    results: dict[tuple[int, str], list[dict[str, float]]] = {}
+    for turn in range(options.rounds):
+        for letters in options.letters:
+            for number, variant in enumerate(options.variants):
                 with NatsServer() as server:
-                    queue = asyncio.run(prepare(server.url, way, f"q{turn}{number}", letters))
-                    declared = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-                    command = [sys.executable, "-m", "benchmarks.redrive", "--measure", server.url, way, declared]
+                    queue = asyncio.run(prepare(server.url, variant, f"q{turn}{number}", letters))
+                    declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
+                    command = [
+                        sys.executable,
+                        "-m",
+                        "benchmarks.redrive",
+                        "--measure",
+                        server.url,
+                        variant,
+                        declaration,
+                    ]
                     ended = subprocess.run(command, check=True, capture_output=True, text=True)
-                found.setdefault((letters, way), []).append(json.loads(ended.stdout))
+                results.setdefault((letters, variant), []).append(json.loads(ended.stdout))
     rows = [
         (
             f"{letters:,}",
-            way,
-            f"{statistics.median(each['letters'] / each['seconds'] for each in rounds):,.0f}",
-            f"{statistics.median(each['peak'] for each in rounds):.0f}",
+            variant,
+            f"{statistics.median(measured['letters'] / measured['seconds'] for measured in rounds):,.0f}",
+            f"{statistics.median(measured['peak'] for measured in rounds):.0f}",
         )
-        for (letters, way), rounds in found.items()
+        for (letters, variant), rounds in results.items()
     ]
-    print(text_table(("letters", "way", "letters/s", "peak MiB"), rows))
+    print(text_table(("letters", "variant", "letters/s", "peak MiB"), rows))
     return 0
 
 

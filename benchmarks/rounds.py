@@ -1,4 +1,4 @@
-"""Ways of doing the same thing, measured in turns: each way once a round, against the floor of that very round."""
+"""Variants of one operation, measured in turns: each variant once a round, against the floor of the same round."""
 
 import json
 import statistics
@@ -9,20 +9,17 @@ from pathlib import Path
 
 from testbed.text_table import text_table
 
-# The JVM compiles what it runs often, on the same cores, for about as many rounds.
+# The JVM compiles hot code, on the same cores, for about as many rounds.
 _WARM_UP = 3
 
 Cpu = Callable[[], Mapping[str, float]]
 
 
 @dataclass(frozen=True)
-class Way:
-    """A way of doing something.
+class Variant:
+    """One variant of an operation on ``messages`` messages; ``run`` raises where a count is wrong.
 
-    :param name: as it is shown
-    :param run: does it, and raises where a count isn't what it has to be
-    :param messages: how many messages it is about
-    :param floor: the way that it is compared with
+    ``floor`` is the name of the variant that it is compared with.
     """
 
     name: str
@@ -33,16 +30,9 @@ class Way:
 
 @dataclass(frozen=True)
 class Measured:
-    """What one way took in one round.
+    """The measurement of one variant in one round; ``cpu`` holds CPU seconds by kind of process."""
 
-    :param way: its name
-    :param floor: the way that it is compared with
-    :param messages: how many messages it was about
-    :param seconds: of the clock
-    :param cpu: seconds of CPU by kind of process
-    """
-
-    way: str
+    variant: str
     floor: str
     messages: int
     seconds: float
@@ -52,67 +42,55 @@ class Measured:
 Round = dict[str, Measured]
 
 
-def measure(ways: Sequence[Way], rounds: int, cpu: Cpu) -> list[Round]:
-    """Run all ways in turns, after rounds that warm up and don't count.
-
-    :param ways: the ways
-    :param rounds: how many rounds count
-    :param cpu: gives the CPU seconds that were used up to now
-    :return: what was measured in each round
-    """
-    found: list[Round] = []
+def measure(variants: Sequence[Variant], rounds: int, cpu: Cpu) -> list[Round]:
+    """Run all variants in turns, after warm-up rounds that don't count; ``cpu`` returns the CPU seconds used so far."""
+    results: list[Round] = []
     for number in range(-_WARM_UP, rounds):
-        one: Round = {}
-        for way in ways:
-            before, begun = cpu(), time.perf_counter()
-            way.run()
-            took, after = time.perf_counter() - begun, cpu()
-            used = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
-            one[way.name] = Measured(way.name, way.floor, way.messages, took, used)
+        round_results: Round = {}
+        for variant in variants:
+            before, started = cpu(), time.perf_counter()
+            variant.run()
+            seconds, after = time.perf_counter() - started, cpu()
+            cpu_seconds = {kind: after[kind] - before.get(kind, 0.0) for kind in after}
+            round_results[variant.name] = Measured(variant.name, variant.floor, variant.messages, seconds, cpu_seconds)
         if number >= 0:
-            found.append(one)
-    return found
+            results.append(round_results)
+    return results
 
 
-def kept(rounds: list[Round], file: Path | None) -> list[Round]:
-    """Add rounds to those of earlier runs.
-
-    :param rounds: of this run
-    :param file: where rounds are kept, one a line
-    :return: all of them
-    """
+def with_earlier_rounds(rounds: list[Round], file: Path | None) -> list[Round]:
+    """Append rounds to a file, one a line, and return them with those of earlier runs."""
     if file is None:
         return rounds
     with file.open("a") as lines:
-        for one in rounds:
-            lines.write(json.dumps([vars(measured) for measured in one.values()]) + "\n")
-    every = [[Measured(**fields) for fields in json.loads(line)] for line in file.read_text().splitlines()]
-    return [{measured.way: measured for measured in one} for one in every]
+        for round_results in rounds:
+            lines.write(json.dumps([vars(measured) for measured in round_results.values()]) + "\n")
+    stored_rounds = [[Measured(**fields) for fields in json.loads(line)] for line in file.read_text().splitlines()]
+    return [{measured.variant: measured for measured in round_results} for round_results in stored_rounds]
 
 
-def shown(rounds: list[Round]) -> str:
-    """Show medians, and ratios to the floor within a round with their range.
-
-    :param rounds: what was measured
-    :return: a table
-    """
+def format_rounds(rounds: list[Round]) -> str:
+    """Format a table of medians, and of the ratios to the floor within a round with their range."""
     kinds = list(next(iter(rounds[0].values())).cpu)
     rows: list[tuple[object, ...]] = []
     for name in rounds[0]:
-        each = [one[name] for one in rounds]
-        rates = [measured.messages / measured.seconds for measured in each]
-        floors = [one[one[name].floor] for one in rounds]
+        measurements = [round_results[name] for round_results in rounds]
+        rates = [measured.messages / measured.seconds for measured in measurements]
+        floors = [round_results[round_results[name].floor] for round_results in rounds]
         ratios = sorted(rate / (floor.messages / floor.seconds) for rate, floor in zip(rates, floors, strict=True))
-        costs = [statistics.median(measured.cpu[kind] / measured.messages * 1e6 for measured in each) for kind in kinds]
+        costs = [
+            statistics.median(measured.cpu[kind] / measured.messages * 1e6 for measured in measurements)
+            for kind in kinds
+        ]
         rows.append(
             (
                 name,
-                f"{each[0].messages:,}",
-                f"{statistics.median(measured.seconds for measured in each):.2f}",
+                f"{measurements[0].messages:,}",
+                f"{statistics.median(measured.seconds for measured in measurements):.2f}",
                 f"{statistics.median(rates):,.0f}",
                 f"{statistics.median(ratios):.2f} [{ratios[0]:.2f}-{ratios[-1]:.2f}]",
                 *(f"{cost:.2f}" for cost in costs),
             )
         )
-    head = ("way", "messages", "s", "messages/s", "of the floor", *(f"µs {kind}" for kind in kinds))
+    head = ("variant", "messages", "s", "messages/s", "of the floor", *(f"µs {kind}" for kind in kinds))
     return f"{len(rounds)} rounds; µs of CPU per message\n{text_table(head, rows)}"

@@ -1,4 +1,4 @@
-"""A data source that gives Arrow batches from memory: what Spark itself takes for the columns of a message."""
+"""A data source of Arrow batches from memory: the time that Spark itself takes for the columns of a message."""
 
 from collections.abc import Iterator
 from datetime import UTC, datetime
@@ -11,19 +11,19 @@ _ROWS = 10_000
 
 
 class MemoryDataSource(DataSource):
-    """Gives as many messages as it is told, made before the first one is given."""
+    """Returns the requested number of messages, all from one batch that is made beforehand."""
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "memory"
 
     def schema(self) -> str:
-        """Give the columns: those of ours."""
+        """Return the columns, those of the ``jetstream`` format."""
         return "value binary, subject string, stream string, seq bigint, timestamp timestamp"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a reader."""
+        """Create a reader."""
         return _Reader(int(self.options["messages"]), int(self.options["size"]))
 
 

@@ -18,15 +18,15 @@ class LibraryDataSource(DataSource):
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "natspy"
 
     def schema(self) -> str:
-        """Give the columns: those of ours."""
+        """Return the columns, those of the ``jetstream`` format."""
         return "value binary, subject string, stream string, seq bigint, timestamp timestamp"
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Make a reader."""
+        """Create a reader."""
         return _Reader(dict(self.options))
 
 
@@ -37,15 +37,15 @@ class _Reader(DataSourceReader):
     def read(self, partition: InputPartition) -> Iterator[_Row]:
         with asyncio.Runner() as runner:
             client = runner.run(nats.connect(self._options["servers"]))
-            stream, left = self._options["stream"], int(self._options["messages"])
+            stream, remaining = self._options["stream"], int(self._options["messages"])
             config = ConsumerConfig(ack_policy=AckPolicy.NONE, deliver_policy=DeliverPolicy.ALL, mem_storage=True)
             reader = runner.run(client.jetstream().pull_subscribe("", stream=stream, config=config))
-            while left:
-                fetched = runner.run(reader.fetch(min(_FETCH, left)))
-                left -= len(fetched)
+            while remaining:
+                fetched = runner.run(reader.fetch(min(_FETCH, remaining)))
+                remaining -= len(fetched)
                 for message in fetched:
-                    told = message.metadata
-                    yield message.data, message.subject, stream, told.sequence.stream, told.timestamp
+                    metadata = message.metadata
+                    yield message.data, message.subject, stream, metadata.sequence.stream, metadata.timestamp
             runner.run(client.close())
 
 
@@ -54,6 +54,6 @@ async def publish_one_by_one(url: str, subject: str, messages: int, body: bytes)
     client = await nats.connect(url)
     jetstream = client.jetstream()
     run = client.new_inbox()
-    for at in range(messages):
-        await jetstream.publish(subject, body, headers={"Nats-Msg-Id": f"{run}:{at}"})
+    for number in range(messages):
+        await jetstream.publish(subject, body, headers={"Nats-Msg-Id": f"{run}:{number}"})
     await client.close()

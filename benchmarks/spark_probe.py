@@ -1,7 +1,7 @@
-"""A publisher and a worker of a work queue, in a process of their own: how long each waits.
+"""A publisher and a worker of a work queue, in a process of their own, and their latencies.
 
-The publisher sends a job every few milliseconds and waits for its acknowledgement; where that took longer, it makes up
-for it. The worker takes jobs and acknowledges them at once.
+The publisher sends a job every few milliseconds and waits for its acknowledgement; after a longer wait it catches up.
+The worker pulls jobs and acknowledges them at once.
 """
 
 import argparse
@@ -29,19 +29,14 @@ _HUNDREDTHS = 100
 
 @dataclass
 class Waits:
-    """Seconds that were waited.
-
-    :param acks: by the publisher, for each acknowledgement
-    :param jobs: from publishing a job until the worker had it
-    :param rates: jobs done a second, for each time
-    """
+    """Latencies in seconds, of acknowledgements and from publishing a job to its arrival, and jobs per second."""
 
     acks: list[float] = field(default_factory=list)
     jobs: list[float] = field(default_factory=list)
     rates: list[float] = field(default_factory=list)
 
     def row(self) -> tuple[str, ...]:
-        """Give medians, 99th percentiles and the longest waits in milliseconds, and the median rate."""
+        """Return medians, 99th percentiles and maxima in milliseconds, and the median rate."""
         return (
             f"{len(self.acks):,}",
             *(f"{ms:.2f}" for waits in (self.acks, self.jobs) for ms in _percentiles(waits)),
@@ -53,12 +48,7 @@ HEAD = ("jobs", "ack p50", "p99", "longest", "job p50", "p99", "longest", "jobs/
 
 
 class Probe:
-    """Publishes and works while the context is open.
-
-    :param url: the server
-    :param stream: the work queue
-    :param waits: where waits are added
-    """
+    """Publishes and processes jobs until the block ends, and adds its latencies to ``waits``."""
 
     def __init__(self, url: str, stream: str, waits: Waits) -> None:
         self._command = [sys.executable, "-m", "benchmarks.spark_probe", url, stream]
@@ -73,13 +63,13 @@ class Probe:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        written, _ = self._process.communicate()
-        acks, jobs, took = json.loads(written)
+        output, _ = self._process.communicate()
+        acks, jobs, duration = json.loads(output)
         if len(acks) != len(jobs):
             raise AssertionError(f"expected {len(acks)} jobs done, found {len(jobs)}")
         self._waits.acks += acks
         self._waits.jobs += jobs
-        self._waits.rates.append(len(jobs) / took)
+        self._waits.rates.append(len(jobs) / duration)
 
 
 def _percentiles(waits: list[float]) -> tuple[float, float, float]:
@@ -87,51 +77,51 @@ def _percentiles(waits: list[float]) -> tuple[float, float, float]:
     return cuts[49] * 1000, cuts[98] * 1000, max(waits) * 1000
 
 
-def _work(url: str, stream: str, found: list[float]) -> None:
-    with closing(NatsSocket(socket_settings({"servers": url}))) as wire:
-        topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{WORKER}"
-        wire.send(f"PUB {topic} {wire.new_reply_subject()} {len(_PULL)}\r\n".encode() + _PULL + b"\r\n")
-        while not (found and found[-1] < 0):
-            wire.receive(lambda _buffer, _filled: True, 600)
-            at, acks = 0, b""
-            while frame := next_frame(wire.buffer, at, wire.filled):
-                at = frame.end
+def _work(url: str, stream: str, latencies: list[float]) -> None:
+    with closing(NatsSocket(socket_settings({"servers": url}))) as socket:
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{WORKER}"
+        socket.send(f"PUB {subject} {socket.new_reply_subject()} {len(_PULL)}\r\n".encode() + _PULL + b"\r\n")
+        while not (latencies and latencies[-1] < 0):
+            socket.receive(lambda _buffer, _filled: True, 600)
+            position, acks = 0, b""
+            while frame := next_frame(socket.buffer, position, socket.filled):
+                position = frame.end
                 _, _, reply, reply_end, _, body, end = frame.offsets
                 if reply_end > reply:
-                    found.append(time.perf_counter() - float(wire.buffer[body:end]))
-                    acks += b"PUB %b 0\r\n\r\n" % bytes(wire.buffer[reply:reply_end])
-            wire.consume(at)
-            wire.send(acks)
+                    latencies.append(time.perf_counter() - float(socket.buffer[body:end]))
+                    acks += b"PUB %b 0\r\n\r\n" % bytes(socket.buffer[reply:reply_end])
+            socket.consume(position)
+            socket.send(acks)
 
 
 def main() -> None:
-    """Publish and work until the other side of the standard input is closed."""
+    """Publish and process jobs until standard input is closed."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("stream")
     parser.add_argument("--every", type=float, default=0.0025, help="seconds")
-    given = parser.parse_args()
+    options = parser.parse_args()
     acks: list[float] = []
     jobs: list[float] = []
-    subject = f"{given.stream}.probe"
-    with closing(NatsSocket(socket_settings({"servers": given.url}))) as wire:
+    subject = f"{options.stream}.probe"
+    with closing(NatsSocket(socket_settings({"servers": options.url}))) as socket:
         config = {"durable_name": WORKER, "ack_policy": "explicit", "filter_subject": subject}
-        request = {"stream_name": given.stream, "config": config}
-        SourceStream(wire, given.stream).api(f"CONSUMER.DURABLE.CREATE.{given.stream}.{WORKER}", request)
-        worker = threading.Thread(target=_work, args=(given.url, given.stream, jobs), daemon=True)
+        request = {"stream_name": options.stream, "config": config}
+        SourceStream(socket, options.stream).api(f"CONSUMER.DURABLE.CREATE.{options.stream}.{WORKER}", request)
+        worker = threading.Thread(target=_work, args=(options.url, options.stream, jobs), daemon=True)
         worker.start()
         print("ready", flush=True)
-        begun = due = time.perf_counter()
+        started = due = time.perf_counter()
         while not select.select([sys.stdin], [], [], max(0.0, due - time.perf_counter()))[0]:
-            due += given.every
+            due += options.every
             sent = time.perf_counter()
-            wire.request(subject, f"{sent:020.9f}".encode())
+            socket.request(subject, f"{sent:020.9f}".encode())
             acks.append(time.perf_counter() - sent)
-        took = time.perf_counter() - begun
-        # A time to come tells the worker that this was the last one.
-        wire.request(subject, f"{time.perf_counter() + 3600:020.9f}".encode())
+        duration = time.perf_counter() - started
+        # A time in the future marks the last job.
+        socket.request(subject, f"{time.perf_counter() + 3600:020.9f}".encode())
         worker.join(10)
-    print(json.dumps([acks, [wait for wait in jobs if wait >= 0], took]))
+    print(json.dumps([acks, [wait for wait in jobs if wait >= 0], duration]))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""Reading a work queue with Spark's data source, by direct gets, while somebody publishes to it.
+"""Reading a work queue with Spark's data source, by direct gets, while jobs are published and processed.
 
 Fairness as in ``benchmarks.spark_read``. The floors send the same requests (256 messages each) over bare sockets, one
-connection or two at once, and count what comes. Beside one more read, and beside nothing, a publisher and a worker in
+connection or two at once, and count the messages. Beside one more read, and beside nothing, a publisher and a worker in
 a process of their own do 400 jobs of the same queue a second, each acknowledged.
 """
 
@@ -13,12 +13,12 @@ from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
-from benchmarks.rounds import Way, kept, measure, shown
-from benchmarks.spark_bed import Bed, new_session
+from benchmarks.rounds import Variant, format_rounds, measure, with_earlier_rounds
 from benchmarks.spark_floors import drain_directly
 from benchmarks.spark_memory import MemoryDataSource
 from benchmarks.spark_probe import HEAD, WORKER, Probe, Waits
 from benchmarks.spark_read import read_as_a_task, read_from_memory
+from benchmarks.spark_setup import SparkSetup, new_session
 from testbed.nats_server import NatsServer
 from testbed.text_table import text_table
 
@@ -26,36 +26,38 @@ FLOOR = "bare socket (floor)"
 _IDLE = 3.0
 
 
-def _drain(bed: Bed, messages: int, connections: int) -> None:
+def _drain(setup: SparkSetup, messages: int, connections: int) -> None:
     edges = [messages * index // connections for index in range(connections + 1)]
     with ThreadPoolExecutor(connections) as pool:
-        parts = [pool.submit(drain_directly, bed.open("queue"), low + 1, high) for low, high in pairwise(edges)]
-        for part in parts:
-            part.result()
+        futures = [
+            pool.submit(drain_directly, setup.open_stream("queue"), low + 1, high) for low, high in pairwise(edges)
+        ]
+        for future in futures:
+            future.result()
 
 
-def _look(bed: Bed, messages: int, partitions: int) -> None:
-    bed.look(bed.load("queue", partitions, endingOffsets=str(messages + 1)), messages)
+def _read_queue(setup: SparkSetup, messages: int, partitions: int) -> None:
+    setup.verify(setup.load("queue", partitions, endingOffsets=str(messages + 1)), messages)
 
 
-class _Working:
-    """A publisher and a worker beside reads, and their waits over all rounds."""
+class _ConcurrentJobs:
+    """A publisher and a worker beside reads, and their latencies over all rounds."""
 
-    def __init__(self, bed: Bed, messages: int) -> None:
-        self._bed, self._messages = bed, messages
+    def __init__(self, setup: SparkSetup, messages: int) -> None:
+        self._bed, self._messages = setup, messages
         self.waits = {"beside nothing": Waits(), "beside Spark": Waits()}
 
-    def beside(self, what: str) -> None:
-        """Publish and work while something happens, and see that nobody else has a consumer."""
-        with Probe(self._bed.server.url, "queue", self.waits[what]):
-            if what == "beside Spark":
-                _look(self._bed, self._messages, 2)
+    def beside(self, name: str) -> None:
+        """Publish and process jobs during a read, and check that the read leaves no consumer behind."""
+        with Probe(self._bed.server.url, "queue", self.waits[name]):
+            if name == "beside Spark":
+                _read_queue(self._bed, self._messages, 2)
             else:
                 time.sleep(_IDLE)
-        stream = self._bed.open("queue")
+        stream = self._bed.open_stream("queue")
         with closing(stream.socket):
-            if (found := stream.api("CONSUMER.NAMES.queue")["consumers"]) != [WORKER]:
-                raise AssertionError(f"expected no consumer besides the worker's, found {found}")
+            if (results := stream.api("CONSUMER.NAMES.queue")["consumers"]) != [WORKER]:
+                raise AssertionError(f"expected no consumer besides the worker's, found {results}")
 
 
 def main() -> None:
@@ -65,28 +67,28 @@ def main() -> None:
     parser.add_argument("--size", type=int, default=200, help="of a body, in bytes")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--keep", type=Path, help="a file to which rounds are added, and from which all are shown")
-    given = parser.parse_args()
-    messages = given.messages
+    options = parser.parse_args()
+    messages = options.messages
     session = new_session()
     session.dataSource.register(MemoryDataSource)
     with NatsServer() as server:
-        bed = Bed(server, session, b"x" * given.size)
-        bed.fill("queue", "workqueue", messages)
-        working = _Working(bed, messages)
-        ways = [
-            Way(FLOOR, lambda: _drain(bed, messages, 1), messages, FLOOR),
-            Way("bare sockets, 2 connections", lambda: _drain(bed, messages, 2), messages, FLOOR),
-            Way("a task's read", lambda: read_as_a_task(bed, "queue", "direct", messages), messages, FLOOR),
-            Way("Spark, 1 task", lambda: _look(bed, messages, 1), messages, FLOOR),
-            Way("Spark, 2 tasks", lambda: _look(bed, messages, 2), messages, FLOOR),
-            Way("Spark from memory", lambda: read_from_memory(bed, messages), messages, FLOOR),
-            Way("Spark, 2 tasks, beside jobs", partial(working.beside, "beside Spark"), messages, FLOOR),
-            Way("(jobs beside nothing)", partial(working.beside, "beside nothing"), messages, FLOOR),
+        setup = SparkSetup(server, session, b"x" * options.size)
+        setup.fill_stream("queue", "workqueue", messages)
+        concurrent_jobs = _ConcurrentJobs(setup, messages)
+        variants = [
+            Variant(FLOOR, lambda: _drain(setup, messages, 1), messages, FLOOR),
+            Variant("bare sockets, 2 connections", lambda: _drain(setup, messages, 2), messages, FLOOR),
+            Variant("a task's read", lambda: read_as_a_task(setup, "queue", "direct", messages), messages, FLOOR),
+            Variant("Spark, 1 task", lambda: _read_queue(setup, messages, 1), messages, FLOOR),
+            Variant("Spark, 2 tasks", lambda: _read_queue(setup, messages, 2), messages, FLOOR),
+            Variant("Spark from memory", lambda: read_from_memory(setup, messages), messages, FLOOR),
+            Variant("Spark, 2 tasks, beside jobs", partial(concurrent_jobs.beside, "beside Spark"), messages, FLOOR),
+            Variant("(jobs beside nothing)", partial(concurrent_jobs.beside, "beside nothing"), messages, FLOOR),
         ]
-        found = measure(ways, given.rounds, bed.cpu)
+        results = measure(variants, options.rounds, setup.cpu)
     session.stop()
-    print(f"{given.size} bytes\n{shown(kept(found, given.keep))}")
-    rows = [(what, *waits.row()) for what, waits in working.waits.items()]
+    print(f"{options.size} bytes\n{format_rounds(with_earlier_rounds(results, options.keep))}")
+    rows = [(name, *waits.row()) for name, waits in concurrent_jobs.waits.items()]
     print(f"waits of the publisher and of jobs, in ms\n{text_table(('', *HEAD), rows)}")
 
 

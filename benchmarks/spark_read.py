@@ -1,10 +1,10 @@
-"""Reading a limits stream with Spark's data source, beside the client library and beside a bare socket.
+"""Reading a limits stream with Spark's data source, beside nats-py and beside a bare socket.
 
-Fairness: every way reads the same stream (bodies of one size, no headers) on one server with its default
-``sync_interval``, after rounds that warm up and don't count. Ways take turns; figures are medians, with the range
-of the ratios *within a round* to the floor of that round. A round counts only if every message was seen once and whole.
-The floor receives from a consumer and counts what comes. ``Spark from memory`` gives the same columns without any
-server: what Spark itself takes. The data source on nats-py is slower and reads fewer messages.
+Fairness: every variant reads the same stream (bodies of one size, no headers) on one server with the default
+``sync_interval``, after warm-up rounds that don't count. Variants take turns; figures are medians, with the range of
+the ratios *within a round* to the floor of that round. A round counts only if every message was read once and whole.
+The floor receives from a consumer and counts messages. ``Spark from memory`` returns the same columns without any
+server: the time that Spark itself takes. The data source on nats-py is slower and reads fewer messages.
 """
 
 import argparse
@@ -16,58 +16,58 @@ from airflow_provider_jetstream.spark.source.columns import Columns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
-from benchmarks.rounds import Way, kept, measure, shown
-from benchmarks.spark_bed import Bed, new_session, read
+from benchmarks.rounds import Variant, format_rounds, measure, with_earlier_rounds
 from benchmarks.spark_floors import drain
 from benchmarks.spark_memory import MemoryDataSource
 from benchmarks.spark_peers import LibraryDataSource
+from benchmarks.spark_setup import SparkSetup, new_session, read_counts
 from testbed.nats_server import NatsServer
 
 NAMES = ("value", "subject", "stream", "seq", "timestamp")
 FLOOR = "bare socket (floor)"
 
 
-def read_as_a_task(bed: Bed, name: str, method: str, messages: int) -> None:
+def read_as_a_task(setup: SparkSetup, name: str, method: str, messages: int) -> None:
     """Read as a task does, without Spark."""
     options = read_options({"stream": name}, "read")
-    stream = bed.open(name)
+    stream = setup.open_stream(name)
     with closing(stream.socket):
-        facts = stream.info()
-    (part,) = plan_ranges(1, messages, options, facts, method, ())
-    given = {"servers": bed.server.url}
+        info = stream.info()
+    (partition,) = plan_ranges(1, messages, options, info, method, ())
+    connection = {"servers": setup.server.url}
     columns = Columns(NAMES, (True,) * len(NAMES))
-    found = sum(batch.num_rows for batch in read_range(given, options, columns, part))
-    if found != messages:
-        raise AssertionError(f"expected {messages} messages, found {found}")
+    results = sum(batch.num_rows for batch in read_range(connection, options, columns, partition))
+    if results != messages:
+        raise AssertionError(f"expected {messages} messages, found {results}")
 
 
-def read_from_memory(bed: Bed, messages: int) -> None:
+def read_from_memory(setup: SparkSetup, messages: int) -> None:
     """Read as many messages with Spark from the memory of a task."""
-    options = {"messages": str(messages), "size": str(len(bed.body))}
-    frame = bed.session.read.format("memory").options(**options).load()
-    found = read(frame)
-    if found[:2] != (messages, messages * len(bed.body)):
-        raise AssertionError(f"expected {messages} messages, found {found}")
+    options = {"messages": str(messages), "size": str(len(setup.body))}
+    frame = setup.session.read.format("memory").options(**options).load()
+    results = read_counts(frame)
+    if results[:2] != (messages, messages * len(setup.body)):
+        raise AssertionError(f"expected {messages} messages, found {results}")
 
 
-def _ways(bed: Bed, messages: int, library: int, shares: list[int]) -> list[Way]:
+def _variants(setup: SparkSetup, messages: int, library: int, shares: list[int]) -> list[Variant]:
     def spark(count: int, partitions: int) -> None:
-        bed.look(bed.load("limits", partitions, endingOffsets=str(count + 1)), count)
+        setup.verify(setup.load("limits", partitions, endingOffsets=str(count + 1)), count)
 
     def with_library() -> None:
-        options = {"servers": bed.server.url, "stream": "limits", "messages": str(library)}
-        bed.look(bed.session.read.format("natspy").options(**options).load(), library)
+        options = {"servers": setup.server.url, "stream": "limits", "messages": str(library)}
+        setup.verify(setup.session.read.format("natspy").options(**options).load(), library)
 
-    ways = [
-        Way(FLOOR, lambda: drain(bed.open("limits"), messages), messages, FLOOR),
-        Way("a task's read", lambda: read_as_a_task(bed, "limits", "consumer", messages), messages, FLOOR),
-        Way("Spark, 1 task", lambda: spark(messages, 1), messages, FLOOR),
-        Way("Spark, 2 tasks", lambda: spark(messages, 2), messages, FLOOR),
-        *(Way(f"Spark, 1 task, {count:,}", partial(spark, count, 1), count, FLOOR) for count in shares),
-        Way("Spark from memory", lambda: read_from_memory(bed, messages), messages, FLOOR),
-        Way("Spark on nats-py", with_library, library, FLOOR),
+    variants = [
+        Variant(FLOOR, lambda: drain(setup.open_stream("limits"), messages), messages, FLOOR),
+        Variant("a task's read", lambda: read_as_a_task(setup, "limits", "consumer", messages), messages, FLOOR),
+        Variant("Spark, 1 task", lambda: spark(messages, 1), messages, FLOOR),
+        Variant("Spark, 2 tasks", lambda: spark(messages, 2), messages, FLOOR),
+        *(Variant(f"Spark, 1 task, {count:,}", partial(spark, count, 1), count, FLOOR) for count in shares),
+        Variant("Spark from memory", lambda: read_from_memory(setup, messages), messages, FLOOR),
+        Variant("Spark on nats-py", with_library, library, FLOOR),
     ]
-    return [way for way in ways if way.messages]
+    return [variant for variant in variants if variant.messages]
 
 
 def main() -> None:
@@ -79,16 +79,18 @@ def main() -> None:
     parser.add_argument("--library", type=int, default=200_000, help="messages for nats-py; 0 leaves it out")
     parser.add_argument("--shares", type=int, nargs="*", default=[100_000], help="smaller reads of the same stream")
     parser.add_argument("--keep", type=Path, help="a file to which rounds are added, and from which all are shown")
-    given = parser.parse_args()
+    options = parser.parse_args()
     session = new_session()
     session.dataSource.register(MemoryDataSource)
     session.dataSource.register(LibraryDataSource)
     with NatsServer() as server:
-        bed = Bed(server, session, b"x" * given.size)
-        bed.fill("limits", "limits", given.messages)
-        found = measure(_ways(bed, given.messages, given.library, given.shares), given.rounds, bed.cpu)
+        setup = SparkSetup(server, session, b"x" * options.size)
+        setup.fill_stream("limits", "limits", options.messages)
+        results = measure(
+            _variants(setup, options.messages, options.library, options.shares), options.rounds, setup.cpu
+        )
     session.stop()
-    print(f"{given.size} bytes\n{shown(kept(found, given.keep))}")
+    print(f"{options.size} bytes\n{format_rounds(with_earlier_rounds(results, options.keep))}")
 
 
 if __name__ == "__main__":

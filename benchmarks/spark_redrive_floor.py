@@ -1,9 +1,9 @@
-"""What the server takes for a redrive at the least: every request of the protocol, bare, and nothing proved.
+"""The server's least time for a redrive: every request of the protocol, sent bare, with nothing proved.
 
 For each letter: the job is got, its copy published under an id, the audit's record published under an id, the original
 acknowledged late, the dead letter queue's entry deleted. Requests are made beforehand but for the job's body, which all
-letters share; answers are counted and not read. The steps of a letter follow one another, those of others go on
-meanwhile.
+letters share; answers are counted and not parsed. The steps of a letter follow one another, while those of other
+letters overlap.
 """
 
 import time
@@ -20,13 +20,8 @@ _BATCH = 250
 _RECORD = b'{"version":1,"action":"redriven","padding":"%b"}' % (b"x" * 400)
 
 
-class Bare:
-    """Redrives without looking.
-
-    :param url: the server
-    :param queue: the queue, whose jobs are all dead
-    :param letters: how many; jobs and entries are numbered from 1 on
-    """
+class BareRedrive:
+    """Redrives without parsing answers; jobs and entries are numbered from 1 on."""
 
     def __init__(self, url: str, queue: WorkQueue, letters: int) -> None:
         self._url = url
@@ -34,52 +29,52 @@ class Bare:
         self._queue = queue
 
     def run(self) -> float:
-        """Redrive, and give the seconds."""
-        with closing(NatsSocket(socket_settings({"servers": self._url, "timeout": "60"}))) as wire:
-            reply = f"{wire.inbox}.1".encode()
+        """Redrive, and return the seconds."""
+        with closing(NatsSocket(socket_settings({"servers": self._url, "timeout": "60"}))) as socket:
+            reply = f"{socket.inbox}.1".encode()
             steps = [
                 self._steps(make, reply) for make in (self._get, self._copy, self._record, self._ack, self._delete)
             ]
-            begun, round_ = time.perf_counter(), 0
+            started, turn = time.perf_counter(), 0
             while True:
-                asked = [frames for late, step in enumerate(steps) if round_ >= late and (frames := next(step, None))]
-                if not asked:
-                    return time.perf_counter() - begun
-                wire.send(b"".join(frame for frames in asked for frame in frames))
-                self._count(wire, sum(map(len, asked)))
-                round_ += 1
+                batches = [frames for delay, step in enumerate(steps) if turn >= delay and (frames := next(step, None))]
+                if not batches:
+                    return time.perf_counter() - started
+                socket.send(b"".join(frame for frames in batches for frame in frames))
+                self._count(socket, sum(map(len, batches)))
+                turn += 1
 
     def _steps(self, make: Callable[[int, bytes], bytes], reply: bytes) -> Iterator[list[bytes]]:
         for start in range(1, self._letters + 1, _BATCH):
-            yield [make(at, reply) for at in range(start, min(start + _BATCH, self._letters + 1))]
+            yield [make(sequence, reply) for sequence in range(start, min(start + _BATCH, self._letters + 1))]
 
-    def _count(self, wire: NatsSocket, expected: int) -> None:
-        mark, tail, answered = wire.sid + b" ", b"", 0
+    def _count(self, socket: NatsSocket, expected: int) -> None:
+        prefix, tail, answered = socket.sid + b" ", b"", 0
         while answered < expected:
-            wire.receive(lambda _buffer, _filled: True)
-            data = tail + bytes(wire.buffer[: wire.filled])
-            answered += data.count(mark)
-            # A mark may be cut in two.
-            tail = data[-len(mark) + 1 :]
-            wire.consume(wire.filled)
+            socket.receive(lambda _buffer, _filled: True)
+            data = tail + bytes(socket.buffer[: socket.filled])
+            answered += data.count(prefix)
+            # A prefix may be split between two reads.
+            tail = data[-len(prefix) + 1 :]
+            socket.consume(socket.filled)
 
-    def _get(self, at: int, reply: bytes) -> bytes:
-        return _request(f"$JS.API.DIRECT.GET.{self._queue.name}", reply, b'{"seq":%d}' % at)
+    def _get(self, sequence: int, reply: bytes) -> bytes:
+        return _request(f"$JS.API.DIRECT.GET.{self._queue.name}", reply, b'{"seq":%d}' % sequence)
 
-    def _copy(self, at: int, reply: bytes) -> bytes:
-        told = {"Redrive-Count": 1, "Redrive-Stream": self._queue.name, "Redrive-Sequence": at}
-        told |= {"Redrive-Consumer": "worker", "Nats-Msg-Id": f"redrive:{self._queue.name}:{at}:{'t' * 30}"}
-        return _publication(f"{self._queue.name}.jobs.{at % 7}", reply, told, BODY)
+    def _copy(self, sequence: int, reply: bytes) -> bytes:
+        headers = {"Redrive-Count": 1, "Redrive-Stream": self._queue.name, "Redrive-Sequence": sequence}
+        headers |= {"Redrive-Consumer": "worker", "Nats-Msg-Id": f"redrive:{self._queue.name}:{sequence}:{'t' * 30}"}
+        return _publication(f"{self._queue.name}.jobs.{sequence % 7}", reply, headers, BODY)
 
-    def _record(self, at: int, reply: bytes) -> bytes:
-        told = {"Nats-Msg-Id": f"audit:{'t' * 30}:{at}:redriven:{at}"}
-        return _publication(letter_audit_subject(self._queue.name, at), reply, told, _RECORD)
+    def _record(self, sequence: int, reply: bytes) -> bytes:
+        headers = {"Nats-Msg-Id": f"audit:{'t' * 30}:{sequence}:redriven:{sequence}"}
+        return _publication(letter_audit_subject(self._queue.name, sequence), reply, headers, _RECORD)
 
-    def _ack(self, at: int, reply: bytes) -> bytes:
-        return _request(late_ack_subject(self._queue.name, "worker", at), reply, b"+ACK")
+    def _ack(self, sequence: int, reply: bytes) -> bytes:
+        return _request(late_ack_subject(self._queue.name, "worker", sequence), reply, b"+ACK")
 
-    def _delete(self, at: int, reply: bytes) -> bytes:
-        entry = b'{"seq":%d,"no_erase":true}' % at
+    def _delete(self, sequence: int, reply: bytes) -> bytes:
+        entry = b'{"seq":%d,"no_erase":true}' % sequence
         return _request(f"$JS.API.STREAM.MSG.DELETE.{self._queue.name}-dead", reply, entry)
 
 

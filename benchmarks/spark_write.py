@@ -1,10 +1,10 @@
-"""Writing rows with Spark's data source, beside the client library and beside a bare socket.
+"""Writing rows with Spark's data source, beside nats-py and beside a bare socket.
 
-Fairness: every way stores messages with ids in the same stream, which is emptied before, on one server with its
-default ``sync_interval``, after rounds that warm up and don't count. Ways take turns; figures are medians, with
-the range of the ratios *within a round* to the floor of that round. A round counts only if every row is stored once.
-The floor keeps a window of as many messages unanswered as a task of ours does, and counts the acknowledgements without
-looking at them. The loop with the client library is slower and stores fewer messages.
+Fairness: every variant stores messages with ids in the same stream, which is emptied before, on one server with the
+default ``sync_interval``, after warm-up rounds that don't count. Variants take turns; figures are medians, with the
+range of the ratios *within a round* to the floor of that round. A round counts only if every row is stored once. The
+floor keeps a window of as many messages unanswered as a task of this package does, and counts the acknowledgements
+without parsing them. The loop with nats-py is slower and stores fewer messages.
 """
 
 import argparse
@@ -15,53 +15,53 @@ from uuid import uuid4
 
 from pyspark.sql import functions as f
 
-from benchmarks.rounds import Way, kept, measure, shown
-from benchmarks.spark_bed import Bed, new_session
+from benchmarks.rounds import Variant, format_rounds, measure, with_earlier_rounds
 from benchmarks.spark_floors import publish_window
 from benchmarks.spark_peers import publish_one_by_one
+from benchmarks.spark_setup import SparkSetup, new_session
 from testbed.nats_server import NatsServer
 
 FLOOR = "bare socket, window 1000 (floor)"
 _SUBJECT = "out.a"
 
 
-def _emptied(bed: Bed) -> None:
-    stream = bed.open("out")
+def _recreate_stream(setup: SparkSetup) -> None:
+    stream = setup.open_stream("out")
     with closing(stream.socket):
-        # Made anew rather than purged, so that the ids of the round before take nobody's memory.
+        # Recreated rather than purged, so that the message ids of the round before take no memory.
         stream.api("STREAM.DELETE.out")
-    bed.make("out")
+    setup.create_stream("out")
 
 
-def _stored(bed: Bed, messages: int) -> None:
-    stream = bed.open("out")
+def _require_stored(setup: SparkSetup, messages: int) -> None:
+    stream = setup.open_stream("out")
     with closing(stream.socket):
-        found = stream.api("STREAM.INFO.out")["state"]["messages"]
-    if found != messages:
-        raise AssertionError(f"expected {messages} messages stored, found {found}")
+        results = stream.api("STREAM.INFO.out")["state"]["messages"]
+    if results != messages:
+        raise AssertionError(f"expected {messages} messages stored, found {results}")
 
 
-def _bare(bed: Bed, messages: int) -> None:
-    _emptied(bed)
-    publish_window(bed.open("out"), _SUBJECT, messages, bed.body)
-    _stored(bed, messages)
+def _bare(setup: SparkSetup, messages: int) -> None:
+    _recreate_stream(setup)
+    publish_window(setup.open_stream("out"), _SUBJECT, messages, setup.body)
+    _require_stored(setup, messages)
 
 
-def _spark(bed: Bed, messages: int, partitions: int, *, with_ids: bool) -> None:
-    _emptied(bed)
-    frame = bed.session.range(0, messages, 1, partitions)
-    columns = [f.lit(bed.body.decode()).alias("value"), f.lit(_SUBJECT).alias("subject")]
+def _spark(setup: SparkSetup, messages: int, partitions: int, *, with_ids: bool) -> None:
+    _recreate_stream(setup)
+    frame = setup.session.range(0, messages, 1, partitions)
+    columns = [f.lit(setup.body.decode()).alias("value"), f.lit(_SUBJECT).alias("subject")]
     if with_ids:
         columns.append(f.concat(f.lit(f"{uuid4().hex[:8]}:"), f.col("id").cast("string")).alias("msg_id"))
-    options = {"servers": bed.server.url, "stream": "out"}
+    options = {"servers": setup.server.url, "stream": "out"}
     frame.select(*columns).write.format("jetstream").options(**options).mode("append").save()
-    _stored(bed, messages)
+    _require_stored(setup, messages)
 
 
-def _library(bed: Bed, messages: int) -> None:
-    _emptied(bed)
-    asyncio.run(publish_one_by_one(bed.server.url, _SUBJECT, messages, bed.body))
-    _stored(bed, messages)
+def _library(setup: SparkSetup, messages: int) -> None:
+    _recreate_stream(setup)
+    asyncio.run(publish_one_by_one(setup.server.url, _SUBJECT, messages, setup.body))
+    _require_stored(setup, messages)
 
 
 def main() -> None:
@@ -72,21 +72,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--library", type=int, default=20_000, help="messages for nats-py; 0 leaves it out")
     parser.add_argument("--keep", type=Path, help="a file to which rounds are added, and from which all are shown")
-    given = parser.parse_args()
-    messages = given.messages
+    options = parser.parse_args()
+    messages = options.messages
     session = new_session()
     with NatsServer() as server:
-        bed = Bed(server, session, b"x" * given.size)
-        bed.make("out")
-        ways = [
-            Way(FLOOR, lambda: _bare(bed, messages), messages, FLOOR),
-            Way("Spark, 2 tasks, column msg_id", lambda: _spark(bed, messages, 2, with_ids=True), messages, FLOOR),
-            Way("Spark, 2 tasks, derived ids", lambda: _spark(bed, messages, 2, with_ids=False), messages, FLOOR),
-            Way("await js.publish", lambda: _library(bed, given.library), given.library, FLOOR),
+        setup = SparkSetup(server, session, b"x" * options.size)
+        setup.create_stream("out")
+        variants = [
+            Variant(FLOOR, lambda: _bare(setup, messages), messages, FLOOR),
+            Variant(
+                "Spark, 2 tasks, column msg_id", lambda: _spark(setup, messages, 2, with_ids=True), messages, FLOOR
+            ),
+            Variant("Spark, 2 tasks, derived ids", lambda: _spark(setup, messages, 2, with_ids=False), messages, FLOOR),
+            Variant("await js.publish", lambda: _library(setup, options.library), options.library, FLOOR),
         ]
-        found = measure([way for way in ways if way.messages], given.rounds, bed.cpu)
+        results = measure([variant for variant in variants if variant.messages], options.rounds, setup.cpu)
     session.stop()
-    print(f"{given.size} bytes\n{shown(kept(found, given.keep))}")
+    print(f"{options.size} bytes\n{format_rounds(with_earlier_rounds(results, options.keep))}")
 
 
 if __name__ == "__main__":

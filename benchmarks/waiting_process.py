@@ -1,6 +1,7 @@
-"""The process that waits, as a triggerer does, and looks at itself.
+"""The process that waits, as a triggerer does, and measures itself.
 
-It prints one line once everybody waits, begins to measure when it is told to, and prints another at the end.
+It prints one line once all triggers wait, starts to measure after a line on standard input, and prints another line at
+the end.
 """
 
 import asyncio
@@ -18,19 +19,18 @@ from airflow.triggers.base import BaseTrigger
 
 from airflow_provider_jetstream.jetstream.waiting.dispatcher import EndDispatcher
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
-from benchmarks.waiting_methods import Peer
+from benchmarks.waiting_methods import PeerTrigger
 
-TICK = 0.005
-LOOK = 0.05
-SETTLING = 1.0
+TICK_SECONDS = 0.005
+POLL_SECONDS = 0.05
+SETTLE_SECONDS = 1.0
 
 
-class Waiting:
-    """
-    Many triggers, each waiting for one job.
+class WaitingProcess:
+    """Many triggers, each waiting for one job.
 
     :param path: the class of the triggers, as Airflow stores it
-    :param arguments: those of the first, as Airflow stores them
+    :param arguments: those of the first trigger, as Airflow stores them
     :param count: how many; their jobs have the sequences from 1 on
     """
 
@@ -39,16 +39,12 @@ class Waiting:
         self._arguments = arguments
         self._count = count
         self._tasks: list[asyncio.Task[None]] = []
-        self._follower: EndDispatcher | None = None
+        self._dispatcher: EndDispatcher | None = None
         self.fired: list[tuple[int, float]] = []
         self.errors: Counter[str] = Counter()
 
     async def start(self, limit: float) -> dict[str, float]:
-        """
-        Start them, and return once all wait.
-
-        :param limit: seconds after which those that don't wait yet aren't waited for
-        """
+        """Start the triggers, and return once all wait or ``limit`` seconds have passed."""
         gc.collect()
         before, started = _memory(), time.perf_counter()
         trigger: type[BaseTrigger] = resolve_name(self._path)
@@ -58,24 +54,20 @@ class Waiting:
                 {**self._arguments, "sequences": spans, "summary": {**self._arguments["summary"], "sequences": spans}}
             )
             task = asyncio.create_task(self._watch(trigger(**json.loads(stored)), sequence))
-            task.add_done_callback(self._stopped)
+            task.add_done_callback(self._on_done)
             self._tasks.append(task)
-            # As the triggerer does after each.
+            # As the triggerer does after each trigger.
             await asyncio.sleep(0)
         with suppress(TimeoutError):
             async with asyncio.timeout(limit):
-                await self._all_joined()
+                await self._all_waiting()
         seconds = time.perf_counter() - started
-        await asyncio.sleep(SETTLING)
+        await asyncio.sleep(SETTLE_SECONDS)
         gc.collect()
         return {"bytes": _memory() - before, "start": seconds}
 
     async def finish(self, limit: float) -> dict[str, float | list[float]]:
-        """
-        Measure until all have fired.
-
-        :param limit: seconds until no more is waited for
-        """
+        """Measure until all have fired or ``limit`` seconds have passed."""
         lags: list[float] = []
         ticker = asyncio.create_task(_tick(lags))
         cpu = time.process_time()
@@ -84,18 +76,18 @@ class Waiting:
         ticker.cancel()
         return {"cpu": cpu, "lags": lags}
 
-    async def _all_joined(self) -> None:
+    async def _all_waiting(self) -> None:
         while True:
-            if self._joined() >= self._count or all(task.done() for task in self._tasks):
+            if self._count_waiting() >= self._count or all(task.done() for task in self._tasks):
                 return
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_SECONDS)
 
-    def _joined(self) -> int:
+    def _count_waiting(self) -> int:
         if not issubclass(resolve_name(self._path), JobCompletionTrigger):
-            return Peer.joined
-        if self._follower is None:
-            self._follower = next((each for each in gc.get_objects() if type(each) is EndDispatcher), None)
-        return self._follower.waiter_count if self._follower else 0
+            return PeerTrigger.waiting_count
+        if self._dispatcher is None:
+            self._dispatcher = next((item for item in gc.get_objects() if type(item) is EndDispatcher), None)
+        return self._dispatcher.waiter_count if self._dispatcher else 0
 
     async def _watch(self, trigger: BaseTrigger, sequence: int) -> None:
         async for event in trigger.run():
@@ -106,7 +98,7 @@ class Waiting:
             else:
                 self.errors[event.payload["status"]] += 1
 
-    def _stopped(self, task: asyncio.Task[None]) -> None:
+    def _on_done(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
             self.errors[_cause(error)] += 1
 
@@ -124,14 +116,14 @@ def _memory() -> int:
 async def _tick(lags: list[float]) -> None:
     while True:
         before = time.perf_counter()
-        await asyncio.sleep(TICK)
-        lags.append(time.perf_counter() - before - TICK)
+        await asyncio.sleep(TICK_SECONDS)
+        lags.append(time.perf_counter() - before - TICK_SECONDS)
 
 
 async def main() -> None:
-    """Wait as asked on the command line: a trigger's class, its arguments as JSON, how many, and a time limit."""
+    """Wait as the command line says: a trigger's class, its arguments as JSON, how many, and a time limit."""
     path, arguments, count, limit = sys.argv[1:]
-    waiting = Waiting(path, json.loads(arguments), int(count))
+    waiting = WaitingProcess(path, json.loads(arguments), int(count))
     print(json.dumps(await waiting.start(float(limit))), flush=True)
     if (await asyncio.to_thread(sys.stdin.readline)).strip() == "stop":
         return

@@ -36,6 +36,8 @@ from testbed.text_table import text_table
 CONNECTION = "nats_walks"
 _PACKAGE = str(Path(airflow_provider_jetstream.__file__).parent)
 _TOOL = 3
+# Python 3.12 has it; the package itself supports 3.11, for which types are checked.
+monitoring: Any = vars(sys)["monitoring"]
 
 
 @dataclass
@@ -53,7 +55,7 @@ class Walk:
     def enter(self, code: CodeType, _: int) -> object:
         """Count a start or a continuation of a function."""
         if not code.co_filename.startswith(_PACKAGE):
-            return sys.monitoring.DISABLE
+            return monitoring.DISABLE
         self.modules.add(code.co_filename)
         self.moves += code.co_filename != self.current
         self.current = code.co_filename
@@ -63,16 +65,16 @@ class Walk:
 @contextmanager
 def traced() -> Iterator[Walk]:
     """Trace the package until the block ends."""
-    walk, events = Walk(), sys.monitoring.events
-    sys.monitoring.use_tool_id(_TOOL, "walks")
+    walk, events = Walk(), monitoring.events
+    monitoring.use_tool_id(_TOOL, "walks")
     for event in (events.PY_START, events.PY_RESUME):
-        sys.monitoring.register_callback(_TOOL, event, walk.enter)
-    sys.monitoring.set_events(_TOOL, events.PY_START | events.PY_RESUME)
+        monitoring.register_callback(_TOOL, event, walk.enter)
+    monitoring.set_events(_TOOL, events.PY_START | events.PY_RESUME)
     try:
         yield walk
     finally:
-        sys.monitoring.set_events(_TOOL, 0)
-        sys.monitoring.free_tool_id(_TOOL)
+        monitoring.set_events(_TOOL, 0)
+        monitoring.free_tool_id(_TOOL)
 
 
 def main() -> int:

@@ -1,8 +1,8 @@
-r"""The store's dead letters by the hundred thousand, every night: keep them, report on them, mend, redrive, wait.
+r"""The store's dead letters by the hundred thousand, every night: store them, report on them, repair, redrive, wait.
 
-The report counts what died of what, and keeps the letters as they were. Orders with a decimal comma come back mended,
-those whose bank was busy come back as they were, and anything else stays where it is. Spark runs where the connection
-``spark_default`` says, or on this machine without one. Workers do the orders::
+The report counts the causes of death, and stores the letters unchanged. Orders with a decimal comma are repaired and
+redriven, orders whose bank was busy are redriven unchanged, and all other letters stay where they are. Spark runs where
+the connection ``spark_default`` says, or on this machine without one. Workers process the orders::
 
     jetstream-worker run --queue example_dags/queues/store.yaml --consumer till \
         --handler example_workers.store:process
@@ -34,12 +34,12 @@ MALFORMED = "example_workers.store.MalformedOrderError"
 
 
 def with_decimal_point(letters: DataFrame) -> DataFrame:
-    """Mend amounts such as ``"12,50"``; what isn't returned isn't redriven."""
+    """Repair amounts such as ``"12,50"``; letters that aren't returned aren't redriven."""
     from pyspark.sql import functions as f
 
     text = f.col("body").cast("string")
-    mended = f.regexp_replace(text, r'"amount":\s*"(\d+),(\d+)"', r'"amount": $1.$2').cast("binary")
-    body = f.when(f.col("error_class") == MALFORMED, mended).otherwise(f.col("body"))
+    repaired = f.regexp_replace(text, r'"amount":\s*"(\d+),(\d+)"', r'"amount": $1.$2').cast("binary")
+    body = f.when(f.col("error_class") == MALFORMED, repaired).otherwise(f.col("body"))
     return letters.where(f.col("error_class").isin(BUSY, MALFORMED)).withColumn("body", body)
 
 

@@ -1,8 +1,8 @@
-r"""The store's dead letters, every morning: look what died of what, treat each kind, and say what was done.
+r"""The store's dead letters, every morning: group them by cause, treat each kind, and report the treatments.
 
-Orders whose bank was busy come back slowly, and at most three times. Orders with a decimal comma come back mended. What
-is no order at all is parked, out of the way of the others, until a person looks at it. Anything else is left alone, and
-the report says so. Workers do the orders, in Python or in any other language; with this package's own::
+Orders whose bank was busy are redriven slowly, and at most three times. Orders with a decimal comma are repaired and
+redriven. A body that is no order is parked until a person inspects it. All other letters stay where they are, and the
+report says so. Workers process the orders, in Python or in any other language; with this package's own::
 
     jetstream-worker run --queue example_dags/queues/store.yaml --consumer till \
         --handler example_workers.store:process
@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
 QUEUE = str(Path(__file__).parent / "queues" / "store.yaml")
 
-# What each kind looks like in the groups that the sensor finds, by the task that treats it.
+# The group fields of each kind of letters, by the task that treats them.
 KINDS = {
     "redrive_busy": {"reason": "max_deliveries", "error_class": "example_workers.store.BankBusyError"},
-    "mend_malformed": {"reason": "max_deliveries", "error_class": "example_workers.store.MalformedOrderError"},
+    "repair_malformed": {"reason": "max_deliveries", "error_class": "example_workers.store.MalformedOrderError"},
     "park_poison": {"reason": "terminated"},
 }
 
@@ -38,20 +38,20 @@ log = logging.getLogger(__name__)
 
 
 def with_decimal_point(letter: DeadLetter) -> Repair | None:
-    """Mend an amount such as ``"12,50"``."""
+    """Repair an amount such as ``"12,50"``."""
     order = json.loads(letter.body)
     return Repair(body={**order, "amount": float(order["amount"].replace(",", "."))})
 
 
 def treatment_of(group: dict[str, str | None]) -> str | None:
-    """Name the task that treats a group of letters, if one does."""
+    """Return the task that treats a group of letters, if one does."""
     return next((task_id for task_id, kind in KINDS.items() if kind.items() <= group.items()), None)
 
 
-def treat(task_id: str, **how: Any) -> JetStreamRedriveOperator:
+def treat(task_id: str, **arguments: Any) -> JetStreamRedriveOperator:
     """Redrive the letters of one kind."""
     select = {"reasons" if name == "reason" else name: value for name, value in KINDS[task_id].items()}
-    return JetStreamRedriveOperator(task_id=task_id, work_queue=QUEUE, select=select, retries=2, **how)
+    return JetStreamRedriveOperator(task_id=task_id, work_queue=QUEUE, select=select, retries=2, **arguments)
 
 
 with DAG(
@@ -74,27 +74,27 @@ with DAG(
     )
 
     @task.branch
-    def choose(found: dict[str, Any]) -> list[str]:
-        """Name the tasks that have letters to treat."""
-        chosen = {treatment_of(group["group"]) for group in found["groups"]}
+    def choose(summary: dict[str, Any]) -> list[str]:
+        """Return the tasks that have letters to treat."""
+        chosen = {treatment_of(group["group"]) for group in summary["groups"]}
         return [*(task_id for task_id in KINDS if task_id in chosen), "report"]
 
     treatments = [
         treat("redrive_busy", rate=20, max_redrives=3, why="the bank was busy"),
-        treat("mend_malformed", transform=with_decimal_point, max_redrives=1, why="decimal comma"),
-        treat("park_poison", max_redrives=0, why="no order; for a person to look at"),
+        treat("repair_malformed", transform=with_decimal_point, max_redrives=1, why="decimal comma"),
+        treat("park_poison", max_redrives=0, why="no order; a person has to inspect it"),
     ]
 
     @task(trigger_rule="none_failed")
-    def report(found: dict[str, Any], treated: list[dict[str, Any] | None]) -> dict[str, Any]:
-        """Log what was found, a line for each group, and what was done, a line for each treatment."""
+    def report(summary: dict[str, Any], results: list[dict[str, Any] | None]) -> dict[str, Any]:
+        """Log a line for each group of letters, and a line for each treatment."""
         groups = [
-            {**each["group"], "found": each["count"], "treatment": treatment_of(each["group"]) or "left alone"}
-            for each in found["groups"]
+            {**group["group"], "found": group["count"], "treatment": treatment_of(group["group"]) or "none"}
+            for group in summary["groups"]
         ]
         done = {
             task_id: {"redriven": result["redriven"], "parked": result["parked"]}
-            for task_id, result in zip(KINDS, treated, strict=True)
+            for task_id, result in zip(KINDS, results, strict=True)
             if result
         }
         log.info("%-14s %-46s %5s  %s", "reason", "error class", "found", "treatment")

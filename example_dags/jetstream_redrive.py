@@ -1,4 +1,4 @@
-"""The DAG with which the monitor's page brings dead letters back; Airflow asks who may trigger it."""
+"""The DAG that the monitor's page triggers to redrive dead letters; Airflow decides who may trigger it."""
 
 from airflow_provider_jetstream.reprocessing import reprocess_dag
 

@@ -1,6 +1,6 @@
-r"""Twenty orders through a work queue: provision, publish and wait, find the dead letters, bring them back.
+r"""Twenty orders through a work queue: provision, publish and wait, find the dead letters, redrive them.
 
-Workers do the orders, in Python or in any other language; with this package's own::
+Workers process the orders, in Python or in any other language; with this package's own::
 
     jetstream-worker run --queue example_dags/queues/orders.yaml --consumer processor \
         --handler example_workers.orders:process

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_filter, letter_audit_subject, run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
-from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest

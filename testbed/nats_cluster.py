@@ -69,7 +69,7 @@ class NatsCluster:
                     server.start()
                 break
             except PortTakenError:
-                # Each server chooses another client port by itself, but the route ports are in every server's configuration.
+                # Each server chooses another client port by itself, but the route ports are known to all servers.
                 self.stop()
                 if attempt == _ATTEMPTS:
                     raise

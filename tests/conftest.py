@@ -1,7 +1,8 @@
-"""What every test may ask for: a real server, and an open connection to it."""
+"""Fixtures of all tests: a real server, and an open connection to it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def nats() -> Iterator[NatsServer]:
-    """One server for all tests that don't stop it; they keep apart by their streams' names."""
+    """The server shared by all tests that don't stop it; each test has streams of its own, see ``name``."""
     with NatsServer() as server:
         yield server
 
@@ -33,7 +34,7 @@ def own_nats() -> Iterator[NatsServer]:
 
 @pytest.fixture
 def settings(nats: NatsServer) -> ConnectionSettings:
-    """Where the shared server is."""
+    """The settings of a connection to the shared server."""
     return connection_settings({"servers": (nats.url,), "timeout": 5})
 
 
@@ -44,7 +45,15 @@ async def connection(settings: ConnectionSettings) -> AsyncIterator[Connection]:
         yield opened
 
 
+@pytest.fixture(scope="session")
+def migrated_databases(pytestconfig: pytest.Config) -> Path:
+    """The folder of the metadata databases from which Airflows start; it outlives the test run."""
+    cache = pytestconfig.cache
+    assert cache is not None
+    return Path(cache.mkdir("airflow-databases"))
+
+
 @pytest.fixture
 def name() -> str:
-    """A name that no other test uses, for streams and subjects."""
+    """A name for streams and subjects that no other test uses."""
     return f"q{uuid4().hex[:12]}"

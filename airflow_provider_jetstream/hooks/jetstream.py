@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
-    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.publishing.job import Job
-    from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+    from airflow_provider_jetstream.jetstream.publishing.publisher import publish
     from airflow_provider_jetstream.jetstream.publishing.report import (
         PublishError,
         PublishIncompleteError,
@@ -148,7 +148,7 @@ __all__ = [
     "plan",
     "preview",
     "provision",
-    "publish_prepared",
+    "publish",
     "redrive_dead_letters",
     "shared_connection",
     "take_cursor",

@@ -7,10 +7,9 @@ sequences of an archive without gaps differ from those of its work queue by a co
 
 from __future__ import annotations
 
-import logging
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
@@ -18,12 +17,10 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-
-log = logging.getLogger(__name__)
 
 # The headers that the server adds to a message that it republishes.
 _SUBJECT = "Nats-Subject"
@@ -57,10 +54,16 @@ class ArchiveReader:
         if queue.archive is None:
             return None
         try:
-            state = (await stream_info(connection, queue.archive.name))["state"]
+            info = await stream_info(connection, queue.archive.name)
         except NotFoundError:
             return None
-        return cls(connection, queue.archive.name, created, state["first_seq"], state["last_seq"])
+        return cls.from_info(connection, info, created)
+
+    @classmethod
+    def from_info(cls, connection: Connection, info: Mapping[str, Any], created: datetime) -> ArchiveReader:
+        """Open the archive whose STREAM.INFO is at hand."""
+        state = info["state"]
+        return cls(connection, info["config"]["name"], created, state["first_seq"], state["last_seq"])
 
     async def find(self, sequence: int) -> StoredMessage | None:
         """Return a job as it was stored; ``None`` where the archive has no copy of it.

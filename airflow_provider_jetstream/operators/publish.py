@@ -148,7 +148,8 @@ class JetStreamPublishOperator(JobWaitingOperator):
             await log.record_stored(report)
         report.raise_for_failures()
         if cursor is None:
-            await self._close(log, report)
+            if started is not None:
+                await self._close(log, report)
             return None, report, None
         if report.duplicates and started is None:
             cursor = cursor.from_start()

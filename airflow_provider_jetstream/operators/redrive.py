@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters.find import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport

@@ -103,7 +103,7 @@ class SparkRedrivingOperator(JobWaitingOperator):
             "letters": self.letters,
             "directory": self.directory,
             "dry_run": dry_run,
-            "order": {
+            "request": {
                 "selection": selection_as_json(request.selection),
                 "subject": request.subject,
                 "rate": request.rate,

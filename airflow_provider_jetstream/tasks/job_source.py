@@ -57,7 +57,7 @@ def _call_arguments(function: Callable[..., Any], context: Context) -> Mapping[s
     try:
         from airflow.sdk.bases.decorator import KeywordParameters
     except ImportError:  # Airflow 3.1
-        from airflow.utils.operator_helpers import KeywordParameters
+        from airflow.utils.operator_helpers import KeywordParameters  # type: ignore[attr-defined]
 
     arguments: Mapping[str, Any] = KeywordParameters.determine(function, (), context).unpacking()
     return arguments

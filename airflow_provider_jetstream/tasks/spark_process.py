@@ -97,8 +97,8 @@ class SparkApplication:
             "master": spark.master,
             "conf": dict(spark.conf),
             "connection": dict(nats.options),
-            "work": command,
-            "orders": arguments,
+            "command": command,
+            "arguments": arguments,
             "function": function and _pickled(function),
         }
         with subprocess.Popen(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
     from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
 
 
 class DeadLetterTrigger(PollingTrigger):

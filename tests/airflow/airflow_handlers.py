@@ -15,13 +15,13 @@ LEDGER = "JOBS_LEDGER"
 
 
 def instant(job: Delivery) -> None:
-    """Write the job down."""
+    """Record the job."""
     line = json.dumps({"job": job.body.decode(), "sequence": job.sequence, "attempt": job.attempt})
     with Path(os.environ[LEDGER]).open("a", encoding="utf-8") as file:
         file.write(line + "\n")
 
 
 async def late(job: Delivery) -> None:
-    """End about when the task that waits has just deferred itself."""
+    """End when the waiting task has probably just deferred itself."""
     await asyncio.sleep(2.0 + job.sequence % 16 / 10)
     instant(job)

@@ -1,4 +1,4 @@
-"""What the tests of the skins do again and again: wait for a state, do jobs, read a task's log."""
+"""Steps of the tests: wait for a state, process jobs, read a task's log."""
 
 from __future__ import annotations
 
@@ -24,48 +24,52 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
     from testbed.processes import Process
 
-# Importing Airflow writes its configuration there, which must not be a person's own; nothing above imports it.
+# Importing Airflow writes its configuration there, which must not be a person's own folder; nothing above imports it.
 os.environ["AIRFLOW_HOME"] = tempfile.mkdtemp(prefix="airflow-of-tests-")
 
 ROOT = Path(__file__).resolve().parents[2]
+_END_STATES = {"success", "failed", "skipped", "upstream_failed", "removed"}
 QUEUES = Path(__file__).parent / "dags" / "queues"
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-def wait_for(what: Callable[[], _Found | None], describe: str, timeout: float = 180.0) -> _Found:
-    """Look until there is something, and say what was missing when the time is over."""
+def wait_for(condition: Callable[[], _Result | None], expected: str, timeout: float = 180.0) -> _Result:
+    """Poll until the condition returns something true, and return that."""
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
-        if found := what():
-            return found
+        if result := condition():
+            return result
         time.sleep(0.2)
-    raise AssertionError(f"expected {describe} within {timeout:g} s, found none")
+    raise AssertionError(f"expected {expected} within {timeout:g} s, found none")
 
 
 def task_states(airflow: Airflow, dag_id: str, run_id: str) -> dict[str, str]:
-    """Give the state of every task that isn't mapped."""
+    """Return the state of every task that isn't mapped."""
     return {task["task_id"]: task["state"] for task in airflow.task_instances(dag_id, run_id)}
 
 
 def wait_for_states(
     airflow: Airflow, dag_id: str, run_id: str, expected: Mapping[str, str], timeout: float = 180.0
 ) -> None:
-    """Wait until tasks have the expected states."""
-    found: dict[str, str] = {}
+    """Wait until tasks have the expected states; fail as soon as one has ended otherwise."""
+    states: dict[str, str] = {}
 
     def as_expected() -> bool:
-        found.update(task_states(airflow, dag_id, run_id))
-        return expected.items() <= found.items()
+        states.update(task_states(airflow, dag_id, run_id))
+        for task_id, state in expected.items():
+            ended = states.get(task_id) if states.get(task_id) in _END_STATES else state
+            assert ended == state, f"expected {dict(expected)}, found {states}"
+        return expected.items() <= states.items()
 
     try:
         wait_for(as_expected, f"{dict(expected)}", timeout)
     except AssertionError as error:
-        raise AssertionError(f"{error}; the states were {found}") from None
+        raise AssertionError(f"{error}; the states were {states}") from None
 
 
 def log_text(airflow: Airflow, dag_id: str, run_id: str, task_id: str, try_number: int = 1, map_index: int = -1) -> str:
-    """Give a task's log as a person reads it: events and the errors they carry."""
+    """Return the lines of a task's log: events and their errors."""
     lines: list[str] = []
     for line in airflow.task_log(dag_id, run_id, task_id, try_number, map_index).splitlines():
         entry = json.loads(line)
@@ -75,7 +79,7 @@ def log_text(airflow: Airflow, dag_id: str, run_id: str, task_id: str, try_numbe
 
 
 def succeeded(airflow: Airflow, dag_id: str, run_id: str, timeout: float = 300.0) -> None:
-    """Wait for a run's success; show the logs of what failed."""
+    """Wait for a run's success; if it fails, show the logs of the failed tasks."""
     run = airflow.wait_for_run(dag_id, run_id, timeout)
     failed = [task for task in airflow.task_instances(dag_id, run_id) if task["state"] == "failed"]
     logs = [
@@ -85,8 +89,10 @@ def succeeded(airflow: Airflow, dag_id: str, run_id: str, timeout: float = 300.0
     assert run["state"] == "success", "\n".join(logs)
 
 
-async def do_jobs(settings: ConnectionSettings, queue: WorkQueue, count: int, *, fail: bool = False) -> list[Delivery]:
-    """Do so many deliveries of a queue with a real worker, then stop it."""
+async def process_jobs(
+    settings: ConnectionSettings, queue: WorkQueue, count: int, *, fail: bool = False
+) -> list[Delivery]:
+    """Process so many deliveries of a queue with a real worker, then stop it."""
     done: list[Delivery] = []
 
     async def handle(job: Delivery) -> None:
@@ -100,7 +106,7 @@ async def do_jobs(settings: ConnectionSettings, queue: WorkQueue, count: int, *,
     worker = Worker(queue, consumer, handle, settings)
     await asyncio.wait_for(worker.run(), 60)
     if fail:
-        # The server declares a job dead only when somebody asks for the next one; this asks without taking any.
+        # The server publishes the advisory of a dead letter only at the next pull; this one pulls no job.
         async with connect(settings) as connection:
             request = b'{"batch":1,"no_wait":true,"max_bytes":1}'
             await connection.request(f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{consumer}", request)
@@ -108,7 +114,7 @@ async def do_jobs(settings: ConnectionSettings, queue: WorkQueue, count: int, *,
 
 
 async def provisioned(settings: ConnectionSettings, queue: WorkQueue) -> WorkQueue:
-    """Bring a queue into being without Airflow."""
+    """Provision a queue without Airflow."""
     async with connect(settings) as connection:
         await provision(connection, queue)
     return queue
@@ -125,9 +131,9 @@ def running_workers(
     concurrency: int = 1,
     env: Mapping[str, str] | None = None,
 ) -> Iterator[list[Process]]:
-    """Keep workers up, each a process of its own."""
+    """Run workers, each in a process of its own."""
     assert settings.password is not None
-    given = {
+    credentials = {
         "NATS_URL": ",".join(settings.servers),
         "NATS_USER": str(settings.user),
         "NATS_PASSWORD": settings.password.get_secret_value(),
@@ -140,7 +146,7 @@ def running_workers(
             queue=queue,
             consumer=consumer,
             handler=handler,
-            env={**os.environ, **given, **(env or {})},
+            env={**os.environ, **credentials, **(env or {})},
             logs=logs,
             concurrency=concurrency,
         )
@@ -154,12 +160,12 @@ def running_workers(
 
 
 def consumer_of(path: Path) -> str:
-    """Give the name of a queue file's first consumer."""
+    """Return the name of a queue file's first consumer."""
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
     return WorkQueue.load(path).consumers[0].name
 
 
 def ledger_of(path: Path) -> list[Any]:
-    """Read what the workers wrote down."""
+    """Read the workers' records."""
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

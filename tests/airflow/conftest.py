@@ -1,4 +1,4 @@
-"""A real Airflow with real servers behind its connections; every one of them holds a secret."""
+"""A real Airflow with real servers behind its connections, which all hold secrets."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from uuid import uuid4
 
 import pytest
 from airflow_steps import ROOT, provisioned, task_states, wait_for
-from dags.refusing import WITHOUT_LETTERS
+from dags.refused_tasks import WITHOUT_LETTERS
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Secrets:
-    """What must never be found anywhere in Airflow's home."""
+    """The secrets that must not appear anywhere in Airflow's home."""
 
     password: str
     token: str
@@ -36,7 +36,7 @@ class Secrets:
     in_extra: str
 
     def all(self) -> tuple[str, ...]:
-        """Give every one of them."""
+        """Return every secret."""
         return (self.password, self.token, self.wrong_password, self.wrong_token, self.in_host, self.in_extra)
 
 
@@ -47,7 +47,7 @@ def secrets() -> Secrets:
 
 @pytest.fixture(scope="session")
 def nats(secrets: Secrets) -> Iterator[NatsServer]:
-    """The server of these tests, in place of the one of all others: the example DAGs' streams have fixed names."""
+    """The server of these tests instead of the one of all other tests: the example DAGs' streams have fixed names."""
     with NatsServer(user="airflow", password=secrets.password) as server:
         yield server
 
@@ -72,20 +72,20 @@ def bare_nats() -> Iterator[NatsServer]:
 
 @pytest.fixture(scope="session")
 def fleet_nats() -> Iterator[NatsServer]:
-    """A server of which the monitor's tests know every stream, and which they may stop."""
+    """A server that only the monitor's tests use."""
     with NatsServer() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def spark_events(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where Spark writes its event logs."""
+    """The folder of Spark's event logs."""
     return tmp_path_factory.mktemp("spark_events")
 
 
 @pytest.fixture(scope="session")
 def spark_conf(spark_events: Path) -> dict[str, str]:
-    """Properties of every application: little to start, since they run little."""
+    """Properties of every application: little to start, since each does little."""
     return {
         "spark.driver.bindAddress": LOOPBACK,
         "spark.driver.host": LOOPBACK,
@@ -128,7 +128,9 @@ def connections(
 
 
 @pytest.fixture(scope="session")
-def airflow(connections: dict[str, dict[str, object]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
+def airflow(
+    connections: dict[str, dict[str, object]], tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path
+) -> Iterator[Airflow]:
     """One Airflow for all tests, with the example DAGs and the tests' own."""
     folder = tmp_path_factory.mktemp("airflow")
     shutil.copytree(ROOT / "example_dags", folder / "dags" / "example_dags")
@@ -139,12 +141,18 @@ def airflow(connections: dict[str, dict[str, object]], tmp_path_factory: pytest.
         connections={name: json.dumps(connection) for name, connection in connections.items()},
         # Enough for many mapped tasks to run, defer and resume at the same time.
         parallelism=16,
-        # A dead triggerer is found out soon.
+        template_db=migrated_databases,
         env={
+            # Files don't change, and parsing them again every few seconds takes a core.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+            # A deferred task resumes only after this time, since the trigger's event is delayed by it.
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
             "DEAD_LETTER_REPORTS": str(folder / "reports"),
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": "nats_default,nats_fleet,nats_unreachable,nats_wrong_password",
             "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
             "AIRFLOW__JETSTREAM__MONITOR_PAYLOADS": "acting",
+            # A triggerer that was killed is declared dead after 4 seconds.
             "AIRFLOW__TRIGGERER__JOB_HEARTBEAT_SEC": "1",
             "AIRFLOW__TRIGGERER__TRIGGERER_HEALTH_CHECK_THRESHOLD": "4",
         },
@@ -155,7 +163,7 @@ def airflow(connections: dict[str, dict[str, object]], tmp_path_factory: pytest.
 
 @pytest.fixture(scope="session")
 def refused(airflow: Airflow, settings: ConnectionSettings) -> str:
-    """The run of the DAG whose tasks all fail."""
+    """The ended run of the DAG whose tasks all fail."""
     asyncio.run(provisioned(settings, WorkQueue.load(WITHOUT_LETTERS)))
     airflow.wait_for_dags("refusing")
     run_id = airflow.trigger("refusing")
@@ -177,5 +185,5 @@ def own_connections(connections: dict[str, dict[str, object]], monkeypatch: pyte
 
 @pytest.fixture
 def ledger(tmp_path: Path) -> Path:
-    """Where workers write down what they did."""
+    """The file in which workers record their jobs."""
     return tmp_path / "ledger.jsonl"

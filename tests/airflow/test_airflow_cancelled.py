@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from airflow_steps import log_text, provisioned, task_states, wait_for_states
-from dags.cancelling import DIVIDED, queue
+from dags.cancelled import DIVIDED, queue
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message, find_cancellation

@@ -8,9 +8,9 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow_steps import do_jobs, provisioned
+from airflow_steps import process_jobs, provisioned
 from dags.waiting import queue as one_chance
-from trigger_steps import fired, recreated, waiting
+from trigger_steps import completion_trigger, event_of, recreated
 
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
@@ -40,12 +40,12 @@ async def test_jobs_that_end_between_the_deferral_and_the_start_of_the_trigger_a
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
     monkeypatch.setattr(holding, "SHORTEST_MARGIN", 0.0)
     monkeypatch.setattr(holding, "LONGEST_MARGIN", 0.5)
-    trigger = await waiting(connection, queue, 3, deferred_at=time.time() - gap)
-    await do_jobs(settings, queue, 2)
+    trigger = await completion_trigger(connection, queue, 3, deferred_at=time.time() - gap)
+    await process_jobs(settings, queue, 2)
     # Where others wait already, and have read all that is stored.
-    others = asyncio.create_task(fired(await waiting(connection, queue, 1)))
-    running = asyncio.create_task(fired(recreated(trigger)))
-    await do_jobs(settings, queue, 2)
+    others = asyncio.create_task(event_of(await completion_trigger(connection, queue, 1)))
+    running = asyncio.create_task(event_of(recreated(trigger)))
+    await process_jobs(settings, queue, 2)
     assert (await running)["report"]["completed_sequences"] == [[1, 3]]
     assert (await others)["report"]["completed_sequences"] == [[4, 4]]
 
@@ -63,7 +63,7 @@ async def test_cancelling_the_jobs_of_an_ended_task_outlives_the_trigger(
     mocker.patch("airflow_provider_jetstream.triggers.completion.was_ended", ask_a_slow_airflow)
     mark = await take_cursor(connection, queue)
     jobs = await put_with_ids(connection, queue, 3)
-    trigger = await waiting(
+    trigger = await completion_trigger(
         connection, queue, 1, mark=asdict(mark), sequences=[[jobs[0], jobs[-1]]], cancel_on_kill=True
     )
     killing = asyncio.create_task(trigger.on_kill())

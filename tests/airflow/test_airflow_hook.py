@@ -7,7 +7,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow_steps import do_jobs
+from airflow_steps import process_jobs
 from dags.waiting import queue as one_chance
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
@@ -50,7 +50,7 @@ def test_blocking_calls_do_the_work(settings: ConnectionSettings, name: str) -> 
     assert len(hook.provision(queue).changes) == 6
     assert hook.provision(queue).changes == ()
     assert hook.publish(["first", "second"], subject=name).stored == 2
-    asyncio.run(do_jobs(settings, queue, 2, fail=True))
+    asyncio.run(process_jobs(settings, queue, 2, fail=True))
     assert [letter.sequence for letter in hook.find_dead_letters(queue).letters] == [1, 2]
     assert [letter.sequence for letter in hook.find_dead_letters(queue, {"sequences": [2]}).letters] == [2]
     assert hook.scan_dead_letters(queue, ONLY_TWO, ["reason"]).ranges == [(2, 2)]
@@ -63,7 +63,7 @@ async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str
     assert len((await hook.aprovision(queue)).changes) == 6
     assert (await hook.aprovision(queue)).changes == ()
     assert (await hook.apublish(["first", "second"], subject=name)).stored == 2
-    await do_jobs(settings, queue, 2, fail=True)
+    await process_jobs(settings, queue, 2, fail=True)
     assert [letter.sequence for letter in (await hook.afind_dead_letters(queue)).letters] == [1, 2]
     assert [letter.sequence for letter in (await hook.afind_dead_letters(queue, ONLY_TWO)).letters] == [2]
     assert (await hook.ascan_dead_letters(queue, {"sequences": [2]}, ["reason"])).ranges == [(2, 2)]

@@ -9,8 +9,8 @@ from collections import Counter
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow_steps import do_jobs, log_text, provisioned, succeeded, task_states, wait_for, wait_for_states
-from dags.redriving import LETTERS, queue
+from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_states, wait_for, wait_for_states
+from dags.redrives import LETTERS, queue
 
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -35,7 +35,7 @@ async def die(settings: ConnectionSettings, name: str, *jobs: tuple[str, str]) -
     async with connect(settings) as connection:
         for end, body in jobs:
             await connection.client.jetstream().publish(f"{name}.{end}", body.encode())
-    await do_jobs(settings, declared, len(jobs), fail=True)
+    await process_jobs(settings, declared, len(jobs), fail=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -90,7 +90,7 @@ async def test_a_retry_of_a_killed_process_goes_on_and_waits_for_the_jobs_of_bot
     await reach(connection, "cut_off", 3)
     os.kill(instance(airflow, "cut_off")["pid"], signal.SIGKILL)
     # Ended before the retry could take notice of them.
-    done = await do_jobs(settings, queue("cut_off"), 2)
+    done = await process_jobs(settings, queue("cut_off"), 2)
     assert await copies(connection, "cut_off", LETTERS) < LETTERS
 
     def waits_again() -> bool:
@@ -98,7 +98,7 @@ async def test_a_retry_of_a_killed_process_goes_on_and_waits_for_the_jobs_of_bot
         return (task["state"], task["try_number"]) == ("deferred", 2)
 
     await asyncio.to_thread(wait_for, waits_again, "the second try to wait", 60)
-    done += await do_jobs(settings, queue("cut_off"), LETTERS - 2)
+    done += await process_jobs(settings, queue("cut_off"), LETTERS - 2)
     await asyncio.to_thread(succeeded, airflow, "cut_off", RUN)
     result = airflow.xcom("cut_off", RUN, "cut_off")
     assert (result["redriven"], result["completed"], result["dead"], result["failed"]) == (LETTERS, LETTERS, 0, 0)
@@ -159,7 +159,7 @@ async def test_a_task_that_is_cleared_after_its_success_begins_anew(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection
 ) -> None:
     wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"})
-    await do_jobs(settings, queue("cleared"), 1)
+    await process_jobs(settings, queue("cleared"), 1)
     await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
     first = airflow.xcom("cleared", RUN, "cleared")
     await die(settings, "cleared", ("one", "second"))
@@ -169,7 +169,7 @@ async def test_a_task_that_is_cleared_after_its_success_begins_anew(
         {"dry_run": False, "dag_run_id": RUN, "task_ids": ["cleared"], "only_failed": False, "reset_dag_runs": True},
     )
     wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"})
-    assert [job.body for job in await do_jobs(settings, queue("cleared"), 1)] == [b"second"]
+    assert [job.body for job in await process_jobs(settings, queue("cleared"), 1)] == [b"second"]
     await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
     second = airflow.xcom("cleared", RUN, "cleared")
     assert first["run"] == second["run"]

@@ -10,9 +10,9 @@ from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
-from airflow_steps import do_jobs, provisioned
-from dags.redriving import queue as one_chance
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
+from airflow_steps import process_jobs, provisioned
+from dags.redrives import queue as one_chance
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -44,7 +44,7 @@ async def die(settings: ConnectionSettings, queue: WorkQueue, *bodies: bytes, ki
     async with connect(settings) as connection:
         for body in bodies:
             await connection.client.jetstream().publish(f"{queue.name}.{kind}", body)
-    await do_jobs(settings, queue, len(bodies), fail=True)
+    await process_jobs(settings, queue, len(bodies), fail=True)
 
 
 def context(try_number: int = 1, map_index: int | None = -1) -> Context:
@@ -179,10 +179,10 @@ async def test_a_retry_waits_for_what_the_try_before_redrove(
     with pytest.raises(DeadlineError, match=r"found 2 of \w+ that did not .*; a retry goes on waiting"):
         await run(queue, **WAITING)
     # Ended while no try was running.
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     with pytest.raises(DeadlineError, match="found 1 of"):
         await run(queue, try_number=2, **WAITING)
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     result = await run(queue, try_number=3, **WAITING)
     assert (result["redriven"], result["resumed"], result["completed"]) == (2, 2, 2)
     told = capsys.readouterr().out
@@ -203,7 +203,7 @@ async def test_a_retry_in_the_triggerer_waits_for_what_the_try_before_redrove(
     event = {"status": "timeout", "queue": queue.name, "missing": [[2, 2]], "summary": deferred.value.trigger.summary}
     with pytest.raises(DeadlineError, match="a retry goes on waiting"):
         operator(queue, **waiting).execute_complete(context(2), event)
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     assert (await run(queue, try_number=3, **waiting))["completed"] == 1
 
 
@@ -213,10 +213,10 @@ async def test_a_job_that_died_again_between_two_tries_is_waited_for_under_its_n
     await die(settings, queue, b"one")
     with pytest.raises(DeadlineError):
         await run(queue, **WAITING)
-    await do_jobs(settings, queue, 1, fail=True)
+    await process_jobs(settings, queue, 1, fail=True)
     with pytest.raises(DeadlineError, match=r"found 1 of \w+ that did not \(sequences 3\)"):
         await run(queue, try_number=2, **WAITING)
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     result = await run(queue, try_number=3, **WAITING)
     assert (result["from_sequences"], result["completed"], result["dead"]) == ([[1, 2]], 1, 0)
 
@@ -225,12 +225,12 @@ async def test_jobs_that_died_again_dont_fail_the_task_for_ever(settings: Connec
     await die(settings, queue, b"one")
     waiting = WAITING | {"wait_timeout": timedelta(seconds=30)}
     task = asyncio.create_task(run(queue, **waiting))
-    await do_jobs(settings, queue, 1, fail=True)
+    await process_jobs(settings, queue, 1, fail=True)
     with pytest.raises(AirflowFailException, match="JS131 expected at most 0 dead letters, found 1"):
         await task
     # Cleared once the cause is mended.
     task = asyncio.create_task(run(queue, try_number=2, **waiting))
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     result = await task
     assert (result["from_sequences"], result["resumed"], result["completed"]) == ([[2, 2]], 0, 1)
 

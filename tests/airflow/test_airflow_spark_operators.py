@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 import psutil
 import pytest
-from airflow_steps import do_jobs, provisioned, wait_for
-from dags.redriving import queue as one_chance
+from airflow_steps import process_jobs, provisioned, wait_for
+from dags.redrives import queue as one_chance
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
@@ -23,7 +23,7 @@ from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReport
 from testbed.processes import Process
 
 if TYPE_CHECKING:
-    from airflow.providers.common.compat.sdk import Context
+    from airflow.sdk import Context
     from pyspark.sql import DataFrame
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -39,7 +39,7 @@ async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
     async with connect(settings) as connection:
         for number in range(4):
             await connection.client.jetstream().publish(f"{name}.one", json.dumps({"number": number}).encode())
-    await do_jobs(settings, queue, 4, fail=True)
+    await process_jobs(settings, queue, 4, fail=True)
     return queue
 
 
@@ -108,7 +108,7 @@ from airflow_provider_jetstream.tasks.spark_connection import SparkSettings
 from airflow_provider_jetstream.tasks.spark_credentials import HandOver
 
 logging.basicConfig(level=logging.INFO, stream=sys.stdout)
-options = {"connection": "slow", "connectionProvider": "dags.asking_slowly:find"}
+options = {"connection": "slow", "connectionProvider": "dags.slow_provider:find"}
 spark = SparkSettings("local[1]", {"spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1"})
 queue = {"name": "q", "subjects": ["q.>"], "consumers": [{"name": "c", "max_deliver": 1, "ack_wait": "1s"}]}
 orders = {"queue": queue | {"dead_letters": "d"}, "select": {}, "directory": "x", "page": "x", "airflow_url": None}

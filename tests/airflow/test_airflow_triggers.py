@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow_steps import do_jobs, provisioned, wait_for
+from airflow_steps import process_jobs, provisioned, wait_for
 from dags.waiting import queue as one_chance
-from trigger_steps import LONG_AGO, fired, recreated, waiting
+from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -41,7 +41,7 @@ async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
 async def test_what_is_stored_is_small_and_makes_the_same_trigger(
     connection: Connection, queue: WorkQueue, secrets: Secrets
 ) -> None:
-    trigger = await waiting(connection, queue, 1, sequences=[[1, 10_000]])
+    trigger = await completion_trigger(connection, queue, 1, sequences=[[1, 10_000]])
     path, kwargs = trigger.serialize()
     stored = json.dumps(kwargs)
     assert len(stored) < 4096
@@ -52,11 +52,11 @@ async def test_what_is_stored_is_small_and_makes_the_same_trigger(
 async def test_two_copies_at_once_and_one_that_comes_late_fire_the_same(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    trigger = await waiting(connection, queue, 3)
-    running = [asyncio.create_task(fired(copy)) for copy in (trigger, recreated(trigger))]
-    await do_jobs(settings, queue, 3)
+    trigger = await completion_trigger(connection, queue, 3)
+    running = [asyncio.create_task(event_of(copy)) for copy in (trigger, recreated(trigger))]
+    await process_jobs(settings, queue, 3)
     first, second = await asyncio.gather(*running)
-    late = await fired(recreated(trigger))
+    late = await event_of(recreated(trigger))
     assert first == second == late
     assert first["status"] == "ended"
     assert first["summary"] == {"published": 3}
@@ -66,18 +66,18 @@ async def test_two_copies_at_once_and_one_that_comes_late_fire_the_same(
 async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    trigger = await waiting(connection, queue, 3)
-    await do_jobs(settings, queue, 1, fail=True)
-    event = await fired(trigger)
+    trigger = await completion_trigger(connection, queue, 3)
+    await process_jobs(settings, queue, 1, fail=True)
+    event = await event_of(trigger)
     assert (event["status"], event["report"]["dead"], event["report"]["awaited"]) == ("ended", 1, 2)
 
 
 async def test_the_deadline_fires_with_what_is_missing(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    trigger = await waiting(connection, queue, 5, deadline=time.time() + 1)
-    await do_jobs(settings, queue, 2)
-    event = await fired(trigger)
+    trigger = await completion_trigger(connection, queue, 5, deadline=time.time() + 1)
+    await process_jobs(settings, queue, 2)
+    event = await event_of(trigger)
     assert (event["status"], event["queue"], event["missing"]) == ("timeout", queue.name, [[3, 5]])
     assert event["report"]["completed"] == 2
 
@@ -85,16 +85,16 @@ async def test_the_deadline_fires_with_what_is_missing(
 async def test_jobs_that_ended_while_no_triggerer_ran_count_after_the_deadline_too(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    trigger = await waiting(connection, queue, 2, deadline=time.time() - 1)
-    await do_jobs(settings, queue, 2)
-    assert (await fired(trigger))["status"] == "ended"
+    trigger = await completion_trigger(connection, queue, 2, deadline=time.time() - 1)
+    await process_jobs(settings, queue, 2)
+    assert (await event_of(trigger))["status"] == "ended"
 
 
 async def test_a_stream_that_is_gone_fires_an_error(connection: Connection, queue: WorkQueue) -> None:
-    trigger = await waiting(connection, queue, 1)
+    trigger = await completion_trigger(connection, queue, 1)
     assert queue.events is not None
     await connection.api(f"STREAM.DELETE.{queue.events.name}")
-    event = await fired(trigger)
+    event = await event_of(trigger)
     assert event["status"] == "error"
     assert event["message"] == (
         f"JS113 expected stream {queue.events.name} on the server, found none: provision the queue first, or check the"
@@ -105,7 +105,7 @@ async def test_a_stream_that_is_gone_fires_an_error(connection: Connection, queu
 async def test_a_wrong_password_fires_an_error_without_it(
     connection: Connection, queue: WorkQueue, secrets: Secrets
 ) -> None:
-    event = await fired(await waiting(connection, queue, 1, nats_conn_id="nats_wrong_password"))
+    event = await event_of(await completion_trigger(connection, queue, 1, nats_conn_id="nats_wrong_password"))
     assert event["status"] == "error"
     assert event["message"].startswith("JS102 nats://")
     assert not any(secret in json.dumps(event) for secret in secrets.all())
@@ -119,13 +119,13 @@ async def test_a_server_that_is_away_is_waited_for(
     settings = await JetStreamHook("nats_own").asettings()
     queue = await provisioned(settings, one_chance(name))
     async with connect(settings) as connection:
-        trigger = await waiting(connection, queue, 2, nats_conn_id="nats_own")
+        trigger = await completion_trigger(connection, queue, 2, nats_conn_id="nats_own")
     own_nats.kill()
-    running = asyncio.create_task(fired(trigger))
+    running = asyncio.create_task(event_of(trigger))
     own_nats.start()
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     own_nats.restart()
-    await do_jobs(settings, queue, 1)
+    await process_jobs(settings, queue, 1)
     assert (await running)["report"]["completed"] == 2
 
 
@@ -145,18 +145,18 @@ async def test_a_refusal_of_the_moment_is_waited_out(
 
     mocker.patch("airflow_provider_jetstream.triggers.completion.wait_for_jobs", refused_once(wait))
     mocker.patch.object(JetStreamHook, "ascan_dead_letters", refused_once(JetStreamHook.ascan_dead_letters))
-    trigger = await waiting(connection, queue, 1)
-    await do_jobs(settings, queue, 1, fail=True)
-    assert (await fired(trigger))["report"]["dead"] == 1
-    assert (await fired(looking(queue, min_count=1)))["found"]["dead"] == 1
+    trigger = await completion_trigger(connection, queue, 1)
+    await process_jobs(settings, queue, 1, fail=True)
+    assert (await event_of(trigger))["report"]["dead"] == 1
+    assert (await event_of(looking(queue, min_count=1)))["found"]["dead"] == 1
 
 
 async def test_all_triggers_of_a_process_share_one_connection(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, nats: NatsServer
 ) -> None:
-    triggers = [await waiting(connection, queue, 1) for _ in range(20)]
+    triggers = [await completion_trigger(connection, queue, 1) for _ in range(20)]
     before = nats.monitor("connz")["num_connections"]
-    running = [asyncio.create_task(fired(trigger)) for trigger in triggers]
+    running = [asyncio.create_task(event_of(trigger)) for trigger in triggers]
 
     def subscriptions() -> list[int]:
         return [client["subscriptions"] for client in nats.monitor("connz?subs=1")["connections"]]
@@ -164,7 +164,7 @@ async def test_all_triggers_of_a_process_share_one_connection(
     # One for answers, and one for each of the two streams that all of them follow together.
     await asyncio.to_thread(wait_for, lambda: max(subscriptions()) == 3, "their subscriptions")
     assert len(subscriptions()) == before + 1
-    await do_jobs(settings, queue, 20)
+    await process_jobs(settings, queue, 20)
     assert {event["status"] for event in await asyncio.gather(*running)} == {"ended"}
 
 
@@ -173,20 +173,20 @@ async def test_an_event_is_held_back_until_airflow_can_take_it(
 ) -> None:
     # The supervisor of a task may notice its end this much later; the scheduler needs time after that.
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "1")
-    trigger = await waiting(connection, queue, 1, deferred_at=time.time())
-    await do_jobs(settings, queue, 1)
+    trigger = await completion_trigger(connection, queue, 1, deferred_at=time.time())
+    await process_jobs(settings, queue, 1)
     started = time.monotonic()
-    await fired(trigger)
+    await event_of(trigger)
     assert 4.0 <= time.monotonic() - started < 6.0
 
 
 async def test_a_trigger_that_was_taken_over_is_not_held_back(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    trigger = await waiting(connection, queue, 1)
-    await do_jobs(settings, queue, 1)
+    trigger = await completion_trigger(connection, queue, 1)
+    await process_jobs(settings, queue, 1)
     started = time.monotonic()
-    await fired(trigger)
+    await event_of(trigger)
     assert time.monotonic() - started < 2.0
 
 
@@ -210,11 +210,11 @@ async def test_copies_of_a_dead_letter_trigger_fire_the_same_once_there_are_enou
     assert not any(secret in json.dumps(trigger.serialize()) for secret in secrets.all())
     for _ in range(2):
         await connection.client.jetstream().publish(queue.name, b"job")
-    running = [asyncio.create_task(fired(copy)) for copy in (trigger, recreated(trigger))]
-    await do_jobs(settings, queue, 1, fail=True)
+    running = [asyncio.create_task(event_of(copy)) for copy in (trigger, recreated(trigger))]
+    await process_jobs(settings, queue, 1, fail=True)
     done, _ = await asyncio.wait(running, timeout=1)
     assert not done
-    await do_jobs(settings, queue, 1, fail=True)
+    await process_jobs(settings, queue, 1, fail=True)
     first, second = await asyncio.gather(*running)
     assert (first["status"], second["status"]) == ("found", "found")
     for found in (first["found"], second["found"]):
@@ -225,10 +225,10 @@ async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
     settings: ConnectionSettings, connection: Connection, queue: WorkQueue
 ) -> None:
     await connection.client.jetstream().publish(queue.name, b"job")
-    await do_jobs(settings, queue, 1, fail=True)
+    await process_jobs(settings, queue, 1, fail=True)
     trigger = looking(queue, min_count=1, older_than=2.0)
     assert recreated(trigger).serialize() == trigger.serialize()
-    found = (await fired(trigger))["found"]
+    found = (await event_of(trigger))["found"]
     assert 2.0 <= found["oldest_age_seconds"] < 4.0
     assert found["groups"] == []
 
@@ -243,11 +243,11 @@ async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
     # This one dies without a word.
     (dead,) = await pull_jobs(connection, queue, 1)
     await dead.nak()
-    await do_jobs(settings, queue, 1, fail=True)
-    running = asyncio.create_task(fired(trigger))
+    await process_jobs(settings, queue, 1, fail=True)
+    running = asyncio.create_task(event_of(trigger))
     done, _ = await asyncio.wait([running], timeout=1)
     assert not done
-    await do_jobs(settings, queue, 1, fail=True)
+    await process_jobs(settings, queue, 1, fail=True)
     groups = (await running)["found"]["groups"]
     assert [(group["group"], group["count"]) for group in groups] == [
         ({"error_class": "ValueError"}, 2),
@@ -256,6 +256,6 @@ async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
 
 
 async def test_a_dead_letter_trigger_fires_an_error_when_looking_is_impossible(name: str) -> None:
-    event = await fired(looking(one_chance(name)))
+    event = await event_of(looking(one_chance(name)))
     assert event["status"] == "error"
     assert event["message"].startswith(f"JS113 expected stream {name} on the server, found none")

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
 import pytest
-from airflow_steps import do_jobs, log_text, provisioned, succeeded, wait_for_states
+from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for_states
 from dags.waiting import FORGETFUL, FULL, UNAUDITED, queue
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -41,7 +41,7 @@ async def dead_letter(settings: ConnectionSettings, queue: WorkQueue) -> None:
     await provisioned(settings, queue)
     async with connect(settings) as connection:
         await connection.client.jetstream().publish(queue.name, b"job")
-    await do_jobs(settings, queue, 1, fail=True)
+    await process_jobs(settings, queue, 1, fail=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -54,9 +54,9 @@ def runs(airflow: Airflow, settings: ConnectionSettings, pool: ThreadPoolExecuto
     for declared in (FULL, FORGETFUL):
         asyncio.run(provisioned(settings, declared))
     for name in failing:
-        pool.submit(asyncio.run, do_jobs(settings, queue(name), 3, fail=True))
+        pool.submit(asyncio.run, process_jobs(settings, queue(name), 3, fail=True))
     for name in ("late_deferred", "late_blocking"):
-        pool.submit(asyncio.run, do_jobs(settings, queue(name), 2))
+        pool.submit(asyncio.run, process_jobs(settings, queue(name), 2))
     for late in (queue("late_redrive"), UNAUDITED):
         asyncio.run(dead_letter(settings, late))
     for dag_id in ("too_late", "deaths", "forgetful"):
@@ -100,8 +100,8 @@ def test_a_retry_publishes_nothing_twice_and_takes_up_the_waiting(
     assert "PublishIncompleteError: 3 of 5 jobs are stored in full (sequences 1-3); 2 are not known to be: " in log
     for index in (3, 4):
         assert re.search(rf"job {index} \(id full/waiting/full/-1/\S*{index}\) is not stored: full is full \(max", log)
-    done = asyncio.run(do_jobs(settings, FULL, 3))
-    done += asyncio.run(do_jobs(settings, FULL, 2))
+    done = asyncio.run(process_jobs(settings, FULL, 3))
+    done += asyncio.run(process_jobs(settings, FULL, 2))
     succeeded(airflow, "full", RUN)
     assert sorted(job.body.decode() for job in done) == [f"full-{number}" for number in range(5)]
     result = airflow.xcom("full", RUN, "full")
@@ -118,7 +118,7 @@ def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
 ) -> None:
     if task_id == "dead_deferred":
         wait_for_states(airflow, "deaths", RUN, {task_id: "deferred"})
-        asyncio.run(do_jobs(settings, queue(task_id), 3, fail=True))
+        asyncio.run(process_jobs(settings, queue(task_id), 3, fail=True))
     wait_for_states(airflow, "deaths", RUN, {task_id: "failed"})
     log = log_text(airflow, "deaths", RUN, task_id)
     assert re.search(

@@ -1,6 +1,6 @@
 """Runs stored triggers as a triggerer does, in a process that a test can kill.
 
-Arguments: a file with the class paths and arguments as JSON lines, and the file to which each event is appended.
+Arguments: a file with class paths and arguments as JSON lines, and the file to which the events are appended.
 """
 
 from __future__ import annotations

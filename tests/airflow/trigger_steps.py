@@ -1,4 +1,4 @@
-"""What the tests of the triggers do again and again: publish and wait, run a trigger, make it anew."""
+"""Steps of the triggers' tests: make a trigger, run it, recreate it from its stored form."""
 
 from __future__ import annotations
 
@@ -25,13 +25,15 @@ if TYPE_CHECKING:
 LONG_AGO = 3600.0
 
 
-async def waiting(connection: Connection, queue: WorkQueue, count: int, **kwargs: Any) -> JobCompletionTrigger:
-    """Publish jobs and give the trigger that waits for them."""
-    mark = await take_cursor(connection, queue)
+async def completion_trigger(
+    connection: Connection, queue: WorkQueue, count: int, **kwargs: Any
+) -> JobCompletionTrigger:
+    """Publish jobs and return the trigger that waits for them."""
+    cursor = await take_cursor(connection, queue)
     sequences = [(await connection.client.jetstream().publish(queue.name, b"job")).seq for _ in range(count)]
     arguments = {
         "nats_conn_id": "nats_default",
-        "mark": asdict(mark),
+        "mark": asdict(cursor),
         "sequences": [[sequences[0], sequences[-1]]],
         "tolerance": {},
         "deadline": time.time() + 60,
@@ -41,8 +43,8 @@ async def waiting(connection: Connection, queue: WorkQueue, count: int, **kwargs
     return JobCompletionTrigger(**{**arguments, **kwargs})
 
 
-async def fired(trigger: BaseTrigger) -> dict[str, Any]:
-    """Give a trigger's only event, as it is after a journey through JSON."""
+async def event_of(trigger: BaseTrigger) -> dict[str, Any]:
+    """Run a trigger, and return its only event as it is after encoding and decoding."""
     async with asyncio.timeout(30):
         (event,) = [event async for event in trigger.run()]
     payload: dict[str, Any] = json.loads(json.dumps(event.payload, allow_nan=False))
@@ -50,20 +52,20 @@ async def fired(trigger: BaseTrigger) -> dict[str, Any]:
 
 
 def recreated(trigger: BaseTrigger) -> BaseTrigger:
-    """Give the trigger that another triggerer makes of what is stored."""
+    """Return the trigger that another triggerer makes of the stored one."""
     path, kwargs = trigger.serialize()
     copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
     return copy
 
 
 async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
-    """Publish jobs, and write down triggers that wait for one each and for one they share, the first given."""
-    mark = await take_cursor(connection, queue)
+    """Publish jobs, and store triggers that each wait for one job and for one that all share; return the shared one first."""
+    cursor = await take_cursor(connection, queue)
     shared, *jobs = await publish_jobs(connection, queue, map(str, range(count + 1)))
     triggers = [
         JobCompletionTrigger(
             nats_conn_id="nats_default",
-            mark=asdict(mark),
+            mark=asdict(cursor),
             sequences=[[shared, shared], [job, job]],
             tolerance={},
             deadline=time.time() + 600,
@@ -72,5 +74,5 @@ async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path,
         )
         for job in jobs
     ]
-    await asyncio.to_thread(stored.write_text, "\n".join(json.dumps(each.serialize()) for each in triggers))
+    await asyncio.to_thread(stored.write_text, "\n".join(json.dumps(trigger.serialize()) for trigger in triggers))
     return [shared, *jobs]

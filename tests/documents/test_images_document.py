@@ -1,6 +1,6 @@
-"""The image pipeline: real images, a poison job with five attempts, its advisory seen, the message read by sequence.
+"""The image pipeline: images are converted; a poison job uses up five deliveries and is read by its sequence.
 
-The ack wait is shorter than the document's 30 s; the number of attempts isn't.
+The ack wait is shorter than the document's 30 s; the number of deliveries is the document's.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ dead_letters: IMAGES_DLQ
 async def test_images_become_black_and_white_and_the_poison_job_is_read_by_its_sequence(
     nats: NatsServer, connection: Connection, tmp_path: Path
 ) -> None:
-    # As the document has it: made by hand, beforehand.
+    # The document creates streams and consumers by hand.
     await connection.api("STREAM.CREATE.IMAGES", STREAM)
     body = {"stream_name": "IMAGES", "config": CONSUMER}
     await connection.api("CONSUMER.CREATE.IMAGES.BW.IMAGES.blackandwhite", body | {"action": "create"})
@@ -75,23 +75,24 @@ async def test_images_become_black_and_white_and_the_poison_job_is_read_by_its_s
     await connection.api("STREAM.CREATE.IMAGES_DLQ", letters)
     (tmp_path / "images.yaml").write_text(QUEUE)
     (tmp_path / "output").mkdir()
-    advised: list[tuple[str, str]] = []
+    job_advisories: list[tuple[str, str]] = []
 
-    async def advise(message: Msg) -> None:
-        advised.append((message.subject, json.loads(message.data)["id"]))
+    async def on_job_advisory(message: Msg) -> None:
+        job_advisories.append((message.subject, json.loads(message.data)["id"]))
 
-    await connection.client.subscribe("advisory.>", cb=advise)
-    told: list[MaxDeliveries] = []
+    await connection.client.subscribe("advisory.>", cb=on_job_advisory)
+    server_advisories: list[MaxDeliveries] = []
 
-    async def tell(message: Msg) -> None:
+    async def on_server_advisory(message: Msg) -> None:
         advisory = parse_advisory(message.data)
         assert isinstance(advisory, MaxDeliveries)
-        told.append(advisory)
+        server_advisories.append(advisory)
 
-    await connection.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.IMAGES.BW", cb=tell)
-    requests = [request(tmp_path, number) for number in range(8)]
-    for each in requests:
-        await publish(connection, json.dumps(each).encode())
+    subject = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.IMAGES.BW"
+    await connection.client.subscribe(subject, cb=on_server_advisory)
+    requests = [conversion_request(tmp_path, number) for number in range(8)]
+    for request in requests:
+        await publish(connection, json.dumps(request).encode())
     poison = await publish(connection, b"{}")
     worker = start_worker(
         "bw",
@@ -108,14 +109,14 @@ async def test_images_become_black_and_white_and_the_poison_job_is_read_by_its_s
         concurrency=2,
     )
     try:
-        await eventually(lambda: told, within=60)
+        await eventually(lambda: server_advisories, within=60)
     finally:
         worker.terminate()
-    for each in requests:
-        with Image.open(tmp_path / "output" / f"{each['id']}.png") as converted:
+    for request in requests:
+        with Image.open(tmp_path / "output" / f"{request['id']}.png") as converted:
             assert (converted.mode, converted.size) == ("1", (64, 48))
-    assert sorted(advised) == sorted((each["advisory"], each["id"]) for each in requests)
-    assert [(each.stream_seq, each.deliveries) for each in told] == [(poison, 5)]
+    assert sorted(job_advisories) == sorted((request["advisory"], request["id"]) for request in requests)
+    assert [(advisory.stream_seq, advisory.deliveries) for advisory in server_advisories] == [(poison, 5)]
     message = await get_message(connection, "IMAGES", poison)
     assert message is not None
     assert (message.subject, message.data) == ("IMAGES.blackandwhite", b"{}")
@@ -124,8 +125,8 @@ async def test_images_become_black_and_white_and_the_poison_job_is_read_by_its_s
     assert (letter.sequence, letter.death.deliveries) == (poison, 5)
 
 
-def request(folder: Path, number: int) -> dict[str, str]:
-    """Draw an image in colours, and give the request to convert it."""
+def conversion_request(folder: Path, number: int) -> dict[str, str]:
+    """Draw an image in colour, and return the request to convert it."""
     image = Image.new("RGB", (64, 48), (number * 30, 255 - number * 30, 128))
     path = folder / f"colour {number}.png"
     image.save(path)

@@ -1,4 +1,4 @@
-"""The stream of two priorities: ten parallel publishers, 5,000 jobs each way, ten high and two low workers."""
+"""A stream with two priorities: ten publishers and 5,000 jobs per priority, ten high and two low workers."""
 
 from __future__ import annotations
 
@@ -67,14 +67,14 @@ async def test_ten_high_and_two_low_workers_do_every_job_once(
     await provision(connection, WorkQueue.load(tmp_path / "jobs.yaml"))
     await asyncio.gather(*(publish(settings, priority) for priority in WORKERS for _ in range(PUBLISHERS)))
     assert await stored_count(connection, "jobs") == 2 * JOBS
-    path = os.pathsep.join([str(tmp_path), *(each for each in sys.path if each)])
+    python_path = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
     workers = [
         start_worker(
             f"{priority}-{number}",
             queue=tmp_path / "jobs.yaml",
             consumer=priority,
             handler="work:work",
-            env=os.environ | {"NATS_URL": nats.url, "PYTHONPATH": path},
+            env=os.environ | {"NATS_URL": nats.url, "PYTHONPATH": python_path},
             logs=tmp_path,
             concurrency=20,
         )
@@ -86,14 +86,14 @@ async def test_ten_high_and_two_low_workers_do_every_job_once(
     finally:
         for worker in workers:
             worker.terminate()
-    done: Counter[int] = Counter()
+    completions: Counter[int] = Counter()
     by_worker: Counter[str] = Counter()
     async for message in read_range(connection, "jobs_events", "completed.jobs.>"):
         completion = parse_advisory(message.data)
         assert isinstance(completion, Completion)
-        done[completion.stream_seq] += 1
+        completions[completion.stream_seq] += 1
         by_worker[f"{completion.consumer} by {completion.worker}"] += 1
-    assert done == dict.fromkeys(range(1, 2 * JOBS + 1), 1)
+    assert completions == dict.fromkeys(range(1, 2 * JOBS + 1), 1)
     assert sorted(by_worker) == sorted(
         f"{priority} by {priority}-{number}" for priority, count in WORKERS.items() for number in range(count)
     )
@@ -101,7 +101,7 @@ async def test_ten_high_and_two_low_workers_do_every_job_once(
 
 
 async def publish(settings: ConnectionSettings, priority: str) -> None:
-    """Publish one publisher's share, each job acknowledged before the next, as the bench command does it."""
+    """Publish one publisher's jobs, each acknowledged before the next one is sent, as ``nats bench`` does it."""
     async with connect(settings) as connection:
         for _ in range(JOBS // PUBLISHERS):
             ack = await connection.client.request(f"jobs.{priority}.my_job_id", b"x" * 128, timeout=10)

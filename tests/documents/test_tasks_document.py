@@ -1,4 +1,4 @@
-"""The work queue pattern: workers that share a consumer and take ten at a time, nak, partitions, and priorities."""
+"""The work queue pattern: workers that share a consumer with ten jobs in flight, nak, partitions and priorities."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def tasks(**consumer: Any) -> WorkQueue:
     return WorkQueue(**declared)
 
 
-async def test_workers_share_a_consumer_ten_at_a_time_and_what_is_handed_back_is_done_again(
+async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
     connection: Connection, settings: ConnectionSettings
 ) -> None:
     queue = tasks(name="worker")
@@ -71,11 +71,11 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
 ) -> None:
     queue = tasks(name="partitioned", filter_subject="tasks.{partition}.>", partitions=PARTITIONS)
     await provision(connection, queue)
-    done: defaultdict[str, list[str]] = defaultdict(list)
+    subjects: defaultdict[str, list[str]] = defaultdict(list)
 
     def handler(consumer: str) -> Any:
         async def process(job: Delivery) -> None:
-            done[consumer].append(job.subject)
+            subjects[consumer].append(job.subject)
 
         return process
 
@@ -91,12 +91,12 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
         await eventually(lambda: is_empty(connection), within=30)
     for number in range(PARTITIONS):
         expected = sum(partition_of(name, PARTITIONS) == number for name in customers)
-        assert done[f"partitioned-{number}"] == [f"tasks.{number}.email"] * expected
+        assert subjects[f"partitioned-{number}"] == [f"tasks.{number}.email"] * expected
         assert expected
     await connection.api("STREAM.DELETE.TASKS")
 
 
-async def test_workers_take_the_high_priority_stream_first_and_fall_back_to_the_normal_one(
+async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_ones(
     connection: Connection, settings: ConnectionSettings
 ) -> None:
     high, normal = (
@@ -130,13 +130,13 @@ async def test_workers_take_the_high_priority_stream_first_and_fall_back_to_the_
     async with running_worker(worker):
         await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"), within=30)
         last_high = len(started) - started[::-1].index("high")
-        # One in ten is a normal one, so that none of them starves.
+        # Every tenth job is a normal one, so that none of them starves.
         assert TASKS * 10 // 9 - 10 <= last_high <= TASKS * 10 // 9 + 10
         for queue, level in ((normal, "normal"), (high, "high"), (normal, "normal")):
-            done = len(started)
-            await submit(queue, f"one at {done}", 1)
+            before = len(started)
+            await submit(queue, f"one at {before}", 1)
             await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"))
-            assert started[done:] == [level]
+            assert started[before:] == [level]
     for name, count in (("TASKS_HIGH", TASKS + 1), ("TASKS_NORMAL", TASKS + 2)):
         assert await stored_count(connection, f"{name}_EVENTS") == count
         await connection.api(f"STREAM.DELETE.{name}")

@@ -1,4 +1,4 @@
-"""An environment without Airflow, made once."""
+"""The environment without Airflow, created once per process."""
 
 from __future__ import annotations
 
@@ -14,5 +14,5 @@ if TYPE_CHECKING:
 
 @pytest.fixture(scope="session")
 def bare(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The Python of an environment as worker containers and Spark executors have it, without Airflow and Spark."""
+    """The interpreter of an environment like that of a worker container: without Airflow and Spark."""
     return create_bare_environment(tmp_path_factory.mktemp("bare") / "venv")

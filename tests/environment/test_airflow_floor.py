@@ -1,4 +1,4 @@
-"""The oldest Airflow that is supported, in an environment of its own."""
+"""The oldest supported Airflow, in an environment of its own."""
 
 from __future__ import annotations
 
@@ -16,6 +16,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 FLOOR = "apache-airflow==3.1.8"
+
+# One process runs them, since they share an environment.
+pytestmark = pytest.mark.xdist_group("floor")
 
 SKINS = (
     "hooks.jetstream",
@@ -36,6 +39,7 @@ SKINS = (
 
 @pytest.fixture(scope="module")
 def floor_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of the environment."""
     folder = tmp_path_factory.mktemp("floor") / "venv"
     return create_environment(folder, lowest_python(), [FLOOR, str(ROOT)])
 
@@ -55,7 +59,7 @@ def test_every_skin_imports_without_a_deprecation(floor_python: Path, tmp_path: 
     assert done.returncode == 0, done.stderr
 
 
-def test_the_monitors_page_is_made(floor_python: Path, tmp_path: Path) -> None:
+def test_the_monitor_page_has_its_routes(floor_python: Path, tmp_path: Path) -> None:
     program = "from airflow_provider_jetstream.plugins.monitor import JetStreamMonitorPlugin as Plugin"
     done = subprocess.run(
         [floor_python, "-c", f"{program}; print(*(route.path for route in Plugin().fastapi_apps[0]['app'].routes))"],

@@ -1,4 +1,4 @@
-"""Workers in an environment without Airflow: started by their command, as in a container."""
+"""Workers in an environment without Airflow, started by their command as in a container."""
 
 from __future__ import annotations
 
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
+# One process runs them, since they share an environment.
+pytestmark = pytest.mark.xdist_group("bare")
+
 _HANDLERS = """
 import asyncio
 import importlib.util
@@ -49,23 +52,16 @@ def process(order: Order, job: Delivery) -> dict:
     return {"item": order.item, "process": os.getpid()}
 
 
-async def look(job: Delivery) -> list:
+async def find_extras(job: Delivery) -> list:
     if job.body == b"slow":
         await asyncio.sleep(3600)
-    absent = ("airflow", "pyspark", "prometheus_client")
-    return [name for name in absent if importlib.util.find_spec(name) or name in sys.modules]
+    extras = ("airflow", "pyspark", "prometheus_client")
+    return [name for name in extras if importlib.util.find_spec(name) or name in sys.modules]
 """
 
 
-class Bench:
-    """A queue on the server, and a folder as a worker's container has it.
-
-    :param connection: the server
-    :param queue: the queue
-    :param folder: where the worker is started
-    :param python: the worker's Python
-    :param url: the server's address
-    """
+class WorkerContainer:
+    """A queue on the server, and a folder in which workers of another interpreter are started."""
 
     def __init__(self, connection: Connection, queue: WorkQueue, folder: Path, python: Path, url: str) -> None:
         self.connection = connection
@@ -80,7 +76,7 @@ class Bench:
             *(self._python.parent / "jetstream-worker", "run", "--queue", "queue.yaml", "--consumer", consumer),
             *("--handler", f"handlers:{handler}", "--id", consumer, "--log-format", "json", *options),
         ]
-        # Nothing of this process's own environment, least of all its paths.
+        # The worker gets nothing of this process's environment, least of all its import paths.
         process = Process.start(
             command, env={"NATS_URL": self._url}, log_file=self._folder / f"{consumer}.log", cwd=self._folder
         )
@@ -96,14 +92,14 @@ class Bench:
         (await publish_prepared(self.connection, prepared)).raise_for_failures()
 
     async def ends(self) -> dict[str | None, Completion | Cancelled]:
-        """Read how jobs ended, by their ids."""
+        """Return the end of each job by its id."""
         messages = await stream_messages(self.connection, f"{self.queue.name}-events", f"completed.{self.queue.name}.>")
-        found = [parse_advisory(message.data) for message in messages]
-        return {end.job_id: end for end in found if isinstance(end, Completion | Cancelled)}
+        advisories = [parse_advisory(message.data) for message in messages]
+        return {end.job_id: end for end in advisories if isinstance(end, Completion | Cancelled)}
 
 
 @pytest.fixture
-async def bench(connection: Connection, nats: NatsServer, name: str, bare: Path, tmp_path: Path) -> Bench:
+async def container(connection: Connection, nats: NatsServer, name: str, bare: Path, tmp_path: Path) -> WorkerContainer:
     declared: dict[str, Any] = {
         "name": name,
         "subjects": [f"{name}.>"],
@@ -124,28 +120,31 @@ async def bench(connection: Connection, nats: NatsServer, name: str, bare: Path,
     (tmp_path / "handlers.py").write_text(_HANDLERS, encoding="utf-8")
     queue = WorkQueue(**declared)
     await provision(connection, queue)
-    return Bench(connection, queue, tmp_path, bare, nats.url)
+    return WorkerContainer(connection, queue, tmp_path, bare, nats.url)
 
 
-async def test_a_worker_does_jobs_gives_up_what_cannot_be_done_and_stops_in_good_order(bench: Bench) -> None:
+async def test_a_worker_completes_jobs_gives_up_bad_ones_and_stops_on_sigterm(container: WorkerContainer) -> None:
     bodies = [{"item": "pear"}, {"item": "plum"}, {"item": "nothing"}, {"pear": 1}]
-    await bench.publish(*(Job(body, id=str(number)) for number, body in enumerate(bodies)))
-    with bench.worker("plain", "process", "--processes", "--concurrency", "2") as process:
+    await container.publish(*(Job(body, id=str(number)) for number, body in enumerate(bodies)))
+    with container.worker("plain", "process", "--processes", "--concurrency", "2") as process:
 
         async def settled() -> bool:
-            return await stored_count(bench.connection, bench.queue.name) == 0
+            return await stored_count(container.connection, container.queue.name) == 0
 
         await eventually(settled, within=30)
-        ends = await bench.ends()
+        ends = await container.ends()
         results = {job_id: end.result for job_id, end in ends.items() if isinstance(end, Completion)}
         assert {job_id: result["item"] for job_id, result in results.items()} == {"0": "pear", "1": "plum"}
         assert process.pid not in {result["process"] for result in results.values()}
-        told = {job.header("Job-Id"): death for death, job in await dead_letter_records(bench.connection, bench.queue)}
-        assert (told["2"].explanation, told["3"].error_class) == (
+        records = {
+            job.header("Job-Id"): death
+            for death, job in await dead_letter_records(container.connection, container.queue)
+        }
+        assert (records["2"].explanation, records["3"].error_class) == (
             "there is nothing to send",
             "airflow_provider_jetstream.worker.errors.InvalidBodyError",
         )
-        assert (told["2"].error_place or "").startswith("handlers:process:")
+        assert (records["2"].error_place or "").startswith("handlers:process:")
         process.signal(signal.SIGTERM)
         await eventually(lambda: process.returncode is not None, within=20)
     assert process.returncode == 0
@@ -153,24 +152,24 @@ async def test_a_worker_does_jobs_gives_up_what_cannot_be_done_and_stops_in_good
     assert sorted(line["outcome"] for line in logged if "outcome" in line) == ["completed"] * 2 + ["given_up"] * 2
 
 
-async def test_a_worker_obeys_cancellations_and_runs_where_airflow_and_spark_cannot_be_imported(bench: Bench) -> None:
-    await bench.publish(Job("slow", id="slow"), Job("later", id="later"))
-    await cancel(bench.connection, bench.queue, "later", why="not wanted")
-    with bench.worker("plain", "look", "--concurrency", "2") as process:
+async def test_a_worker_cancels_jobs_and_runs_without_airflow_and_spark(container: WorkerContainer) -> None:
+    await container.publish(Job("slow", id="slow"), Job("later", id="later"))
+    await cancel(container.connection, container.queue, "later", why="not wanted")
+    with container.worker("plain", "find_extras", "--concurrency", "2") as process:
         await eventually(lambda: "takes jobs of" in process.output(), within=20)
-        await bench.publish(Job("quick", id="quick"))
+        await container.publish(Job("quick", id="quick"))
 
         async def two_ended() -> bool:
-            return set(await bench.ends()) == {"later", "quick"}
+            return set(await container.ends()) == {"later", "quick"}
 
         await eventually(two_ended, within=20)
-        await cancel(bench.connection, bench.queue, "slow", why="too slow", by="somebody")
+        await cancel(container.connection, container.queue, "slow", why="too slow", by="somebody")
 
         async def all_ended() -> bool:
-            return "slow" in await bench.ends()
+            return "slow" in await container.ends()
 
         await eventually(all_ended)
-    ends = await bench.ends()
+    ends = await container.ends()
     slow, later, quick = ends["slow"], ends["later"], ends["quick"]
     assert isinstance(slow, Cancelled)
     assert isinstance(later, Cancelled)
@@ -178,24 +177,24 @@ async def test_a_worker_obeys_cancellations_and_runs_where_airflow_and_spark_can
     assert (slow.why, later.why, quick.result) == ("too slow", "not wanted", [])
 
 
-async def test_each_partition_has_a_worker_of_its_own(bench: Bench) -> None:
+async def test_each_partition_has_its_own_worker(container: WorkerContainer) -> None:
     keys = [f"customer-{number}" for number in range(8)]
-    subject = f"{bench.queue.name}.customers.{{partition}}"
-    await bench.publish(*(Job(key, subject, id=key, partition_key=key) for key in keys))
-    with bench.worker("divided-0", "look"), bench.worker("divided-1", "look"):
+    subject = f"{container.queue.name}.customers.{{partition}}"
+    await container.publish(*(Job(key, subject, id=key, partition_key=key) for key in keys))
+    with container.worker("divided-0", "find_extras"), container.worker("divided-1", "find_extras"):
 
         async def all_done() -> bool:
-            return len(await bench.ends()) == len(keys)
+            return len(await container.ends()) == len(keys)
 
         await eventually(all_done, within=30)
-    ends = await bench.ends()
+    ends = await container.ends()
     workers = {job_id: end.worker for job_id, end in ends.items()}
     assert workers == {job_id: end.consumer for job_id, end in ends.items()}
     assert set(workers.values()) == {"divided-0", "divided-1"}
 
 
-async def test_numbers_without_their_extra_are_refused_with_what_to_do(bench: Bench) -> None:
-    with bench.worker("plain", "look", "--metrics-port", "0") as process:
+async def test_metrics_without_their_extra_are_refused_with_a_remedy(container: WorkerContainer) -> None:
+    with container.worker("plain", "find_extras", "--metrics-port", "0") as process:
         await eventually(lambda: process.returncode is not None, within=20)
     assert process.returncode == 2
     assert "expected prometheus-client to serve metrics, found none" in process.output()

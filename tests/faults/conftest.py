@@ -1,4 +1,4 @@
-"""What the fault suite shares: a cluster, and the table of what was tried."""
+"""Fixtures of the fault suite: a cluster, and the table of the redrives that were killed."""
 
 from __future__ import annotations
 
@@ -13,27 +13,30 @@ if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
 
+_ROW = "killed redrive"
+
+
 @pytest.fixture
 def cluster() -> Iterator[NatsCluster]:
-    """Three servers that the test may kill and restart."""
+    """A cluster of three servers that the test may kill and restart."""
     with NatsCluster() as servers:
         yield servers
 
 
 @pytest.fixture
-def tried(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """Takes rows of the table that the suite prints: what was tried, and what was lost and repeated."""
+def add_row(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that adds a row to the table which the suite prints at its end."""
 
     def add(*row: Any) -> None:
-        request.node.user_properties.append(("tried", row))
+        request.node.user_properties.append((_ROW, row))
 
     return add
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    # From the reports, since in a parallel run the tests are in other processes.
+    # Taken from the reports, since a parallel run has its tests in other processes.
     reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]
-    if rows := [row for report in reports for name, row in report.user_properties if name == "tried"]:
+    if rows := [row for report in reports for name, row in report.user_properties if name == _ROW]:
         terminalreporter.section("kill -9 during a redrive, then run again")
-        headings = ("protocol", "run again", "workers", "killed instead of", "tries", "jobs lost", "jobs repeated")
+        headings = ("protocol", "run again", "workers", "killed instead of", "runs", "jobs lost", "jobs repeated")
         terminalreporter.write_line(text_table(headings, sorted(rows)))

@@ -1,4 +1,4 @@
-"""The redrive that is killed: what the processes of the fault suite run."""
+"""The redrive that the processes of the fault suite run, and in which they are killed."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-def order_by(protocol: str) -> RedriveRequest:
-    """Ask for all letters; the key makes the second try go on with the first."""
-    return RedriveRequest(protocol=Protocol(protocol), run="tried-twice", who={"task_id": "faults"})
+def redrive_request(protocol: str) -> RedriveRequest:
+    """Return a request for all letters; its run key lets the second redrive continue the first."""
+    return RedriveRequest(protocol=Protocol(protocol), run="run-twice", who={"task_id": "faults"})
 
 
 async def redrive_by(connection: Connection, queue: WorkQueue, protocol: str) -> None:
-    report = await redrive_dead_letters(connection, queue, order_by(protocol))
+    report = await redrive_dead_letters(connection, queue, redrive_request(protocol))
     report.raise_for_failures()

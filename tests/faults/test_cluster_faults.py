@@ -1,4 +1,4 @@
-"""Three servers with everything in three replicas: leaders killed -9 while jobs die and while they are redriven."""
+"""A cluster with three replicas of everything: leaders are killed while jobs die and while they are redriven."""
 
 from __future__ import annotations
 
@@ -33,31 +33,31 @@ CLIENT_ERRORS = (errors.Error, js_errors.Error, JetStreamProviderError, TimeoutE
 PROTOCOLS = ["copy", "atomic"] if os.environ.get("FAULTS") == "full" else ["copy"]
 
 
-async def insist(work: Callable[[], Awaitable[object]]) -> None:
-    """Do something that may be repeated until the cluster lets it through."""
+async def retry(operation: Callable[[], Awaitable[object]]) -> None:
+    """Repeat an operation until it succeeds."""
 
     async def done() -> bool:
         with suppress(*CLIENT_ERRORS):
-            await work()
+            await operation()
             return True
         return False
 
     await eventually(done, within=60)
 
 
-async def publish(connection: Connection, queue: WorkQueue) -> None:
+async def publish_jobs(connection: Connection, queue: WorkQueue) -> None:
     jetstream = connection.client.jetstream(timeout=10)
 
-    async def one(number: int) -> None:
+    async def publish_one(number: int) -> None:
         headers = {"Nats-Msg-Id": f"job-{number}"}
-        await insist(lambda: jetstream.publish(f"{queue.name}.jobs.a", str(number).encode(), headers=headers))
+        await retry(lambda: jetstream.publish(f"{queue.name}.jobs.a", str(number).encode(), headers=headers))
 
     for start in range(0, LETTERS, 100):
-        await asyncio.gather(*map(one, range(start, start + 100)))
+        await asyncio.gather(*map(publish_one, range(start, start + 100)))
 
 
-async def fail_all(connection: Connection, queue: WorkQueue) -> None:
-    """Work as badly as can be: take jobs until none waits any more, and hand each back for the last time."""
+async def fail_all_jobs(connection: Connection, queue: WorkQueue) -> None:
+    """Nak every job until none is pending: each has one delivery, so all become dead letters."""
     while True:
         with suppress(*CLIENT_ERRORS):
             info = await consumer_info(connection, queue.name, CONSUMER)
@@ -69,26 +69,26 @@ async def fail_all(connection: Connection, queue: WorkQueue) -> None:
             await pull.unsubscribe()
 
 
-async def do_all(connection: Connection, queue: WorkQueue) -> Counter[str]:
-    done: Counter[str] = Counter()
+async def process_all(connection: Connection, queue: WorkQueue) -> Counter[str]:
+    processed: Counter[str] = Counter()
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
 
-    async def over() -> bool:
+    async def drained() -> bool:
         with suppress(TimeoutError):
             for message in await pull.fetch(100, timeout=0.5):
-                done[message.data.decode()] += 1
+                processed[message.data.decode()] += 1
                 await message.ack_sync(timeout=5)
         info = await consumer_info(connection, queue.name, CONSUMER)
         return not info["num_pending"] and not info["num_ack_pending"]
 
-    await eventually(over, within=60)
-    return done
+    await eventually(drained, within=60)
+    return processed
 
 
 async def kill_and_restart_leader(cluster: NatsCluster, stream: str) -> None:
     leader = await asyncio.to_thread(cluster.leader, stream)
     await asyncio.to_thread(cluster.kill, leader)
-    # Long enough that others take over and go on without it.
+    # Restarted only after another server has taken over.
     await asyncio.to_thread(cluster.leader, stream)
     await asyncio.to_thread(cluster.restart, leader)
 
@@ -105,48 +105,49 @@ async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster
             atomic_redrive=protocol == "atomic",
             duplicate_window="10m",
         )
-        await publish(connection, queue)
-        failing = asyncio.create_task(fail_all(connection, queue))
+        await publish_jobs(connection, queue)
+        failing = asyncio.create_task(fail_all_jobs(connection, queue))
         await kill_and_restart_leader(cluster, f"{queue.name}-dead")
         await kill_and_restart_leader(cluster, queue.name)
         await asyncio.wait_for(failing, 120)
         await asyncio.to_thread(cluster.wait_settled, queue.name)
 
-        async def all_seen() -> bool:
+        async def all_found() -> bool:
             with suppress(TransientError, ApiError):
-                found = await find_dead_letters(connection, queue)
-                return len(found.letters) == LETTERS and not found.uncertain
+                findings = await find_dead_letters(connection, queue)
+                return len(findings.letters) == LETTERS and not findings.uncertain
             return False
 
-        await eventually(all_seen, within=60)
+        await eventually(all_found, within=60)
 
-        bringing_back = asyncio.create_task(redrive_until_done(connection, queue, protocol))
-        await eventually(lambda: some_copies(connection, queue), within=60)
+        redriving = asyncio.create_task(redrive_until_done(connection, queue, protocol))
+        await eventually(lambda: has_copies(connection, queue), within=60)
         await kill_and_restart_leader(cluster, queue.name)
         await kill_and_restart_leader(cluster, f"{queue.name}-dead")
-        await asyncio.wait_for(bringing_back, 180)
+        await asyncio.wait_for(redriving, 180)
         await asyncio.to_thread(cluster.wait_settled, queue.name)
-        assert await do_all(connection, queue) == {str(number): 1 for number in range(LETTERS)}
-        found = await find_dead_letters(connection, queue)
-        assert (found.letters, found.uncertain, found.undeliverable) == ((), 0, 0)
-        marked = LETTERS if protocol == "atomic" else 0
-        assert await stored_count(connection, queue.name) == marked
+        assert await process_all(connection, queue) == {str(number): 1 for number in range(LETTERS)}
+        findings = await find_dead_letters(connection, queue)
+        assert (findings.letters, findings.uncertain, findings.undeliverable) == ((), 0, 0)
+        # The atomic protocol leaves a marker per copy.
+        markers = LETTERS if protocol == "atomic" else 0
+        assert await stored_count(connection, queue.name) == markers
 
 
-async def some_copies(connection: Connection, queue: WorkQueue) -> bool:
+async def has_copies(connection: Connection, queue: WorkQueue) -> bool:
     with suppress(TransientError, ApiError):
         return int((await consumer_info(connection, queue.name, CONSUMER))["num_pending"]) > LETTERS // 20
     return False
 
 
 async def redrive_until_done(connection: Connection, queue: WorkQueue, protocol: str) -> None:
-    # Slowly enough that leaders die in the middle of it.
-    order = RedriveRequest(protocol=Protocol(protocol), rate=200, run="cluster")
+    # Slow enough that leaders are killed before it is finished.
+    request = RedriveRequest(protocol=Protocol(protocol), rate=200, run="cluster")
 
-    async def done() -> bool:
+    async def finished() -> bool:
         with suppress(TransientError, ApiError):
-            report = await redrive_dead_letters(connection, queue, order)
+            report = await redrive_dead_letters(connection, queue, request)
             return not report.failures and not report.uncertain and len(report.redriven) >= LETTERS
         return False
 
-    await eventually(done, within=170)
+    await eventually(finished, within=170)

@@ -19,7 +19,7 @@ class FakeServer:
     """A fake server's port, and what it has received."""
 
     port: int
-    heard: bytearray = field(default_factory=bytearray)
+    received: bytearray = field(default_factory=bytearray)
     connections: int = 0
     open: int = 0
     connected: asyncio.Event = field(default_factory=asyncio.Event)
@@ -44,7 +44,7 @@ async def fake_server(
             line = banner if isinstance(banner, bytes) else b"INFO " + json.dumps(banner).encode()
             writer.write(line + b"\r\n")
         while data := await reader.read(65_536):
-            fake.heard += data
+            fake.received += data
             if farewell and b"PING" in data:
                 writer.write(farewell)
                 break

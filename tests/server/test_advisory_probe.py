@@ -1,4 +1,4 @@
-"""Deaths that the server keeps to itself while no worker asks for jobs."""
+"""The probe makes the server publish advisories that it withholds while no worker sends pull requests."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def abandoned(connection: Connection, name: str, bodies: str) -> WorkQueue:
-    """Deliver every job twice, which is once too often, and then have no worker any more."""
-    # Longer than the last pull may stay open on a busy machine: a waiting one makes the server tell.
+async def make_abandoned_queue(connection: Connection, name: str, bodies: str) -> WorkQueue:
+    """Deliver every job as often as the consumer allows, without a worker afterwards."""
+    # Longer than the last pull request may stay open on a busy machine: an open one makes the server publish.
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1500ms"})
     await publish_jobs(connection, queue, bodies)
     await pull_jobs(connection, queue, len(bodies))
@@ -29,15 +29,17 @@ async def abandoned(connection: Connection, name: str, bodies: str) -> WorkQueue
     return queue
 
 
-async def over(connection: Connection, queue: WorkQueue) -> None:
-    """Wait until the ack wait of the last deliveries has passed, as far as time tells."""
+async def pass_ack_wait(queue: WorkQueue) -> None:
+    """Sleep until the ack wait of the last deliveries has passed."""
     wait = queue.consumer(CONSUMER).ack_wait or 0
     await asyncio.sleep(1.2 * wait / 1e9)
 
 
-async def test_without_a_worker_the_server_says_nothing_of_the_last_deaths(connection: Connection, name: str) -> None:
-    queue = await abandoned(connection, name, "abc")
-    await over(connection, queue)
+async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_deaths(
+    connection: Connection, name: str
+) -> None:
+    queue = await make_abandoned_queue(connection, name, "abc")
+    await pass_ack_wait(queue)
     assert await stored_count(connection, f"{name}-dead") == 0
     assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
 
@@ -45,40 +47,40 @@ async def test_without_a_worker_the_server_says_nothing_of_the_last_deaths(conne
 async def test_letters_are_found_although_every_worker_died_before_the_last_ack_wait_passed(
     connection: Connection, name: str
 ) -> None:
-    queue = await abandoned(connection, name, "abc")
-    await over(connection, queue)
-    looks = [await find_dead_letters(connection, queue) for _ in range(2)]
-    assert [letter.sequence for letter in looks[-1].letters] == [1, 2, 3]
+    queue = await make_abandoned_queue(connection, name, "abc")
+    await pass_ack_wait(queue)
+    findings = [await find_dead_letters(connection, queue) for _ in range(2)]
+    assert [letter.sequence for letter in findings[-1].letters] == [1, 2, 3]
     assert await stored_count(connection, f"{name}-dead") == 3
 
 
-async def test_what_nobody_told_of_is_redriven(connection: Connection, name: str) -> None:
-    queue = await abandoned(connection, name, "abc")
-    await over(connection, queue)
+async def test_letters_without_an_advisory_are_redriven(connection: Connection, name: str) -> None:
+    queue = await make_abandoned_queue(connection, name, "abc")
+    await pass_ack_wait(queue)
     report = await redrive_dead_letters(connection, queue)
     assert set(report.redriven) == {1, 2, 3}
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
-async def test_jobs_in_flight_and_jobs_waiting_are_left_alone(connection: Connection, name: str) -> None:
+async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
     await publish_jobs(connection, queue, "abcd")
     first, second = await pull_jobs(connection, queue, 2)
     before = await consumer_info(connection, name, CONSUMER)
     for _ in range(5):
         after = await probe_consumer(connection, name, CONSUMER)
-    kept = ("num_pending", "num_ack_pending", "num_redelivered", "delivered", "ack_floor")
-    assert {field: after[field] for field in kept} == {field: before[field] for field in kept}
+    fields = ("num_pending", "num_ack_pending", "num_redelivered", "delivered", "ack_floor")
+    assert {field: after[field] for field in fields} == {field: before[field] for field in fields}
     await first.ack_sync()
     await second.ack_sync()
     assert await process_all(connection, queue) == {"c": 1, "d": 1}
 
 
-async def test_fifty_looks_cost_a_job_none_of_its_deliveries(connection: Connection, name: str) -> None:
+async def test_fifty_probes_use_up_no_delivery(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
     await publish_jobs(connection, queue, "a")
     await pull_jobs(connection, queue, 1)
-    await over(connection, queue)
+    await pass_ack_wait(queue)
     for _ in range(50):
         await probe_consumer(connection, name, CONSUMER)
     (message,) = await pull_jobs(connection, queue, 1)
@@ -86,19 +88,19 @@ async def test_fifty_looks_cost_a_job_none_of_its_deliveries(connection: Connect
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_deaths_behind_jobs_that_are_due_again_are_told_too(connection: Connection, name: str) -> None:
+async def test_deaths_behind_redeliverable_jobs_get_their_advisories(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
     await publish_jobs(connection, queue, "abcdef")
     await pull_jobs(connection, queue, 6)
-    # Due before they are asked for: a pull that ends unanswered would take more than it shows.
-    await over(connection, queue)
+    # Due before they are pulled: a pull request that ends unanswered could use up deliveries.
+    await pass_ack_wait(queue)
     await pull_jobs(connection, queue, 3)
-    await over(connection, queue)
+    await pass_ack_wait(queue)
 
-    async def found() -> bool:
+    async def are_found() -> bool:
         return len((await find_dead_letters(connection, queue)).letters) == 3
 
-    await eventually(found)
+    await eventually(are_found)
     assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
 
 

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -155,7 +155,7 @@ async def keep_and_release(connection: Connection, queue: WorkQueue, selection: 
     keeper = BodyPreserver(connection, scan)
     async for page in scan.pages(chosen):
         await keeper.preserve(page.letters)
-    return await keeper.release()
+    return await keeper.release_archive()
 
 
 @pytest.fixture
@@ -227,7 +227,7 @@ async def test_news_that_come_after_the_look_are_heeded(connection: Connection, 
     scan = await Scan.begin(connection, queue)
     async for _ in scan.pages(Selection()):
         pass
-    releasing = asyncio.create_task(BodyPreserver(connection, scan).release())
+    releasing = asyncio.create_task(BodyPreserver(connection, scan).release_archive())
     await asyncio.sleep(0.05)
     message = advisory["message"]
     await connection.client.jetstream().publish(message["subject"], base64.b64decode(message["data"]))
@@ -279,7 +279,7 @@ class Happenings:
     async def _lose_one(self) -> None:
         """Let the server lose a dead letter."""
         letters = (await find_dead_letters(self._connection, self._queue)).letters
-        stored = [letter.sequence for letter in letters if letter.source == Source.QUEUE]
+        stored = [letter.sequence for letter in letters if letter.source == BodySource.QUEUE]
         if stored:
             lost = stored[self.draw(len(stored))]
             await self._connection.api(f"STREAM.MSG.DELETE.{self._queue.name}", {"seq": lost})

@@ -1,4 +1,4 @@
-"""Cancelling jobs by their ids: what is stored, who learns of it, and how a wait for such jobs ends."""
+"""Cancelling jobs by their ids: what is stored, how workers receive it, and how a wait for such jobs ends."""
 
 from __future__ import annotations
 
@@ -51,11 +51,13 @@ async def _stored_at(connection: Connection, queue: WorkQueue, sequence: int) ->
     return message.stored_at
 
 
-async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: Cancellation) -> PubAck:
-    """Do what a worker does with a job that is cancelled."""
+async def _store_cancelled_end(
+    connection: Connection, queue: WorkQueue, message: Msg, cancellation: Cancellation
+) -> PubAck:
+    """Store the end of a cancelled job as a worker does."""
     metadata = message.metadata
     end = cancelled_message(
-        found,
+        cancellation,
         queue=queue.name,
         consumer="worker",
         sequence=metadata.sequence.stream,
@@ -66,7 +68,7 @@ async def _obey(connection: Connection, queue: WorkQueue, message: Msg, found: C
     return await store(connection, end.subject, end.body, end.headers)
 
 
-async def _later(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
+async def _publish_scheduled(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
     subject = f"{queue.name}.jobs.a"
     for job in jobs:
         prepared = prepare_jobs([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
@@ -80,9 +82,14 @@ async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: st
     assert not await is_cancelled(connection, queue, job_id)
     report = await cancel(connection, queue, job_id, "wrong price", "ann")
     (after,) = await publish_jobs(connection, queue, ["after"])
-    found = await find_cancellation(connection, queue, job_id)
-    assert found == report.cancellation
-    assert (found.job_id, found.why, found.by, report.schedules) == (job_id, "wrong price", "ann", 0)
+    cancellation = await find_cancellation(connection, queue, job_id)
+    assert cancellation == report.cancellation
+    assert (cancellation.job_id, cancellation.why, cancellation.by, report.schedules) == (
+        job_id,
+        "wrong price",
+        "ann",
+        0,
+    )
     assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, before))
     assert not await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
     assert not await is_cancelled(connection, queue, job_id + "x")
@@ -90,9 +97,7 @@ async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: st
     assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
 
 
-async def test_a_follower_knows_old_cancellations_and_learns_new_ones_while_jobs_run(
-    connection: Connection, name: str
-) -> None:
+async def test_the_cache_holds_stored_cancellations_and_receives_new_ones(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     (sequence,) = await publish_jobs(connection, queue, ["job"])
     stored_at = await _stored_at(connection, queue, sequence)
@@ -109,7 +114,7 @@ async def test_a_follower_knows_old_cancellations_and_learns_new_ones_while_jobs
             assert (await learning).why == "three"
 
 
-async def test_a_follower_is_told_when_nothing_more_will_be_learnt(connection: Connection, name: str) -> None:
+async def test_a_wait_for_a_cancellation_fails_when_the_events_are_gone(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     async with follow_cancellations(connection, queue) as book:
         learning = asyncio.create_task(book.wait("a", datetime.now(UTC)))
@@ -124,7 +129,7 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
     connection: Connection, name: str, *, deny_delete: bool
 ) -> None:
     queue = await make_queue(connection, name, schedules=True, deny_delete=deny_delete)
-    await _later(
+    await _publish_scheduled(
         connection,
         queue,
         Job(b"first", id="a", delay="1s"),
@@ -137,15 +142,17 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
     with pytest.raises(TimeoutError):
         await pull_jobs(connection, queue, 1, within=1.5)
     assert (await cancel(connection, queue, "a")).schedules == 0
-    await _later(connection, queue, Job(b"anew", id="a", every="1s"))
+    await _publish_scheduled(connection, queue, Job(b"anew", id="a", every="1s"))
     (message,) = await pull_jobs(connection, queue, 1)
     assert message.data == b"anew"
     assert not await is_cancelled(connection, queue, "a", message.metadata.timestamp)
 
 
-async def test_what_a_schedule_made_before_is_cancelled_too(connection: Connection, name: str) -> None:
+async def test_a_job_that_a_schedule_made_before_the_cancellation_is_cancelled_too(
+    connection: Connection, name: str
+) -> None:
     queue = await make_queue(connection, name, schedules=True)
-    await _later(connection, queue, Job(b"tick", id="a", every="1s"))
+    await _publish_scheduled(connection, queue, Job(b"tick", id="a", every="1s"))
 
     async def made() -> int:
         info = await connection.api(f"CONSUMER.INFO.{name}.worker")
@@ -159,12 +166,12 @@ async def test_what_a_schedule_made_before_is_cancelled_too(connection: Connecti
 
 async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "ab")
-    waiting = asyncio.create_task(wait(connection, mark, sequences, policy=WaitPolicy(max_cancelled=1)))
-    found = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
+    waiting = asyncio.create_task(wait(connection, cursor, sequences, policy=WaitPolicy(max_cancelled=1)))
+    cancellation = (await cancel(connection, queue, "job-1", "wrong price", "ann")).cancellation
     message, other = await pull_jobs(connection, queue, 2)
-    await _obey(connection, queue, message, found)
+    await _store_cancelled_end(connection, queue, message, cancellation)
     await message.ack_sync()
     await store_completion(connection, queue, other.metadata.sequence.stream)
     async with asyncio.timeout(10):
@@ -188,37 +195,37 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Co
 
 
 @pytest.mark.parametrize(("max_cancelled", "ended"), [(0, 1), (1, 2), (2, 3), (None, 3)])
-async def test_so_many_cancelled_jobs_are_put_up_with(
+async def test_the_policy_accepts_cancelled_jobs_up_to_its_limit(
     connection: Connection, name: str, max_cancelled: int | None, ended: int
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "abc")
     for message in await pull_jobs(connection, queue, 3):
-        await _obey(connection, queue, message, Cancellation("x", datetime.now(UTC)))
+        await _store_cancelled_end(connection, queue, message, Cancellation("x", datetime.now(UTC)))
     async with asyncio.timeout(10):
-        report = await wait(connection, mark, sequences, policy=WaitPolicy(max_cancelled=max_cancelled))
+        report = await wait(connection, cursor, sequences, policy=WaitPolicy(max_cancelled=max_cancelled))
     assert report.cancelled == dict.fromkeys(range(1, ended + 1), "no reason given")
     assert len(report.awaited) == 3 - ended
 
 
 async def test_of_several_ends_of_one_job_the_first_counts(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     (sequence,) = await publish_jobs(connection, queue, "a")
     (message,) = await pull_jobs(connection, queue, 1)
-    found = Cancellation("x", datetime.now(UTC))
-    receipts = [await _obey(connection, queue, message, found) for _ in range(2)]
-    assert [receipt.duplicate for receipt in receipts] == [False, True]
-    # From a worker in another language, which gives its completions other ids.
+    cancellation = Cancellation("x", datetime.now(UTC))
+    acks = [await _store_cancelled_end(connection, queue, message, cancellation) for _ in range(2)]
+    assert [ack.duplicate for ack in acks] == [False, True]
+    # From a worker in another language, whose completions have other ids.
     await store_completion(connection, queue, sequence)
-    report = await wait(connection, mark, [sequence], policy=WaitPolicy(max_cancelled=None))
+    report = await wait(connection, cursor, [sequence], policy=WaitPolicy(max_cancelled=None))
     assert (report.completed, list(report.cancelled)) == (set(), [1])
 
 
 async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = (await take_cursor(connection, queue)).from_start()
+    cursor = (await take_cursor(connection, queue)).from_start()
     (sequence,) = await make_dead_letters(connection, queue, ["slow"])
     message = await get_message(connection, name, sequence)
     assert message is not None
@@ -233,12 +240,12 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(conne
     )
     await store(connection, end.subject, end.body, end.headers)
     assert (await find_dead_letters(connection, queue)).letters == ()
-    report: WaitReport = await wait(connection, mark, [sequence], policy=WaitPolicy(max_cancelled=None))
+    report: WaitReport = await wait(connection, cursor, [sequence], policy=WaitPolicy(max_cancelled=None))
     assert (report.cancelled, report.dead) == ({1: "late"}, {})
 
 
 @pytest.mark.parametrize("declared", [False, True])
-async def test_a_queue_whose_events_take_no_cancellations_is_told_what_to_declare(
+async def test_a_queue_whose_events_capture_no_cancellations_is_refused_with_what_to_declare(
     connection: Connection, name: str, *, declared: bool
 ) -> None:
     events = {"name": f"{name}-events", "subjects": [f"completed.{name}.>"]} if declared else None
@@ -249,7 +256,7 @@ async def test_a_queue_whose_events_take_no_cancellations_is_told_what_to_declar
         assert f"{name}-events doesn't capture cancelled.{name}.>: jobs can't be cancelled" in queue.warnings()
 
 
-async def test_events_that_were_provisioned_before_there_were_cancellations_are_upgraded(
+async def test_events_provisioned_by_a_version_without_cancellations_are_upgraded(
     connection: Connection, name: str
 ) -> None:
     old = {"name": f"{name}-events", "subjects": [f"completed.{name}.>"]}

@@ -44,7 +44,7 @@ _PLAINTEXT = (
 
 @pytest.fixture(scope="module")
 def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
-    """An authority and its certificates."""
+    """A certificate authority and its certificates."""
     return make_tls(tmp_path_factory.mktemp("tls"))
 
 
@@ -64,13 +64,13 @@ async def _open(*servers: str, **values: Any) -> None:
         pass
 
 
-async def test_a_connection_knows_the_server_that_it_leads_to(connection: Connection, nats: NatsServer) -> None:
+async def test_a_connection_knows_its_servers_version_and_api_level(connection: Connection, nats: NatsServer) -> None:
     assert ".".join(map(str, connection.server_version)) == nats.version
     assert connection.api_level == (await connection.api("INFO"))["api"]["level"] > 0
     assert connection.last_error is None
 
 
-async def test_a_closed_port_is_told() -> None:
+async def test_a_closed_port_is_reported() -> None:
     url = f"nats://{LOOPBACK}:{free_port()}"
     with _raises(UnreachableError, within=1) as caught:
         await _open(url)
@@ -79,7 +79,7 @@ async def test_a_closed_port_is_told() -> None:
     assert str(caught.value).endswith("; check host, port and firewall")
 
 
-async def test_a_host_that_does_not_exist_is_told() -> None:
+async def test_an_unknown_host_is_reported() -> None:
     with _raises(UnreachableError) as caught:
         await _open("nats://no-such-host.invalid")
     assert str(caught.value).startswith("no NATS server reached at nats://no-such-host.invalid:4222: ")
@@ -95,18 +95,18 @@ async def test_a_silent_port_takes_no_longer_than_the_time_limit(scheme: str) ->
     assert fake.connections > 0
 
 
-async def test_a_server_that_stops_talking_after_its_banner_takes_no_longer_than_the_time_limit() -> None:
+async def test_a_server_that_is_silent_after_its_info_takes_no_longer_than_the_time_limit() -> None:
     async with fake_server(banner=_BANNER) as fake:
         with _raises(UnreachableError, within=1.5) as caught:
             await _open(f"nats://{LOOPBACK}:{fake.port}", timeout=1.5)
     assert ": no answer" in str(caught.value)
-    assert b"CONNECT" in fake.heard
+    assert b"CONNECT" in fake.received
 
 
 @pytest.mark.parametrize(
     "farewell", [b"PONG\r\n", b"PONG\r\n-ERR 'Account Disabled'\r\n"], ids=["quietly", "with an error"]
 )
-async def test_a_server_that_hangs_up_at_once_is_not_taken_for_one_without_jetstream(farewell: bytes) -> None:
+async def test_a_server_that_closes_the_connection_is_not_reported_as_one_without_jetstream(farewell: bytes) -> None:
     async with fake_server(banner=_BANNER, farewell=farewell) as fake:
         url = f"nats://{LOOPBACK}:{fake.port}"
         with _raises(TransientError, within=1.5) as caught:
@@ -114,7 +114,7 @@ async def test_a_server_that_hangs_up_at_once_is_not_taken_for_one_without_jetst
     assert "JetStream, found" not in str(caught.value)
 
 
-async def test_what_is_no_nats_server_is_told() -> None:
+async def test_a_server_of_another_protocol_is_reported() -> None:
     async with fake_server(banner=b"SSH-2.0-OpenSSH_9.2") as fake:
         with _raises(UnreachableError, within=1) as caught:
             await _open(f"nats://{LOOPBACK}:{fake.port}")
@@ -133,7 +133,7 @@ async def test_what_is_no_nats_server_is_told() -> None:
     ],
     ids=["wrong password", "wrong user", "token for a user", "no user", "wrong token", "no token"],
 )
-async def test_refused_credentials_are_told_without_repeating_them(
+async def test_refused_credentials_are_reported_without_repeating_them(
     server: dict[str, str], client: dict[str, str], found: str
 ) -> None:
     with NatsServer(**server) as nats:  # type: ignore[arg-type]
@@ -145,7 +145,7 @@ async def test_refused_credentials_are_told_without_repeating_them(
         await _open(nats.url, **server)
 
 
-async def test_a_server_without_jetstream_is_told() -> None:
+async def test_a_server_without_jetstream_is_reported() -> None:
     with NatsServer(jetstream=False) as nats, _raises(JetStreamDisabledError, within=1) as caught:
         await _open(nats.url)
     assert str(caught.value) == (
@@ -154,7 +154,7 @@ async def test_a_server_without_jetstream_is_told() -> None:
     )
 
 
-async def test_an_account_without_jetstream_is_told() -> None:
+async def test_an_account_without_jetstream_is_reported() -> None:
     users = f'[{{user: u, password: "{_SECRET}"}}]'
     accounts = (
         f"accounts {{ WITH: {{jetstream: enabled, users: [{{user: w, password: w}}]}}, WITHOUT: {{users: {users}}} }}"
@@ -166,7 +166,7 @@ async def test_an_account_without_jetstream_is_told() -> None:
         await _open(nats.url, user="w", password="w")
 
 
-async def test_a_user_who_may_not_ask_jetstream_is_told_what_the_server_said() -> None:
+async def test_a_user_without_permission_for_the_api_gets_the_servers_report() -> None:
     users = f'authorization {{ users: [{{user: u, password: "{_SECRET}", permissions: {{publish: "jobs.>"}}}}] }}'
     with NatsServer(config=users) as nats, _raises(UnreachableError, within=2) as caught:
         await _open(nats.url, timeout=2, user="u", password=_SECRET)
@@ -205,7 +205,7 @@ async def test_a_certificate_of_another_authority_is_refused(
 
 
 @pytest.mark.parametrize(("content", "reason"), [(None, "No such file or directory"), ("no certificate", "NO_CERT")])
-async def test_an_authority_that_cannot_be_read_is_told(tmp_path: Path, content: str | None, reason: str) -> None:
+async def test_an_unreadable_authority_is_reported(tmp_path: Path, content: str | None, reason: str) -> None:
     path = tmp_path / "ca.pem"
     if content:
         path.write_text(content)
@@ -222,54 +222,54 @@ async def test_tls_to_a_plaintext_server_is_refused(nats: NatsServer) -> None:
 
 
 @pytest.mark.parametrize("credentials", [{"user": "u", "password": _SECRET}, {"token": _SECRET}])
-async def test_credentials_never_leave_in_plaintext_where_tls_is_asked_for(credentials: dict[str, str]) -> None:
+async def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(credentials: dict[str, str]) -> None:
     async with fake_server(banner=_BANNER | {"auth_required": True}) as fake:
         with _raises(TLSError, within=1) as caught:
             await _open(f"tls://{LOOPBACK}:{fake.port}", **credentials)
         assert str(caught.value) == _PLAINTEXT
         assert fake.connections > 0
-        assert bytes(fake.heard) == b""
+        assert bytes(fake.received) == b""
 
 
-async def test_the_fake_server_hears_credentials_where_plaintext_is_asked_for() -> None:
+async def test_the_fake_server_receives_credentials_where_plaintext_was_requested() -> None:
     async with fake_server(banner=_BANNER | {"auth_required": True}) as fake:
         with _raises(UnreachableError, within=1):
             await _open(f"nats://{LOOPBACK}:{fake.port}", timeout=1, token=_SECRET)
-        assert _SECRET.encode() in fake.heard
+        assert _SECRET.encode() in fake.received
 
 
-async def test_credentials_never_leave_in_plaintext_at_a_reconnect_either(tls: TlsFiles) -> None:
+async def test_credentials_are_not_sent_in_plaintext_at_a_reconnect_either(tls: TlsFiles) -> None:
     with NatsServer(tls=tls, user="u", password=_SECRET) as nats:
         values = {"servers": (nats.url,), "user": "u", "password": _SECRET, "tls_ca_file": str(tls.ca)}
         async with connect(connection_settings(values)) as opened:
             nats.kill()
             async with fake_server(banner=_BANNER, port=nats.port) as fake:
                 await eventually(lambda: isinstance(opened.last_error, TLSError))
-                assert bytes(fake.heard) == b""
+                assert bytes(fake.received) == b""
 
 
-async def test_a_server_with_a_bad_certificate_among_several_is_passed_over(tls: TlsFiles, tmp_path: Path) -> None:
+async def test_a_server_with_a_bad_certificate_among_several_is_skipped(tls: TlsFiles, tmp_path: Path) -> None:
     with NatsServer(tls=tls) as good, NatsServer(tls=make_tls(tmp_path)) as bad:
-        # The client shuffles its servers, so it takes some tries to meet the bad one first.
+        # The client shuffles its servers, so several attempts may be needed to meet the bad one first.
         while "TLS handshake error" not in bad.log():
             await _open(bad.url, good.url, tls_ca_file=str(tls.ca))
 
 
-async def test_a_dead_server_among_several_is_passed_over(nats: NatsServer) -> None:
-    dead = f"nats://{LOOPBACK}:{free_port()}"
-    for servers in ((dead, nats.url), (nats.url, dead)):
+async def test_an_unreachable_server_among_several_is_skipped(nats: NatsServer) -> None:
+    closed = f"nats://{LOOPBACK}:{free_port()}"
+    for servers in ((closed, nats.url), (nats.url, closed)):
         await _open(*servers)
 
 
 async def test_a_silent_server_among_several_leaves_time_for_the_others(nats: NatsServer) -> None:
     async with fake_server() as silent:
         url = f"nats://{LOOPBACK}:{silent.port}"
-        # The client shuffles its servers, so it takes some tries to meet the silent one first.
+        # The client shuffles its servers, so several attempts may be needed to meet the silent one first.
         while not silent.connections:
             await _open(url, nats.url, timeout=4)
 
 
-async def test_all_servers_dead_are_named() -> None:
+async def test_unreachable_servers_are_named() -> None:
     urls = [f"nats://{LOOPBACK}:{free_port()}" for _ in range(2)]
     with _raises(UnreachableError) as caught:
         await _open(*urls)
@@ -277,7 +277,7 @@ async def test_all_servers_dead_are_named() -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-async def test_a_connection_goes_on_working_after_a_server_restart(own_nats: NatsServer, end: str) -> None:
+async def test_a_connection_works_again_after_a_server_restart(own_nats: NatsServer, end: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 3})) as opened:
         await opened.api("STREAM.CREATE.kept", {"name": "kept", "subjects": ["kept.>"]})
         getattr(own_nats, end)()

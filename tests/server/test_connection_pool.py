@@ -29,7 +29,7 @@ def _clients(server: NatsServer) -> int:
 
 
 class _User:
-    """Somebody who holds the shared connection for a while."""
+    """A user of the shared connection, until it leaves."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
         self._context: AbstractAsyncContextManager[Connection] = shared_connection(settings)
@@ -67,7 +67,7 @@ async def test_users_of_one_loop_share_one_connection_until_the_last_has_left(ow
     await eventually(lambda: _clients(own_nats) == 0)
 
 
-async def test_whoever_comes_after_the_last_has_left_gets_a_new_one(own_nats: NatsServer) -> None:
+async def test_a_user_after_the_last_one_has_left_gets_a_new_connection(own_nats: NatsServer) -> None:
     async with shared_connection(_settings(own_nats)) as first:
         pass
     async with shared_connection(_settings(own_nats)) as second:
@@ -83,28 +83,28 @@ async def test_different_settings_get_different_connections(own_nats: NatsServer
 
 
 async def test_different_loops_get_different_connections(own_nats: NatsServer) -> None:
-    inside, leave = threading.Event(), threading.Event()
+    entered, leave = threading.Event(), threading.Event()
     clients: list[object] = []
 
-    async def elsewhere() -> None:
+    async def use_in_other_loop() -> None:
         async with shared_connection(_settings(own_nats)) as connection:
             clients.append(connection.client)
-            inside.set()
+            entered.set()
             await asyncio.to_thread(leave.wait, 10)
             await connection.api("INFO")
 
-    async with shared_connection(_settings(own_nats)) as ours:
-        thread = asyncio.create_task(asyncio.to_thread(asyncio.run, elsewhere()))
-        await asyncio.to_thread(inside.wait, 10)
-        assert clients[0] is not ours.client
+    async with shared_connection(_settings(own_nats)) as own:
+        thread = asyncio.create_task(asyncio.to_thread(asyncio.run, use_in_other_loop()))
+        await asyncio.to_thread(entered.wait, 10)
+        assert clients[0] is not own.client
         assert _clients(own_nats) == 2
         leave.set()
         await thread
         await eventually(lambda: _clients(own_nats) == 1)
-        await ours.api("INFO")
+        await own.api("INFO")
 
 
-async def test_a_failure_to_open_reaches_all_who_wait_at_once_and_the_next_try_works() -> None:
+async def test_a_failure_to_open_reaches_all_waiting_users_at_once_and_the_next_attempt_works() -> None:
     with NatsServer() as server:
         settings = _settings(server)
         server.stop()
@@ -119,7 +119,7 @@ async def test_a_failure_to_open_reaches_all_who_wait_at_once_and_the_next_try_w
             await connection.api("INFO")
 
 
-async def test_those_who_wait_for_a_silent_server_wait_for_one_time_limit_together() -> None:
+async def test_all_users_of_a_silent_server_wait_for_one_time_limit() -> None:
     async with fake_server() as fake:
         settings = connection_settings({"servers": (f"nats://{LOOPBACK}:{fake.port}",), "timeout": 1})
         loop = asyncio.get_running_loop()
@@ -130,7 +130,7 @@ async def test_those_who_wait_for_a_silent_server_wait_for_one_time_limit_togeth
         assert loop.time() - started < 2
 
 
-async def test_one_who_gives_up_waiting_leaves_the_opening_to_the_others(own_nats: NatsServer) -> None:
+async def test_a_cancelled_user_does_not_cancel_the_attempt_of_the_others(own_nats: NatsServer) -> None:
     first, second = _User(_settings(own_nats)), _User(_settings(own_nats))
     await asyncio.sleep(0)
     await first.cancel()
@@ -142,7 +142,7 @@ async def test_one_who_gives_up_waiting_leaves_the_opening_to_the_others(own_nat
     await eventually(lambda: _clients(own_nats) == 0)
 
 
-async def test_when_all_give_up_waiting_nothing_is_left_open() -> None:
+async def test_when_all_users_are_cancelled_nothing_is_left_open() -> None:
     async with fake_server() as fake:
         settings = connection_settings({"servers": (f"nats://{LOOPBACK}:{fake.port}",), "timeout": 30})
         users = [_User(settings) for _ in range(3)]
@@ -154,7 +154,7 @@ async def test_when_all_give_up_waiting_nothing_is_left_open() -> None:
         assert asyncio.all_tasks() <= others
 
 
-async def test_a_connection_that_was_closed_under_its_users_is_replaced(own_nats: NatsServer) -> None:
+async def test_a_closed_connection_is_replaced_while_it_has_users(own_nats: NatsServer) -> None:
     settings = _settings(own_nats)
     async with shared_connection(settings) as first:
         await first.client.close()
@@ -164,14 +164,14 @@ async def test_a_connection_that_was_closed_under_its_users_is_replaced(own_nats
     await eventually(lambda: _clients(own_nats) == 0)
 
 
-async def test_a_users_error_comes_out_as_it_is(own_nats: NatsServer) -> None:
+async def test_a_users_error_is_raised_unchanged(own_nats: NatsServer) -> None:
     with pytest.raises(KeyError, match="mine"):
         async with shared_connection(_settings(own_nats)):
             raise KeyError("mine")
     await eventually(lambda: _clients(own_nats) == 0)
 
 
-async def test_a_port_that_is_closed_is_told_as_ever() -> None:
+async def test_a_closed_port_is_reported_as_by_connect() -> None:
     settings = connection_settings({"servers": (f"nats://{LOOPBACK}:{free_port()}",)})
     with pytest.raises(UnreachableError, match="no NATS server reached"):
         async with shared_connection(settings):

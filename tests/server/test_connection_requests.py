@@ -18,7 +18,7 @@ async def test_a_refused_request_keeps_the_servers_codes(connection: Connection,
         await connection.api(f"STREAM.INFO.{name}")
 
 
-async def test_a_request_that_nobody_serves_is_told(connection: Connection, name: str) -> None:
+async def test_a_request_without_a_responder_is_reported(connection: Connection, name: str) -> None:
     with pytest.raises(UnreachableError, match=f"nobody answers on {name}: .* is away; try again"):
         await connection.request(name)
 
@@ -30,12 +30,12 @@ async def test_a_request_without_an_answer_ends_in_time(connection: Connection, 
         await connection.request(name)
 
 
-async def test_a_refusal_that_does_not_pass_stays_one(connection: Connection, name: str) -> None:
+async def test_a_permanent_refusal_with_status_503_is_terminal(connection: Connection, name: str) -> None:
     with pytest.raises(ApiError, match=r"clustering support required \(status 503, error 10010\)"):
         await connection.api(f"STREAM.PEER.REMOVE.{name}", {"peer": "n1"})
 
 
-async def test_a_closed_connection_says_so(nats: NatsServer) -> None:
+async def test_a_request_on_a_closed_connection_is_refused(nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (nats.url,)})) as opened:
         pass
     with pytest.raises(UnreachableError, match=r"the connection failed during a request on \$JS\.API\.INFO: "):

@@ -11,8 +11,9 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, group_fields, summarise_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, SelectionError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -36,7 +37,7 @@ NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter:
     died_at = NOW - timedelta(seconds=age)
     death = Death("queue", "", sequence, "worker", Reason.MAX_DELIVERIES, died_at)
-    return DeadLetter(death, subject, b"", (), "", Source.QUEUE, (), preserved=True, ready_at=died_at)
+    return DeadLetter(death, subject, b"", (), "", BodySource.QUEUE, (), preserved=True, ready_at=died_at)
 
 
 def test_sequences_are_told_as_ranges_and_a_cut_is_said() -> None:

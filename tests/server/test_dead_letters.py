@@ -8,11 +8,11 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
-from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from testbed.queues import (
     CONSUMER,
@@ -86,7 +86,7 @@ async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Con
     assert (death.stream, [death.sequence], death.consumer) == (name, sequences, "worker")
     assert (death.deliveries, death.reason, death.explanation) == (2, Reason.MAX_DELIVERIES, None)
     assert death.created == (await stream_info(connection, name))["created"]
-    assert (letter.subject, letter.body, letter.source) == (f"{name}.jobs.a", "größe".encode(), Source.QUEUE)
+    assert (letter.subject, letter.body, letter.source) == (f"{name}.jobs.a", "größe".encode(), BodySource.QUEUE)
     assert dict(letter.headers) == {"Job-Id": "order-7", "Customer": "Ünal"}
     assert (letter.job_id, letter.redrives, letter.entries, letter.preserved) == ("order-7", 0, (1,), False)
     assert datetime.fromisoformat(letter.time) < death.died_at

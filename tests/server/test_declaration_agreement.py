@@ -1,4 +1,4 @@
-"""The declaration's rules against the server's own, so that neither refuses what the other takes."""
+"""The checks of declarations agree with the server: neither refuses what the other accepts."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _declared(**values: Any) -> bool:
     return True
 
 
-async def _taken(connection: Connection, subject: str, body: dict[str, Any]) -> bool:
+async def _accepts(connection: Connection, subject: str, body: dict[str, Any]) -> bool:
     try:
         await connection.api(subject, body)
     except ApiError:
@@ -53,8 +53,8 @@ async def _taken(connection: Connection, subject: str, body: dict[str, Any]) -> 
     return True
 
 
-async def _stream_taken(connection: Connection, **config: Any) -> bool:
-    taken = await _taken(connection, f"STREAM.CREATE.{config['name']}", {"retention": "workqueue", **config})
+async def _accepts_stream(connection: Connection, **config: Any) -> bool:
+    taken = await _accepts(connection, f"STREAM.CREATE.{config['name']}", {"retention": "workqueue", **config})
     if taken:
         await connection.api(f"STREAM.DELETE.{config['name']}")
     return taken
@@ -85,8 +85,8 @@ async def _stream_taken(connection: Connection, **config: Any) -> bool:
     ],
     ids=" ".join,
 )
-async def test_subjects_are_good_if_and_only_if_the_server_takes_them(own: Connection, subjects: list[str]) -> None:
-    assert _declared(name="q", subjects=subjects) == await _stream_taken(own, name="q", subjects=subjects)
+async def test_subjects_are_valid_if_and_only_if_the_server_accepts_them(own: Connection, subjects: list[str]) -> None:
+    assert _declared(name="q", subjects=subjects) == await _accepts_stream(own, name="q", subjects=subjects)
 
 
 @pytest.mark.parametrize(
@@ -103,36 +103,36 @@ async def test_subjects_are_good_if_and_only_if_the_server_takes_them(own: Conne
         "requeued.>",
     ],
 )
-async def test_a_subject_beside_an_archive_is_good_if_and_only_if_the_server_takes_it(
+async def test_a_subject_beside_an_archive_is_valid_if_and_only_if_the_server_accepts_it(
     own: Connection, subject: str
 ) -> None:
     archived = {"subjects": [subject], "republish": {"src": ">", "dest": "archive.q.>"}}
-    alone = await _stream_taken(own, name="q", **archived)
+    alone = await _accepts_stream(own, name="q", **archived)
     await own.api("STREAM.CREATE.q-archive", {"name": "q-archive", "subjects": ["archive.q.>"]})
-    beside = await _stream_taken(own, name="q", **archived)
+    beside = await _accepts_stream(own, name="q", **archived)
     await own.api("STREAM.DELETE.q-archive")
     assert _declared(name="q", subjects=[subject], archive=True) == beside
-    # What the server refuses even where nothing stores the copies, it calls a cycle.
+    # The server refuses it as a cycle even where no stream captures the copies.
     assert alone or not beside
 
 
 @pytest.mark.parametrize("subject", ["q.>", "requeued.>", "requeued.q.1", "requeued.*.x", "requeued.q", "requeued.q.>"])
-async def test_a_subject_beside_the_markers_is_good_if_and_only_if_the_server_takes_it(
+async def test_a_subject_beside_the_markers_is_valid_if_and_only_if_the_server_accepts_it(
     own: Connection, subject: str
 ) -> None:
     subjects = [subject, "requeued.q.*"]
     declared = _declared(name="q", subjects=[subject], atomic_redrive=True)
-    assert declared == await _stream_taken(own, name="q", subjects=subjects, allow_atomic=True, allow_msg_ttl=True)
+    assert declared == await _accepts_stream(own, name="q", subjects=subjects, allow_atomic=True, allow_msg_ttl=True)
 
 
 @pytest.mark.parametrize("name", ["q", "q-1_x", "grün", "$q", "q.1", "q*", "q>", "q/1", "q\\1", "n" * 255, "n" * 256])
-async def test_a_name_is_good_only_if_the_server_takes_it(own: Connection, name: str) -> None:
+async def test_a_name_is_valid_only_if_the_server_accepts_it(own: Connection, name: str) -> None:
     good = _declared(name=name, subjects=["s.>"])
     own.timeout = 0.5
     try:
-        taken = await _stream_taken(own, name=name, subjects=["s.>"])
+        taken = await _accepts_stream(own, name=name, subjects=["s.>"])
     except TimeoutError:
-        # What the server does with an API subject of too many tokens.
+        # The server's answer to an API subject with too many tokens.
         taken = False
     assert good == taken
 
@@ -140,15 +140,15 @@ async def test_a_name_is_good_only_if_the_server_takes_it(own: Connection, name:
 @pytest.mark.parametrize(
     ("window", "age"), [("100ms", "100ms"), ("1h", "1h"), ("2h", "1h"), ("99ms", -1), ("1h", -1), ("200ms", "99ms")]
 )
-async def test_windows_and_ages_are_good_if_and_only_if_the_server_takes_them(
+async def test_windows_and_ages_are_valid_if_and_only_if_the_server_accepts_them(
     own: Connection, window: str, age: str | int
 ) -> None:
     config = {"duplicate_window": parse_duration(window), "max_age": max(parse_duration(age), 0)}
     declared = _declared(name="q", subjects=["s.>"], duplicate_window=window, max_age=age)
-    assert declared == await _stream_taken(own, name="q", subjects=["s.>"], **config)
+    assert declared == await _accepts_stream(own, name="q", subjects=["s.>"], **config)
 
 
-async def test_two_filters_are_good_if_and_only_if_the_server_takes_both(own: Connection) -> None:
+async def test_two_filters_are_valid_if_and_only_if_the_server_accepts_both(own: Connection) -> None:
     stream = {"name": "q", "subjects": ["x.>"], "retention": "workqueue"}
     await own.api("STREAM.CREATE.q", stream)
     pairs = random.Random(1).sample(list(product(_FILTERS, repeat=2)), _PAIRS)  # noqa: S311
@@ -161,7 +161,7 @@ async def test_two_filters_are_good_if_and_only_if_the_server_takes_both(own: Co
         for name, subject in (("l", left), ("r", right)):
             config = {"durable_name": name, "filter_subject": subject, "ack_policy": "explicit", "max_deliver": 2}
             body = {"stream_name": "q", "config": config, "action": "create"}
-            taken.append(await _taken(own, f"CONSUMER.CREATE.q.{name}.{subject}", body))
+            taken.append(await _accepts(own, f"CONSUMER.CREATE.q.{name}.{subject}", body))
         answers.append((left, right, _declared(**queue), all(taken)))
         for name, there in zip("lr", taken, strict=True):
             if there:

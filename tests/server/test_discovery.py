@@ -1,4 +1,4 @@
-"""Queues that were made by hand, among them those of the source documents, just as the documents make them."""
+"""Discovery of queues made by hand, those of the source documents included."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.discovery import (
@@ -39,7 +39,7 @@ MEGABYTE = 2**20
 
 @pytest.fixture
 async def alone(own_nats: NatsServer) -> AsyncIterator[Connection]:
-    """A server of which every stream is known."""
+    """A connection to a server without other streams."""
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as opened:
         yield opened
 
@@ -59,14 +59,16 @@ async def publish(connection: Connection, subject: str, body: str) -> int:
     return int(json.loads(answer)["seq"])
 
 
-async def all_told(connection: Connection, queue: WorkQueue, consumer: str, count: int, within: float = 10) -> None:
-    letters = queue.dead_letters.name if queue.dead_letters else ""
+async def wait_for_advisories(
+    connection: Connection, queue: WorkQueue, consumer: str, count: int, within: float = 10
+) -> None:
+    dead_letters = queue.dead_letters.name if queue.dead_letters else ""
 
-    async def told() -> bool:
+    async def all_stored() -> bool:
         await probe(connection, queue, consumer=consumer)
-        return await stored_count(connection, letters) == count
+        return await stored_count(connection, dead_letters) == count
 
-    await eventually(told, within)
+    await eventually(all_stored, within)
 
 
 async def test_the_orders_of_the_article(alone: Connection) -> None:
@@ -106,22 +108,22 @@ async def test_the_orders_of_the_article(alone: Connection) -> None:
         for message in await pull_jobs(alone, queue, count, consumer="processor", within=15):
             if message.metadata.sequence.stream % 2 == 0:
                 await message.ack_sync()
-    await all_told(alone, queue, "processor", 10, within=15)
+    await wait_for_advisories(alone, queue, "processor", 10, within=15)
     findings = await find_dead_letters(alone, queue)
-    assert [(each.sequence, each.body.decode()) for each in findings.letters] == [
+    assert [(letter.sequence, letter.body.decode()) for letter in findings.letters] == [
         (number + 1, f"order-{number}") for number in range(0, 20, 2)
     ]
-    assert {each.death.reason for each in findings.letters} == {Reason.MAX_DELIVERIES}
-    told = "\n".join(findings.risks)
+    assert {letter.death.reason for letter in findings.letters} == {Reason.MAX_DELIVERIES}
+    risks = "\n".join(findings.risks)
     for risk in ("no archive", "doesn't capture $JS.EVENT.ADVISORY.CONSUMER.MSG_TERMINATED", "dead.orders_stream.>"):
-        assert risk in told
-    # Entries are removed in the way that deny_delete leaves, through the document's own processor.
+        assert risk in risks
+    # With deny_delete, entries are removed through the document's own processor.
     entries = [entry for letter in findings.letters for entry in letter.entries]
     assert await remove_entries(alone, queue, entries[:3]) == 0
     assert await stored_count(alone, "orders_unprocessed") == 7
     again = await find_dead_letters(alone, queue)
-    assert [each.sequence for each in again.letters] == [each.sequence for each in findings.letters]
-    assert [each.death.reason for each in again.letters].count(Reason.ORPHAN) == 3
+    assert [letter.sequence for letter in again.letters] == [letter.sequence for letter in findings.letters]
+    assert [letter.death.reason for letter in again.letters].count(Reason.ORPHAN) == 3
 
 
 async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
@@ -141,25 +143,25 @@ async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
     with pytest.raises(QueueDeclarationError, match="expected dead_letters"):
         await find_dead_letters(alone, await discover_queue(alone, "jobs"))
     await stream(alone, "jobs_dlq", f"{MAX_DELIVERIES}.jobs.*")
-    (found,) = await find_dead_letter_queues(alone)
-    assert found == DeadLetterQueueInfo("jobs_dlq", ("jobs",), marked=False, messages=0)
+    (discovered,) = await find_dead_letter_queues(alone)
+    assert discovered == DeadLetterQueueInfo("jobs_dlq", ("jobs",), marked=False, messages=0)
     config = (await stream_info(alone, "jobs_dlq"))["config"]
     await alone.api("STREAM.UPDATE.jobs_dlq", config | {"metadata": {"dead_letter_queue": "true"}})
-    (found,) = await find_dead_letter_queues(alone)
-    assert found.marked
+    (discovered,) = await find_dead_letter_queues(alone)
+    assert discovered.marked
     queue = await discover_queue(alone, "jobs")
     assert queue.dead_letters is not None
     assert (queue.dead_letters.name, queue.dead_letters.metadata) == ("jobs_dlq", {"dead_letter_queue": "true"})
-    assert [(each.name, each.max_deliver) for each in queue.consumers] == [("high", 3), ("low", 3)]
+    assert [(consumer.name, consumer.max_deliver) for consumer in queue.consumers] == [("high", 3), ("low", 3)]
     for priority in ("high", "low"):
         await publish(alone, f"jobs.{priority}.my_job_id", f"{priority} job")
         for _ in range(3):
             (message,) = await pull_jobs(alone, queue, 1, consumer=priority)
             await message.nak()
-    await all_told(alone, queue, "high", 1)
-    await all_told(alone, queue, "low", 2)
+    await wait_for_advisories(alone, queue, "high", 1)
+    await wait_for_advisories(alone, queue, "low", 2)
     findings = await find_dead_letters(alone, queue, Selection(consumer="low"))
-    assert [(each.body, each.subject, each.death.deliveries) for each in findings.letters] == [
+    assert [(letter.body, letter.subject, letter.death.deliveries) for letter in findings.letters] == [
         (b"low job", "jobs.low.my_job_id", 3)
     ]
     assert len((await find_dead_letters(alone, queue)).letters) == 2
@@ -187,18 +189,18 @@ async def test_the_poison_job_of_the_image_queue(alone: Connection) -> None:
         replay_policy="instant",
         filter_subject="IMAGES.blackandwhite",
     )
-    found = await discover_queue(alone, "IMAGES")
-    assert (found.dead_letters, found.max_msg_size, found.consumer("BW").max_deliver) == (None, 512, 5)
+    discovered = await discover_queue(alone, "IMAGES")
+    assert (discovered.dead_letters, discovered.max_msg_size, discovered.consumer("BW").max_deliver) == (None, 512, 5)
     sequence = await publish(alone, "IMAGES.blackandwhite", "{}")
     await publish(alone, "IMAGES.resize", '{"id": "1"}')
     for _ in range(5):
-        # Where the document's worker crashes, this one hands back at once.
-        (message,) = await pull_jobs(alone, found, 1, consumer="BW")
+        # Where the document's worker crashes, this one naks at once.
+        (message,) = await pull_jobs(alone, discovered, 1, consumer="BW")
         await message.nak()
-    await probe(alone, found, consumer="BW")
-    queue = WorkQueue(name="IMAGES", subjects="IMAGES.>", dead_letters="images-dead", consumers=found.consumers)
+    await probe(alone, discovered, consumer="BW")
+    queue = WorkQueue(name="IMAGES", subjects="IMAGES.>", dead_letters="images-dead", consumers=discovered.consumers)
     await provision(alone, queue)
-    # The advisory was sent when nobody kept it.
+    # No stream captured the advisory when it was published.
     assert await stored_count(alone, "images-dead") == 0
     findings = await find_dead_letters(alone, queue, Selection(sequences=frozenset({sequence})))
     (letter,) = findings.letters
@@ -222,9 +224,9 @@ async def test_partitions_are_discovered_as_such(connection: Connection, name: s
     worker = {"name": "worker", "filter_subject": f"{name}.{{partition}}.>", "partitions": 3, "max_deliver": 2}
     declared = WorkQueue(name=name, subjects=[f"{name}.>"], consumers=[worker])
     await provision(connection, declared)
-    found = await discover_queue(connection, name)
-    assert [(each.partitions, each.partition) for each in found.consumers] == [(3, 0), (3, 1), (3, 2)]
-    assert (await provision(connection, found)).changes == ()
+    discovered = await discover_queue(connection, name)
+    assert [(consumer.partitions, consumer.partition) for consumer in discovered.consumers] == [(3, 0), (3, 1), (3, 2)]
+    assert (await provision(connection, discovered)).changes == ()
 
 
 @pytest.mark.parametrize("schedules", [False, True])
@@ -241,20 +243,24 @@ async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
         max_age="2h",
         description="for tests",
     )
-    found = await discover_queue(connection, name)
-    assert (found.atomic_redrive, found.schedules) == (atomic, schedules)
-    assert (found.subjects, found.description, found.max_age) == (declared.subjects, "for tests", declared.max_age)
-    assert [each.name for each in found.companions()] == [each.name for each in declared.companions()]
-    assert found.consumer("worker").backoff == declared.consumer("worker").backoff
-    assert found.consumer("worker").sample_freq == "100%"
+    discovered = await discover_queue(connection, name)
+    assert (discovered.atomic_redrive, discovered.schedules) == (atomic, schedules)
+    assert (discovered.subjects, discovered.description, discovered.max_age) == (
+        declared.subjects,
+        "for tests",
+        declared.max_age,
+    )
+    assert discovered.companion_names() == declared.companion_names()
+    assert discovered.consumer("worker").backoff == declared.consumer("worker").backoff
+    assert discovered.consumer("worker").sample_freq == "100%"
     # Provisioning what was discovered changes nothing.
-    before = [await stream_info(connection, each.name) for each in (found, *found.companions())]
+    before = [await stream_info(connection, stream.name) for stream in (discovered, *discovered.companions())]
     worker = (await consumer_info(connection, name, "worker"))["config"]
-    await provision(connection, found)
-    after = [await stream_info(connection, each.name) for each in (found, *found.companions())]
-    assert [each["config"] for each in after] == [each["config"] for each in before]
+    await provision(connection, discovered)
+    after = [await stream_info(connection, stream.name) for stream in (discovered, *discovered.companions())]
+    assert [info["config"] for info in after] == [info["config"] for info in before]
     assert (await consumer_info(connection, name, "worker"))["config"] == worker
-    assert (await find_dead_letters(connection, found)).letters == ()
+    assert (await find_dead_letters(connection, discovered)).letters == ()
 
 
 async def test_streams_are_found_on_all_pages(alone: Connection) -> None:
@@ -269,7 +275,7 @@ async def test_streams_are_found_on_all_pages(alone: Connection) -> None:
     ]
 
 
-async def test_a_stream_of_all_advisories_serves_any_queue(alone: Connection) -> None:
+async def test_a_stream_of_all_advisories_is_a_dead_letter_queue_of_any_queue(alone: Connection) -> None:
     await stream(alone, "all", "$JS.EVENT.ADVISORY.>")
     (stored,) = await find_dead_letter_queues(alone)
     assert (stored.name, stored.queues, stored.marked) == ("all", ("*",), False)
@@ -282,14 +288,14 @@ async def test_a_stream_of_all_advisories_serves_any_queue(alone: Connection) ->
     (message,) = await pull_jobs(alone, queue, 1)
     await message.nak()
 
-    async def found() -> bool:
+    async def is_dead() -> bool:
         return len((await find_dead_letters(alone, queue)).letters) == 1
 
-    await eventually(found)
+    await eventually(is_dead)
     assert (await find_dead_letters(alone, queue)).dismissed == ()
 
 
-async def test_what_cannot_be_discovered_is_told(connection: Connection, name: str) -> None:
+async def test_a_stream_that_cannot_be_discovered_is_refused_with_the_reason(connection: Connection, name: str) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
         await discover_queue(connection, name)
     queue = await make_queue(connection, name)
@@ -314,4 +320,4 @@ async def test_dead_letters_of_a_discovered_queue_with_stale_entries(connection:
     }
     await connection.client.jetstream().publish(f"{MAX_DELIVERIES}.{name}.worker", json.dumps(body).encode())
     findings = await find_dead_letters(connection, await discover_queue(connection, name))
-    assert [each.status for each in findings.dismissed] == [Status.STALE]
+    assert [dismissed.status for dismissed in findings.dismissed] == [Status.STALE]

@@ -1,4 +1,4 @@
-"""All who wait for jobs of a queue over one connection share one reader, and each learns of its own jobs once."""
+"""All waiters of a queue and a connection share one dispatcher, and each gets every end of its jobs once."""
 
 from __future__ import annotations
 
@@ -34,10 +34,12 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
-KEPT = "airflow_provider_jetstream.jetstream.waiting.event_source._MAX_RECENT"
+MAX_RECENT = "airflow_provider_jetstream.jetstream.waiting.event_source._MAX_RECENT"
 
 
-async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nats: NatsServer, name: str) -> None:
+async def test_any_number_of_waiters_of_a_connection_share_at_most_four_readers(
+    own_nats: NatsServer, name: str
+) -> None:
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     async with connect(settings) as connection, connect(settings) as other:
         queue = await make_queue(other, name)
@@ -46,10 +48,10 @@ async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nat
         await store_completions(other, queue, jobs[:2_000])
         late = await take_cursor(other, queue)
         readers = WaitingCost(own_nats, other, (f"{name}-events", f"{name}-dead"))
-        watch = asyncio.create_task(readers.watch())
+        watching = asyncio.create_task(readers.watch())
         waiters = [start_waiting(connection, late, [job]) for job in jobs[2_000:]]
         await eventually(lambda: readers.equals((2, 2)))
-        # Those who come later were told where to read from before.
+        # Waiters with an earlier cursor.
         waiters += [
             start_waiting(connection, early, [done, job]) for done, job in zip(jobs, jobs[2_000:], strict=False)
         ]
@@ -57,64 +59,64 @@ async def test_however_many_wait_one_connection_has_at_most_four_readers(own_nat
         await eventually(lambda: readers.equals((2, 2)))
         assert own_nats.monitor("connz")["num_connections"] == 2
         await store_completions(other, queue, jobs[2_000:])
-        found = await wait_reports(waiters)
+        outcomes = await wait_reports(waiters)
         await eventually(lambda: readers.equals((0, 0)))
-        watch.cancel()
-        await asyncio.wait([watch])
-    assert [len(report.completed) for report in found] == [1] * 500 + [2] * 500
+        watching.cancel()
+        await asyncio.wait([watching])
+    assert [len(report.completed) for report in outcomes] == [1] * 500 + [2] * 500
     assert 2 <= readers.max_subscriptions <= 4
     assert 2 <= readers.max_consumers <= 4
 
 
-@pytest.mark.parametrize("kept", [50_000, 40])
-async def test_who_joins_with_an_older_mark_while_ends_stream_in_misses_none_and_counts_none_twice(
-    connection: Connection, settings: ConnectionSettings, name: str, kept: int, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("max_recent", [50_000, 40])
+async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while_ends_arrive(
+    connection: Connection, settings: ConnectionSettings, name: str, max_recent: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(KEPT, kept)
+    monkeypatch.setattr(MAX_RECENT, max_recent)
     queue = await make_queue(connection, name)
     jobs = await publish_jobs(connection, queue, map(str, range(1_500)))
-    marks = {0: await take_cursor(connection, queue)}
+    cursors = {0: await take_cursor(connection, queue)}
 
     async def work() -> None:
         async with connect(settings) as worker:
             for start in range(0, len(jobs), 20):
                 await store_completions(worker, queue, jobs[start : start + 20])
                 if start % 100 == 80:
-                    marks[start + 20] = await take_cursor(worker, queue)
+                    cursors[start + 20] = await take_cursor(worker, queue)
                 # A few hundred a second.
                 await asyncio.sleep(0.04)
 
-    working, waiters, wanted = asyncio.create_task(work()), [], []
+    working, waiters, expected = asyncio.create_task(work()), [], []
     for number in count():
         if working.done():
             break
-        # Any mark with any jobs after it: some have ended long ago, some will.
-        start = list(marks)[number * 7 % len(marks)]
-        if mine := set(jobs[start + number % 50 :: 11 + number % 40]):
-            wanted.append(mine)
-            waiters.append(start_waiting(connection, marks[start], mine))
+        # Any cursor with any jobs after it: some have ended long ago, some will.
+        start = list(cursors)[number * 7 % len(cursors)]
+        if chosen := set(jobs[start + number % 50 :: 11 + number % 40]):
+            expected.append(chosen)
+            waiters.append(start_waiting(connection, cursors[start], chosen))
         await asyncio.sleep(0.01)
     await working
-    found = await wait_reports(waiters)
+    outcomes = await wait_reports(waiters)
     assert len(waiters) > 50
-    assert [report.completed for report in found] == wanted
-    # Each end was news, and there was one for each job.
-    assert [waiter.ends for waiter in waiters] == [list(range(len(each)))[::-1] for each in wanted]
+    assert [report.completed for report in outcomes] == expected
+    # One end per job was reported.
+    assert [waiter.ends for waiter in waiters] == [list(range(len(sequences)))[::-1] for sequences in expected]
 
 
-async def test_a_death_from_before_the_mark_of_who_waits_for_the_redriven_job_does_not_count(
+async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_not_count(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     jobs = await make_dead_letters(connection, queue, "ab")
     before = await take_cursor(connection, queue)
-    # Keeps the follower that has read the first deaths.
+    # This waiter keeps the dispatcher that has read the first deaths.
     others = start_waiting(connection, before.from_start(), [*jobs, 99])
     await eventually(others.task.done)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).failures == 0
-    mark = await take_cursor(connection, queue)
-    keeping = start_waiting(connection, before.from_start(), [99])
-    again = [start_waiting(connection, mark, [job]) for job in jobs]
+    cursor = await take_cursor(connection, queue)
+    holding = start_waiting(connection, before.from_start(), [99])
+    again = [start_waiting(connection, cursor, [job]) for job in jobs]
     for message in await pull_jobs(connection, queue, 2):
         if message.metadata.sequence.stream == jobs[0]:
             await message.ack_sync()
@@ -124,98 +126,98 @@ async def test_a_death_from_before_the_mark_of_who_waits_for_the_redriven_job_do
     with suppress(TimeoutError):
         await pull_jobs(connection, queue, 1, within=0.6)
     completed, died = await wait_reports(again)
-    keeping.task.cancel()
+    holding.task.cancel()
     assert (completed.completed, completed.dead) == ({jobs[0]}, {})
     assert (died.completed, died.dead.keys()) == (set(), {jobs[1]})
 
 
-async def test_reading_an_older_death_later_does_not_hide_the_newer_one(connection: Connection, name: str) -> None:
+async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = await make_dead_letters(connection, queue, "ab")
-    # As a person does who has no redrive at hand: the entries of the first deaths stay.
+    # As by hand, without a redrive: the entries of the first deaths stay.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": jobs[0]})
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     for message in await pull_jobs(connection, queue, 2):
         await (message.nak() if message.metadata.sequence.stream == jobs[0] else message.ack_sync())
     with suppress(TimeoutError):
         await pull_jobs(connection, queue, 1, within=0.6)
-    keeping = start_waiting(connection, mark, [98])
-    assert [*(await wait_reports([start_waiting(connection, mark, jobs[:1])]))[0].dead] == jobs[:1]
-    # Has everything read that was stored before, the only word of the second job among it.
-    older = start_waiting(connection, mark.from_start(), [*jobs, 99], WaitPolicy(max_dead=None))
+    holding = start_waiting(connection, cursor, [98])
+    assert [*(await wait_reports([start_waiting(connection, cursor, jobs[:1])]))[0].dead] == jobs[:1]
+    # Makes the dispatcher read everything stored before, the death of the second job included.
+    older = start_waiting(connection, cursor.from_start(), [*jobs, 99], WaitPolicy(max_dead=None))
     await eventually(lambda: len(older.remaining) == 2)
-    assert [*(await wait_reports([start_waiting(connection, mark, jobs[:1])], within=3))[0].dead] == jobs[:1]
-    for waiter in (keeping, older):
+    assert [*(await wait_reports([start_waiting(connection, cursor, jobs[:1])], within=3))[0].dead] == jobs[:1]
+    for waiter in (holding, older):
         waiter.task.cancel()
 
 
-async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_who_joins_early_and_late(
+async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_early_and_late_waiters(
     connection: Connection, name: str
 ) -> None:
     handler = {"name": "somebody", "max_deliver": 2, "backoff": ["5s"]}
-    letters = {"name": f"{name}-dead", "retention": "workqueue", "consumers": [handler]}
-    queue = await make_queue(connection, name, dead_letters=letters)
+    dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "consumers": [handler]}
+    queue = await make_queue(connection, name, dead_letters=dead_letters)
     before = await take_cursor(connection, queue)
     jobs = await make_dead_letters(connection, queue, "ab")
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs += await publish_jobs(connection, queue, "cd")
-    early = start_waiting(connection, mark, jobs[2:], WaitPolicy(max_dead=None))
+    early = start_waiting(connection, cursor, jobs[2:], WaitPolicy(max_dead=None))
     await exhaust_deliveries(connection, queue, 1)
     late = start_waiting(connection, before, jobs, WaitPolicy(max_dead=None))
     await eventually(lambda: len(late.remaining) == 3)
     await exhaust_deliveries(connection, queue, 1)
     first, second = await wait_reports([early, late])
     assert (sorted(first.dead), sorted(second.dead)) == (jobs[2:], jobs)
-    # Nothing was taken from whose they are.
+    # The dead letter queue's own consumer still gets every entry.
     assert await stored_count(connection, f"{name}-dead") == 4
 
 
 @pytest.mark.parametrize("gone", ["events", "dead"])
-async def test_a_stream_that_is_deleted_under_those_who_wait_ends_every_wait(
-    connection: Connection, name: str, gone: str
-) -> None:
+async def test_deleting_a_stream_ends_every_wait(connection: Connection, name: str, gone: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(101)))
-    waiters = [start_waiting(connection, mark, [job, jobs[0]]) for job in jobs[1:]]
+    waiters = [start_waiting(connection, cursor, [job, jobs[0]]) for job in jobs[1:]]
     await store_completion(connection, queue, jobs[0])
     await eventually(lambda: all(waiter.remaining for waiter in waiters))
     await connection.api(f"STREAM.DELETE.{name}-{gone}")
-    found = await wait_failures(waiters)
-    assert {type(error) for error in found} == {NotFoundError}
-    assert {str(error).split(":")[0] for error in found} == {f"expected stream {name}-{gone} on the server, found none"}
+    outcomes = await wait_failures(waiters)
+    assert {type(error) for error in outcomes} == {NotFoundError}
+    assert {str(error).split(":")[0] for error in outcomes} == {
+        f"expected stream {name}-{gone} on the server, found none"
+    }
 
 
-async def test_a_connection_that_is_closed_ends_every_wait_and_a_new_one_takes_it_up(
+async def test_a_closed_connection_ends_every_wait_and_a_new_one_continues(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(100)))
     async with connect(settings) as closing:
-        waiters = [start_waiting(closing, mark, [job, jobs[0]]) for job in jobs]
+        waiters = [start_waiting(closing, cursor, [job, jobs[0]]) for job in jobs]
         await store_completion(connection, queue, jobs[0])
         await eventually(lambda: all(waiter.remaining for waiter in waiters))
-    found = await wait_failures(waiters[1:])
-    assert {type(error) for error in found} == {UnreachableError}
-    assert all("the connection is closed while following" in str(error) for error in found)
-    again = [start_waiting(connection, mark, [job, jobs[0]]) for job in jobs]
+    outcomes = await wait_failures(waiters[1:])
+    assert {type(error) for error in outcomes} == {UnreachableError}
+    assert all("the connection is closed while following" in str(error) for error in outcomes)
+    again = [start_waiting(connection, cursor, [job, jobs[0]]) for job in jobs]
     await store_completions(connection, queue, jobs[1:])
     assert all(len(report.awaited) == 0 for report in await wait_reports(again))
 
 
-async def test_a_follower_that_failed_is_not_joined_any_more(connection: Connection, name: str) -> None:
+async def test_a_failed_dispatcher_gets_no_new_waiters(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
-    first = start_waiting(connection, mark, jobs[:1])
+    first = start_waiting(connection, cursor, jobs[:1])
     await store_completion(connection, queue, 0)
     await connection.api(f"STREAM.DELETE.{name}-events")
     await wait_failures([first])
     await make_queue(connection, name)
     # The new stream counts from one again.
-    mark = await take_cursor(connection, queue)
-    second = start_waiting(connection, mark, jobs)
+    cursor = await take_cursor(connection, queue)
+    second = start_waiting(connection, cursor, jobs)
     await store_completions(connection, queue, jobs)
     assert (await wait_reports([second]))[0].completed == set(jobs)
     assert (await process_all(connection, queue)).total() == 2

@@ -11,13 +11,13 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -94,7 +94,7 @@ async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name
     assert {each.status for each in findings.dismissed} == {Status.VANISHED}
     back = await letters(connection, queue, Selection(vanished=True))
     for original, letter in zip(before, back, strict=True):
-        assert (letter.source, letter.preserved) == (Source.COPY, True)
+        assert (letter.source, letter.preserved) == (BodySource.COPY, True)
         assert (letter.body, letter.subject, letter.time) == (original.body, original.subject, original.time)
         for header in {key for key, _ in original.headers}:
             assert [pair for pair in letter.headers if pair[0] == header] == [
@@ -111,11 +111,11 @@ async def test_a_terminated_letter_is_kept_from_the_archive_and_outlives_it(conn
     await connection.request(message.reply, b"+TERM no paper")
     await eventually(lambda: _any(connection, f"{name}-dead"))
     (before,) = await letters(connection, queue)
-    assert before.source == Source.ARCHIVE
+    assert before.source == BodySource.ARCHIVE
     assert await keep(connection, queue) == (1, 0)
     await connection.api(f"STREAM.PURGE.{name}-archive")
     (letter,) = await letters(connection, queue)
-    assert (letter.source, letter.body, letter.death) == (Source.COPY, b"a", before.death)
+    assert (letter.source, letter.body, letter.death) == (BodySource.COPY, b"a", before.death)
     # Even the server's own word may be gone: a scan has proved it.
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 1})
     (letter,) = await letters(connection, queue)

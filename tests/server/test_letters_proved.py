@@ -17,11 +17,11 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from testbed.queues import (
     CONSUMER,
@@ -99,7 +99,7 @@ async def test_a_terminated_job_comes_back_from_the_archive(
     assert await get_message(connection, name, sequence) is None
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.headers, letter.subject, letter.time) == (body, AWKWARD, stored.subject, stored.time)
-    assert (letter.source, letter.preserved, letter.entries) == (Source.ARCHIVE, False, (1,))
+    assert (letter.source, letter.preserved, letter.entries) == (BodySource.ARCHIVE, False, (1,))
     death = letter.death
     assert (death.reason, death.explanation, death.consumer, death.deliveries) == (
         Reason.TERMINATED,
@@ -171,7 +171,7 @@ async def test_a_job_that_expired_in_a_workers_hands_is_a_dead_letter(connection
     await pull_jobs(connection, queue, 1)
     await entries(connection, queue, 1)
     letter = await one_letter(connection, queue)
-    assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, Source.ARCHIVE)
+    assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, BodySource.ARCHIVE)
 
 
 async def test_a_job_that_expired_by_its_own_limit_took_its_copy_along(connection: Connection, name: str) -> None:
@@ -239,7 +239,7 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     own_nats.start()
     async with connect(settings) as connection:
         early = await find_dead_letters(connection, queue)
-        assert {each.sequence for each in early.letters if each.source != Source.QUEUE} == set()
+        assert {each.sequence for each in early.letters if each.source != BodySource.QUEUE} == set()
 
         async def idle() -> bool:
             await probe(connection, queue)
@@ -256,7 +256,7 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         assert returned <= 1
         assert letters[0] == 1
         assert len(letters) <= 1 + (returned if told_by != "completions" else 0)
-        assert {each.source for each in findings.letters} == {Source.QUEUE}
+        assert {each.source for each in findings.letters} == {BodySource.QUEUE}
         print(f"{told_by}, {deliveries} deliveries: {Counter(dismissed.values())}, early: {early.risks}")
         assert (
             set(dismissed.values())
@@ -320,7 +320,7 @@ async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: Connec
     await store_record(connection, queue, 1, Explanation="no paper", Error_Class="PaperError", Deliveries="1")
     await terminate(connection, queue, b"+TERM no paper at all")
     letter = await one_letter(connection, queue)
-    assert (letter.body, letter.source, letter.preserved, letter.entries) == (b"kept", Source.COPY, True, (1, 2))
+    assert (letter.body, letter.source, letter.preserved, letter.entries) == (b"kept", BodySource.COPY, True, (1, 2))
     assert (letter.death.explanation, letter.death.error_class) == ("no paper", "PaperError")
     assert letter.death.reason == Reason.TERMINATED
 
@@ -335,7 +335,7 @@ async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: C
     await message.ack_sync()
     assert await one_dismissed(connection, queue) == Status.VANISHED
     letter = await one_letter(connection, queue, Selection(vanished=True))
-    assert (letter.body, letter.source) == (b"kept", Source.COPY)
+    assert (letter.body, letter.source) == (b"kept", BodySource.COPY)
 
 
 async def test_where_terminations_go_unheard_a_workers_copy_counts(connection: Connection, name: str) -> None:

@@ -29,24 +29,24 @@ async def make_stream(connection: Connection, name: str) -> None:
     await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
 
 
-async def store(connection: Connection, name: str, *kinds: str) -> None:
+async def publish_bodies(connection: Connection, name: str, *kinds: str) -> None:
     for kind in kinds:
         await connection.client.jetstream().publish(f"{name}.{kind}", kind.encode())
 
 
 async def collect(connection: Connection, name: str, subject: str, start: int, count: int) -> list[StoredMessage]:
-    found: list[StoredMessage] = []
+    collected: list[StoredMessage] = []
     async with asyncio.timeout(30), aclosing(follow(connection, name, subject, start)) as messages:
         async for message in messages:
-            found.append(message)
-            if len(found) == count:
+            collected.append(message)
+            if len(collected) == count:
                 break
-    return found
+    return collected
 
 
 async def test_a_message_is_read_with_subject_body_and_sequence(connection: Connection, name: str) -> None:
     await make_stream(connection, name)
-    await store(connection, name, "a", "b")
+    await publish_bodies(connection, name, "a", "b")
     message = await get_message(connection, name, 2)
     assert message is not None
     assert (message.subject, message.sequence, message.data, message.headers) == (f"{name}.b", 2, b"b", ())
@@ -76,7 +76,7 @@ async def test_times_keep_the_servers_nanoseconds(connection: Connection, name: 
     sequences = await publish_jobs(connection, queue, "abcdefgh")
     delivered = {message.metadata.sequence.stream: message for message in await pull_jobs(connection, queue, 8)}
     messages = [message for sequence in sequences if (message := await get_message(connection, name, sequence))]
-    # The server drops zeros at the end, so one time may look shorter, but never eight of them.
+    # The server drops trailing zeros, so one time may be shorter, but hardly all eight.
     assert any(re.search(r"\.\d{7,9}Z$", message.time) for message in messages)
     for message in messages:
         nanoseconds = int(delivered[message.sequence].reply.split(".")[7])
@@ -90,34 +90,34 @@ async def test_the_next_message_by_subject_skips_other_subjects_and_deleted_ones
     connection: Connection, name: str
 ) -> None:
     await make_stream(connection, name)
-    await store(connection, name, "a", "b", "a", "b", "a", "b")
+    await publish_bodies(connection, name, "a", "b", "a", "b", "a", "b")
     for sequence in (3, 4):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
 
-    async def walk(subject: str) -> list[int]:
-        found, start = [], 1
+    async def sequences(subject: str) -> list[int]:
+        collected, start = [], 1
         while message := await next_message(connection, name, start, subject):
-            found.append(message.sequence)
+            collected.append(message.sequence)
             start = message.sequence + 1
-        return found
+        return collected
 
-    assert await walk(f"{name}.a") == [1, 5]
-    assert await walk(f"{name}.b") == [2, 6]
-    assert await walk(f"{name}.*") == [1, 2, 5, 6]
-    assert await walk(f"{name}.none") == []
+    assert await sequences(f"{name}.a") == [1, 5]
+    assert await sequences(f"{name}.b") == [2, 6]
+    assert await sequences(f"{name}.*") == [1, 2, 5, 6]
+    assert await sequences(f"{name}.none") == []
 
 
 async def test_deleted_and_never_stored_messages_are_none(connection: Connection, name: str) -> None:
     await make_stream(connection, name)
     assert await get_message(connection, name, 1) is None
     assert await next_message(connection, name, 1, f"{name}.>") is None
-    await store(connection, name, "a")
+    await publish_bodies(connection, name, "a")
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     assert await get_message(connection, name, 1) is None
     assert await get_message(connection, name, 999) is None
 
 
-async def test_a_missing_stream_is_named_with_what_to_do(connection: Connection, name: str) -> None:
+async def test_a_missing_stream_is_named_with_the_remedy(connection: Connection, name: str) -> None:
     expected = f"expected stream {name} on the server, found none: provision the queue first, or check the name"
     for call in (
         get_message(connection, name, 1),
@@ -140,11 +140,11 @@ async def test_a_missing_consumer_is_named_with_its_stream(connection: Connectio
 
 async def test_following_reads_what_was_stored_before_and_then_what_is_new(connection: Connection, name: str) -> None:
     await make_stream(connection, name)
-    await store(connection, name, "a", "b", "a")
+    await publish_bodies(connection, name, "a", "b", "a")
     async with asyncio.timeout(10), aclosing(follow(connection, name, f"{name}.a", 2)) as messages:
         assert (await anext(messages)).sequence == 3
         waiting = asyncio.ensure_future(anext(messages))
-        await store(connection, name, "b", "a")
+        await publish_bodies(connection, name, "b", "a")
         assert (await waiting).sequence == 5
 
 
@@ -170,19 +170,19 @@ async def test_following_two_concurrent_publishers_gives_each_message_once_and_i
 async def test_following_misses_nothing_over_a_kill_and_a_restart_of_the_server(
     own_nats: NatsServer, name: str
 ) -> None:
-    where = connection_settings({"servers": (own_nats.url,), "timeout": 5})
-    async with connect(where) as reading_connection:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as reading_connection:
         await make_stream(reading_connection, name)
-        await store(reading_connection, name, "a")
+        await publish_bodies(reading_connection, name, "a")
         reader = asyncio.create_task(collect(reading_connection, name, f"{name}.>", 1, 5))
         await eventually(lambda: subscribed(own_nats, f"{name}.>"))
         own_nats.kill()
         await asyncio.to_thread(own_nats.restart)
-        # While the reader's own connection is still away.
-        async with connect(where) as other:
-            await store(other, name, "a", "a")
+        # Stored while the reader's own connection is still lost.
+        async with connect(settings) as other:
+            await publish_bodies(other, name, "a", "a")
         await eventually(lambda: reading_connection.client.is_connected)
-        await store(reading_connection, name, "a", "a")
+        await publish_bodies(reading_connection, name, "a", "a")
         assert [message.sequence for message in await reader] == [1, 2, 3, 4, 5]
 
 
@@ -192,28 +192,28 @@ async def test_following_repeats_nothing_after_a_long_outage(
     monkeypatch.setattr(message_reader, "_RETRY_PAUSE", 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
-        await store(connection, name, "a")
+        await publish_bodies(connection, name, "a")
         connection.timeout = 0.05
         async with asyncio.timeout(20), aclosing(follow(connection, name, f"{name}.>", 1)) as messages:
             assert (await anext(messages)).sequence == 1
             own_nats.kill()
             waiting = asyncio.ensure_future(anext(messages))
-            # Longer than all attempts of one look take together.
+            # Longer than all attempts of one read take together.
             done, _ = await asyncio.wait([waiting], timeout=1)
             assert not done
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
-            await store(connection, name, "a")
+            await publish_bodies(connection, name, "a")
             assert (await waiting).sequence == 2
 
 
-async def test_following_starts_while_the_server_is_away(
+async def test_following_starts_while_the_server_is_down(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(message_reader, "_RETRY_PAUSE", 0.01)
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
-        await store(connection, name, "a")
+        await publish_bodies(connection, name, "a")
         connection.timeout = 0.05
         own_nats.kill()
         await eventually(lambda: not connection.client.is_connected)
@@ -252,7 +252,7 @@ async def test_following_ends_with_an_error_once_its_stream_is_deleted(connectio
 async def test_following_unsubscribes_when_it_is_closed(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         await make_stream(connection, name)
-        await store(connection, name, "a")
+        await publish_bodies(connection, name, "a")
         messages = follow(connection, name, f"{name}.>", 1)
         await anext(messages)
         await eventually(lambda: subscribed(own_nats, f"{name}.>"))
@@ -261,6 +261,6 @@ async def test_following_unsubscribes_when_it_is_closed(own_nats: NatsServer, na
 
 
 def subscribed(server: NatsServer, subject: str) -> bool:
-    """Tell whether a client listens; the server's own stream listens in another account's name."""
+    """Return whether a client subscribes; the server's own stream subscribes in another account."""
     connections = server.monitor("connz?subs=1")["connections"]
     return any(subject in connection.get("subscriptions_list", []) for connection in connections)

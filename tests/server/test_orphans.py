@@ -16,13 +16,13 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, marker_subject
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead, Status
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import reconcile
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
 from testbed.queues import (

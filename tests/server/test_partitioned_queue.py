@@ -1,4 +1,4 @@
-"""Partitions on the server: it divides jobs as publishers do, and their number changes where that breaks nothing."""
+"""Partitions on the server: the same function as the publishers', and changes of their number."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ async def _by_hand(connection: Connection, name: str, *partitions: int) -> None:
 
 
 @pytest.mark.parametrize("count", [1, 4, 10, 97])
-async def test_the_servers_own_partition_function_is_ours(connection: Connection, name: str, count: int) -> None:
+async def test_the_partition_function_of_the_server_agrees(connection: Connection, name: str, count: int) -> None:
     transform = {"src": f"{name}.*.*", "dest": f"{name}.{{{{partition({count},1,2)}}}}.{{{{wildcard(1)}}}}"}
     stream = {"name": name, "subjects": [f"{name}.>"], "subject_transform": transform}
     await connection.api(f"STREAM.CREATE.{name}", stream)
@@ -86,7 +86,7 @@ async def test_partitions_made_by_hand_are_adopted_with_the_jobs_in_them(connect
 
 @pytest.mark.parametrize("made_by_hand", [False, True])
 @pytest.mark.parametrize("number", [2, 6])
-async def test_the_number_changes_only_once_no_job_is_stored(
+async def test_the_number_of_partitions_changes_only_while_no_job_is_stored(
     connection: Connection, name: str, number: int, *, made_by_hand: bool
 ) -> None:
     queue, resized = _queue(name, 4), _queue(name, number)
@@ -97,7 +97,8 @@ async def test_the_number_changes_only_once_no_job_is_stored(
     keys = ["customer-17", "email", "grün"]
     await _publish(connection, queue, *keys)
     before = {
-        each: (await consumer_info(connection, name, each))["config"] for each in await consumer_names(connection, name)
+        consumer: (await consumer_info(connection, name, consumer))["config"]
+        for consumer in await consumer_names(connection, name)
     }
     with pytest.raises(DriftError) as caught:
         await provision(connection, resized)
@@ -111,7 +112,8 @@ async def test_the_number_changes_only_once_no_job_is_stored(
     )
     assert (lost in str(caught.value)) == (number == 2)
     after = {
-        each: (await consumer_info(connection, name, each))["config"] for each in await consumer_names(connection, name)
+        consumer: (await consumer_info(connection, name, consumer))["config"]
+        for consumer in await consumer_names(connection, name)
     }
     assert after == before
     for key in keys:
@@ -125,9 +127,7 @@ async def test_the_number_changes_only_once_no_job_is_stored(
         await pull_jobs(connection, resized, 1, consumer=f"worker-{partition_of(key, number)}")
 
 
-async def test_jobs_that_are_left_in_a_partition_that_is_no_longer_declared_are_told_of(
-    connection: Connection, name: str
-) -> None:
+async def test_jobs_in_a_partition_that_is_no_longer_declared_are_reported(connection: Connection, name: str) -> None:
     await provision(connection, _queue(name, 3))
     few = _queue(name, 2)
     await provision(connection, few)
@@ -136,12 +136,12 @@ async def test_jobs_that_are_left_in_a_partition_that_is_no_longer_declared_are_
         await provision(connection, few)
     assert str(caught.value).endswith(
         f"keep consumer {name}/worker-2\n    not possible: worker is declared with 2 partitions, and 1 job is stored in"
-        " this one beyond them, which no worker of this declaration takes; run one with the declaration of before until"
-        " they are done"
+        " this surplus one, of which no worker of this declaration pulls; run a worker with the earlier declaration"
+        " until they are done"
     )
 
 
-async def test_a_number_that_was_there_once_is_another_number_all_the_same(connection: Connection, name: str) -> None:
+async def test_going_back_to_an_earlier_number_is_a_change_too(connection: Connection, name: str) -> None:
     for number in (4, 2):
         await provision(connection, _queue(name, number))
     await _publish(connection, _queue(name, 2), "a")
@@ -149,7 +149,9 @@ async def test_a_number_that_was_there_once_is_another_number_all_the_same(conne
         await provision(connection, _queue(name, 4))
 
 
-async def test_a_provisioning_that_was_cut_off_goes_on_although_jobs_came(connection: Connection, name: str) -> None:
+async def test_an_interrupted_provisioning_continues_although_jobs_were_stored(
+    connection: Connection, name: str
+) -> None:
     queue = _queue(name, 4)
     await provision(connection, queue)
     for number in (2, 3):
@@ -158,7 +160,7 @@ async def test_a_provisioning_that_was_cut_off_goes_on_although_jobs_came(connec
     assert len((await provision(connection, queue)).changes) == 2
 
 
-async def test_a_consumer_that_only_looks_like_a_partition_is_left_alone(connection: Connection, name: str) -> None:
+async def test_a_consumer_that_only_looks_like_a_partition_is_not_changed(connection: Connection, name: str) -> None:
     await provision(connection, _queue(name, 2))
     config = {"durable_name": "worker-7", "ack_policy": "explicit", "filter_subject": f"{name}.other.>"}
     body = {"stream_name": name, "config": config, "action": "create"}

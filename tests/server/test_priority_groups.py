@@ -1,4 +1,4 @@
-"""Consumers with priority groups: declared, found again, and asked by everything that pulls."""
+"""Consumers with priority groups: declaration, discovery, and every kind of pull request."""
 
 from __future__ import annotations
 
@@ -38,15 +38,15 @@ POLICIES = pytest.mark.parametrize("policy", ["overflow", "prioritized"])
 
 
 @pytest.mark.parametrize("policy", ["overflow", "prioritized", "pinned_client"])
-async def test_groups_are_provisioned_found_again_and_changed_in_place(
+async def test_groups_are_provisioned_discovered_and_changed_in_place(
     connection: Connection, name: str, policy: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"priority_groups": ["workers"], "priority_policy": policy})
     config = (await consumer_info(connection, name, "worker"))["config"]
     assert (config["priority_groups"], config["priority_policy"]) == (["workers"], policy)
     assert (await plan(connection, queue)).changes == ()
-    (found,) = (await discover_queue(connection, name)).consumers
-    assert (found.priority_groups, found.priority_policy) == (("workers",), policy)
+    (discovered,) = (await discover_queue(connection, name)).consumers
+    assert (discovered.priority_groups, discovered.priority_policy) == (("workers",), policy)
     others = {"priority_groups": ["a/b", "c_-="], "priority_policy": "overflow"}
     await make_queue(connection, name, consumer=others)
     config = (await consumer_info(connection, name, "worker"))["config"]
@@ -54,7 +54,7 @@ async def test_groups_are_provisioned_found_again_and_changed_in_place(
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({"priority_groups": ["workers"]}, "has priority groups (workers) without a policy"),
         ({"priority_policy": "overflow"}, "has the priority policy overflow without a group"),
@@ -68,8 +68,8 @@ async def test_groups_are_provisioned_found_again_and_changed_in_place(
         (GROUPS | {"priority_policy": "random"}, "should be 'overflow', 'prioritized' or 'pinned_client'"),
     ],
 )
-def test_groups_that_the_server_would_refuse_are_refused_before(name: str, fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(QueueDeclarationError, match=re.escape(told)):
+def test_groups_that_the_server_would_refuse_are_invalid(name: str, fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(QueueDeclarationError, match=re.escape(message)):
         small_queue(name, consumer=fields)
 
 
@@ -77,18 +77,20 @@ def test_groups_that_the_server_would_refuse_are_refused_before(name: str, field
     ("policy", "level", "first"),
     [("overflow", 0, "2.11.0"), ("pinned_client", 0, "2.11.0"), ("prioritized", 1, "2.12.0")],
 )
-@pytest.mark.parametrize("place", ["queue", "dead letters"])
+@pytest.mark.parametrize("location", ["queue", "dead letters"])
 async def test_a_server_that_does_not_know_a_policy_is_refused_before_anything_is_changed(
-    connection: Connection, name: str, policy: str, level: int, first: str, place: str
+    connection: Connection, name: str, policy: str, level: int, first: str, location: str
 ) -> None:
     consumer = {"priority_groups": ["workers"], "priority_policy": policy}
-    if place == "queue":
+    if location == "queue":
         queue = small_queue(name, consumer=consumer)
     else:
         queue = small_queue(name, dead_letters={"name": f"{name}-dead", "consumers": [small_consumer() | consumer]})
     connection.api_level = level
-    told = f"priority_policy {policy} of consumer worker: expected nats-server {first} or later (API level {level + 1})"
-    with pytest.raises(ServerTooOldError, match=re.escape(told)):
+    message = (
+        f"priority_policy {policy} of consumer worker: expected nats-server {first} or later (API level {level + 1})"
+    )
+    with pytest.raises(ServerTooOldError, match=re.escape(message)):
         await provision(connection, queue)
     streams = (await connection.api("STREAM.NAMES"))["streams"] or []
     assert [stream for stream in streams if stream.startswith(name)] == []
@@ -100,7 +102,7 @@ def small_consumer() -> dict[str, Any]:
 
 @POLICIES
 @pytest.mark.parametrize("fallbacks", [(), (LOW,)], ids=["one lane", "two lanes"])
-async def test_a_worker_asks_in_the_group_of_its_consumer(
+async def test_a_worker_pulls_in_the_group_of_its_consumer(
     connection: Connection, settings: ConnectionSettings, name: str, policy: str, fallbacks: tuple[str, ...]
 ) -> None:
     queue = priority_queue(name, **GROUPS | {"priority_policy": policy})
@@ -113,7 +115,7 @@ async def test_a_worker_asks_in_the_group_of_its_consumer(
 
 
 class Hands:
-    """Handlers that remember which worker did a job, and can be held up."""
+    """Handlers that record which worker did a job, and can be paused."""
 
     def __init__(self) -> None:
         self.done: list[str] = []
@@ -129,7 +131,7 @@ class Hands:
         return handle
 
 
-async def test_a_consumers_own_worker_comes_before_one_that_only_helps_out(
+async def test_a_consumers_own_worker_is_served_before_a_fallback_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = priority_queue(name, **GROUPS)
@@ -137,7 +139,7 @@ async def test_a_consumers_own_worker_comes_before_one_that_only_helps_out(
     hands = Hands()
     helper = Worker(queue, HIGH, hands.of("helper"), settings, fallbacks=[LOW])
     own = Worker(queue, LOW, hands.of("own"), settings)
-    # The helper has been waiting for longer.
+    # The fallback worker has been waiting for longer.
     async with running_worker(helper):
         await eventually(lambda: waiting(connection, name))
         async with running_worker(own):
@@ -145,7 +147,7 @@ async def test_a_consumers_own_worker_comes_before_one_that_only_helps_out(
             for number in range(1, 21):
                 await publish_jobs(connection, queue, ["a"], kind=LOW)
                 await eventually(lambda number=number: len(hands.done) == number)  # type: ignore[misc]
-                # As an own worker has it between two jobs.
+                # As between two jobs of the consumer's own worker.
                 await eventually(lambda: waiting(connection, name, 2))
             assert hands.done == ["own"] * 20
             hands.free.clear()
@@ -174,7 +176,7 @@ async def test_a_consumer_for_one_pinned_client_is_refused_with_what_to_do(
 
 
 @pytest.mark.parametrize("policy", ["overflow", "prioritized", "pinned_client"])
-async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_is_left(
+async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
     connection: Connection, name: str, policy: str
 ) -> None:
     groups = {"priority_groups": ["workers"], "priority_policy": policy}
@@ -182,7 +184,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_is_lef
     queue = await make_queue(connection, name, consumer=declared)
     await publish_jobs(connection, queue, "abc")
     inbox = connection.client.new_inbox()
-    theirs = await connection.client.subscribe(inbox)
+    subscription = await connection.client.subscribe(inbox)
     pin: dict[str, str] = {}
     for _ in range(2):
         request = {"batch": 3, "expires": 5_000_000_000, "group": "workers", **pin}
@@ -190,14 +192,14 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_is_lef
             f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker", json.dumps(request).encode(), reply=inbox
         )
         for _ in range(3):
-            taken = await theirs.next_msg(timeout=5)
-            pin = {"id": (taken.headers or {})["Nats-Pin-Id"]} if policy == "pinned_client" else {}
+            delivery = await subscription.next_msg(timeout=5)
+            pin = {"id": (delivery.headers or {})["Nats-Pin-Id"]} if policy == "pinned_client" else {}
 
-    async def told() -> bool:
+    async def all_stored() -> bool:
         await probe_consumer(connection, name, "worker")
         return await stored_count(connection, f"{name}-dead") == 3
 
-    await eventually(told)
+    await eventually(all_stored)
     assert len((await find_dead_letters(connection, queue)).letters) == 3
 
 
@@ -206,8 +208,8 @@ async def test_entries_are_acknowledged_through_a_consumer_with_groups(
     connection: Connection, name: str, policy: str
 ) -> None:
     reader = small_consumer() | {"priority_groups": ["readers"], "priority_policy": policy}
-    letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [reader]}
-    queue = await make_queue(connection, name, dead_letters=letters)
+    dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [reader]}
+    queue = await make_queue(connection, name, dead_letters=dead_letters)
     await make_dead_letters(connection, queue, "ab")
     assert await remove_entries(connection, queue, [1]) == 0
     assert await stored_count(connection, f"{name}-dead") == 1

@@ -66,17 +66,17 @@ async def _consumer_config(connection: Connection, stream: str, name: str) -> di
 
 
 async def _configs(connection: Connection, name: str) -> list[Any]:
-    """Read everything that the server keeps about the streams of a queue and their consumers."""
-    found: list[Any] = []
+    """Return the configurations of a queue's streams and of their consumers on the server."""
+    configs: list[Any] = []
     for stream in (await connection.api("STREAM.NAMES"))["streams"] or []:
         if stream.startswith(name):
-            found.append((await _stream(connection, stream))["config"])
+            configs.append((await _stream(connection, stream))["config"])
             consumers = (await connection.api(f"CONSUMER.LIST.{stream}"))["consumers"] or []
-            found += sorted((consumer["config"] for consumer in consumers), key=lambda config: str(config["name"]))
-    return found
+            configs += sorted((consumer["config"] for consumer in consumers), key=lambda config: str(config["name"]))
+    return configs
 
 
-async def test_a_queue_is_created_with_what_hears_of_its_ends_first(connection: Connection, name: str) -> None:
+async def test_the_streams_that_capture_the_ends_of_jobs_are_created_first(connection: Connection, name: str) -> None:
     done = await provision(connection, _queue(name))
     created = [
         (await connection.api(f"STREAM.INFO.{step.name}"))["created"]
@@ -112,8 +112,8 @@ async def test_a_queue_is_stored_as_declared(connection: Connection, name: str) 
     low = await _consumer_config(connection, name, "low")
     assert low["filter_subjects"] == [f"{name}.low.>", f"{name}.lower.>"]
     assert low["backoff"] == [1_000_000_000, 60_000_000_000]
-    letters = (await _stream(connection, f"{name}_dead"))["config"]
-    assert (letters["retention"], letters["metadata"]["dead_letter_queue"]) == ("limits", "true")
+    dead_letters = (await _stream(connection, f"{name}_dead"))["config"]
+    assert (dead_letters["retention"], dead_letters["metadata"]["dead_letter_queue"]) == ("limits", "true")
 
 
 async def test_provisioning_again_keeps_everything(connection: Connection, name: str) -> None:
@@ -131,7 +131,7 @@ async def test_planning_changes_nothing(connection: Connection, name: str) -> No
     assert await _configs(connection, name) == []
 
 
-async def test_drift_is_shown_as_a_difference_and_mended(connection: Connection, name: str) -> None:
+async def test_drift_is_shown_as_a_difference_and_corrected(connection: Connection, name: str) -> None:
     await provision(connection, _alone(name, max_msgs=100, max_age="1h"))
     consumer = _consumer(name, filter_subject=f"{name}.b", ack_wait="1m", max_deliver=5)
     changed = _alone(name, max_msgs=200, max_age=-1, consumers=[consumer])
@@ -168,11 +168,11 @@ async def test_drift_is_shown_as_a_difference_and_mended(connection: Connection,
             {"deny_delete": True},
             {"deny_delete": False},
             (
-                "deny_delete: True → False\n    not possible: deny_delete can't be taken back once it is set; declare"
+                "deny_delete: True → False\n    not possible: deny_delete can't be reset once it is set; declare"
                 " true, or leave it out"
             ),
         ),
-        ({"deny_purge": True}, {"deny_purge": False}, "not possible: deny_purge can't be taken back once it is set"),
+        ({"deny_purge": True}, {"deny_purge": False}, "not possible: deny_purge can't be reset once it is set"),
     ],
     ids=["storage", "retention", "deny_delete", "deny_purge"],
 )
@@ -192,21 +192,21 @@ async def test_what_the_server_cannot_change_is_refused_and_nothing_is_changed(
     assert await _configs(connection, name) == before
 
 
-async def test_a_consumer_that_acknowledges_otherwise_is_refused(connection: Connection, name: str) -> None:
+async def test_a_consumer_with_another_ack_policy_is_refused(connection: Connection, name: str) -> None:
     stream = {"name": name, "subjects": [f"{name}.>"], "retention": "interest"}
     await connection.api(f"STREAM.CREATE.{name}", stream)
     subjects = [f"{name}.>", f"$JS.EVENT.ADVISORY.CONSUMER.*.{name}q.*"]
     consumers = [{"name": "r", "max_deliver": 3}]
-    letters = {"name": name, "subjects": subjects, "retention": "interest", "consumers": consumers}
+    dead_letters = {"name": name, "subjects": subjects, "retention": "interest", "consumers": consumers}
     body = {"stream_name": name, "config": {"durable_name": "r", "ack_policy": "all", "max_deliver": 3}}
     await connection.api(f"CONSUMER.CREATE.{name}.r", body)
     before = await _configs(connection, name)
     with pytest.raises(DriftError, match=r"ack_policy: all → explicit\n.*ack_policy of a consumer is fixed when"):
-        await provision(connection, _alone(f"{name}q", dead_letters=letters))
+        await provision(connection, _alone(f"{name}q", dead_letters=dead_letters))
     assert await _configs(connection, name) == before
 
 
-async def test_several_provisioners_at_once_all_succeed(settings: ConnectionSettings, name: str) -> None:
+async def test_concurrent_provisioning_succeeds(settings: ConnectionSettings, name: str) -> None:
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(4)]
         for turn in range(5):
@@ -218,13 +218,13 @@ async def test_several_provisioners_at_once_all_succeed(settings: ConnectionSett
         assert (await _stream(connections[0], f"{name}0"))["config"]["max_msgs"] == 7
 
 
-async def test_a_refusal_of_the_server_is_told_with_its_own_words(connection: Connection, name: str) -> None:
+async def test_a_refusal_is_reported_in_the_words_of_the_server(connection: Connection, name: str) -> None:
     queue = _alone(name, num_replicas=3, events=f"{name}_events")
     with pytest.raises(ProvisioningError, match=f"the server refused to create stream {name}_events: .*error 10074"):
         await provision(connection, queue)
 
 
-async def test_after_a_refusal_half_way_provisioning_again_goes_on(connection: Connection, name: str) -> None:
+async def test_provisioning_again_after_a_refusal_does_the_remaining_steps(connection: Connection, name: str) -> None:
     other = {"name": f"{name}_other", "subjects": [f"{name}.taken"]}
     await connection.api(f"STREAM.CREATE.{name}_other", other)
     with pytest.raises(ProvisioningError):
@@ -235,7 +235,7 @@ async def test_after_a_refusal_half_way_provisioning_again_goes_on(connection: C
 
 
 @pytest.mark.parametrize("exists", [False, True], ids=["create", "update"])
-async def test_a_subject_that_another_stream_captures_is_told_with_that_streams_name(
+async def test_a_subject_that_another_stream_captures_is_reported_with_the_name_of_that_stream(
     connection: Connection, name: str, *, exists: bool
 ) -> None:
     await connection.api(f"STREAM.CREATE.{name}_other", {"name": f"{name}_other", "subjects": [f"{name}.b.>"]})
@@ -249,7 +249,7 @@ async def test_a_subject_that_another_stream_captures_is_told_with_that_streams_
     )
 
 
-async def test_consumers_that_the_declaration_does_not_know_are_left_alone(connection: Connection, name: str) -> None:
+async def test_undeclared_consumers_are_not_changed(connection: Connection, name: str) -> None:
     await provision(connection, _alone(name))
     config = _alone(name, consumers=[_consumer(name) | {"name": "other", "filter_subject": f"{name}.z"}]).consumer(
         "other"

@@ -61,7 +61,7 @@ def _processor(name: str, description: str | None, **more: Any) -> dict[str, Any
     }
 
 
-async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_nothing_else(own: Connection) -> None:
+async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_no_other_change(own: Connection) -> None:
     queue = WorkQueue.load(_ORDERS)
     limits = {"discard": "new", "max_bytes": 256 * _MEGABYTE, "deny_delete": True, "allow_direct": True}
     await _create(
@@ -95,8 +95,8 @@ async def test_the_jobs_streams_made_by_hand_are_adopted_and_the_dead_letter_que
 ) -> None:
     limits = {"discard": "new", "max_msgs": 20_000, "max_bytes": 256 * _MEGABYTE, "max_age": 7 * 86_400 * _SECOND}
     await _create(own, _by_hand("jobs", "jobs.*.*", **limits))
-    mine = {"metadata": {"owner": "ops"}, "allow_direct": True}
-    await _create(own, _by_hand("jobs_dlq", f"{_MAX}.jobs.*", "limits", **mine))
+    existing = {"metadata": {"owner": "ops"}, "allow_direct": True}
+    await _create(own, _by_hand("jobs_dlq", f"{_MAX}.jobs.*", "limits", **existing))
     queue = WorkQueue(
         name="jobs",
         subjects=["jobs.*.*"],
@@ -194,7 +194,7 @@ async def test_settings_that_the_package_does_not_know_survive_an_update(connect
     assert (await plan(connection, queue)).changes == ()
 
 
-async def test_fields_that_are_not_declared_keep_what_they_have(connection: Connection, name: str) -> None:
+async def test_undeclared_fields_keep_their_values(connection: Connection, name: str) -> None:
     await _create(connection, _by_hand(name, f"{name}.>", max_msgs=50, discard="new", deny_purge=True))
     queue = WorkQueue(name=name, subjects=[f"{name}.>"], max_bytes="1MB")
     await provision(connection, queue)

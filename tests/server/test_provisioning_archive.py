@@ -1,4 +1,4 @@
-"""The copy that the server makes of each job: which jobs get one, and how the server is told to make it."""
+"""The server's copy of each job: which jobs get one, and how a queue is configured for it."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def _publish(connection: Connection, subject: str, body: bytes = b"job", *
 
 
 async def _archived(connection: Connection, name: str) -> list[str]:
-    """Wait until a last plain job has its copy, which comes after all others, and give the bodies of those."""
+    """Wait for the copy of a last plain job, which comes after all others, and return the bodies of the others."""
     await _publish(connection, f"{name}.more.last", b"last")
     bodies: list[str] = []
     sequence = 1
@@ -60,7 +60,7 @@ async def _archived(connection: Connection, name: str) -> list[str]:
     return bodies[:-1]
 
 
-async def test_the_server_is_told_once_to_copy_every_subject(connection: Connection, name: str) -> None:
+async def test_the_queue_republishes_every_subject_with_one_rule(connection: Connection, name: str) -> None:
     queue = _queue(name)
     await provision(connection, queue)
     assert (await _config(connection, name))["republish"] == {"src": ">", "dest": f"archive.{name}.>"}
@@ -70,7 +70,7 @@ async def test_the_server_is_told_once_to_copy_every_subject(connection: Connect
     assert await _archived(connection, name) == ["one", "two"]
 
 
-async def test_a_copy_has_every_header_of_its_job_and_tells_its_origin(connection: Connection, name: str) -> None:
+async def test_a_copy_has_every_header_of_its_job_and_names_its_origin(connection: Connection, name: str) -> None:
     await provision(connection, _queue(name))
     pairs = [("K", "1"), ("K", "2"), ("k", "3"), ("Job-Id", "grün"), ("Nats-Msg-Id", "m")]
     answer = await connection.client.request(f"{name}.jobs.a", b"body", timeout=5, headers=Headers(pairs))
@@ -96,7 +96,7 @@ async def test_a_copy_has_every_header_of_its_job_and_tells_its_origin(connectio
     }
 
 
-async def test_jobs_of_any_size_that_the_queue_takes_have_a_copy(connection: Connection, name: str) -> None:
+async def test_jobs_of_any_size_that_the_queue_accepts_have_a_copy(connection: Connection, name: str) -> None:
     await provision(connection, _queue(name))
     body = b"x" * connection.client.max_payload
     await _publish(connection, f"{name}.jobs.a", body)
@@ -116,7 +116,7 @@ async def test_a_job_whose_headers_are_conditions_on_the_queue_alone_has_no_copy
     assert await _archived(connection, name) == ["id", "first"]
 
 
-async def test_jobs_with_a_time_to_live_have_a_copy_that_lives_as_long(connection: Connection, name: str) -> None:
+async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection: Connection, name: str) -> None:
     queue = _queue(name)
     await connection.api(f"STREAM.CREATE.{name}", queue.config() | {"allow_msg_ttl": True})
     await provision(connection, queue)
@@ -141,7 +141,7 @@ async def test_jobs_of_an_atomic_batch_have_copies(connection: Connection, name:
     assert await _archived(connection, name) == ["marker", "copy"]
 
 
-async def test_a_job_that_rolls_up_has_no_copy_and_takes_none_away(connection: Connection, name: str) -> None:
+async def test_a_job_that_rolls_up_has_no_copy_and_removes_none(connection: Connection, name: str) -> None:
     queue = _queue(name, allow_rollup_hdrs=True)
     assert any("Nats-Rollup" in warning for warning in queue.warnings())
     await provision(connection, queue)
@@ -165,7 +165,7 @@ async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_co
     assert await _archived(connection, name) == ["same", "same"]
 
 
-async def test_a_terminated_job_lives_on_in_the_archive(connection: Connection, name: str) -> None:
+async def test_the_archive_still_stores_a_terminated_job(connection: Connection, name: str) -> None:
     await provision(connection, _queue(name))
     await _publish(connection, f"{name}.jobs.a", b"poison")
     pull = await connection.client.jetstream().pull_subscribe_bind("w", stream=name)
@@ -191,7 +191,7 @@ async def test_an_archive_is_added_to_a_queue_that_exists_and_its_waiting_jobs_s
     assert await stored_count(connection, name) == 3
 
 
-async def test_an_archive_that_is_refused_gets_no_more_copies_and_keeps_those_that_it_has(
+async def test_a_disabled_archive_gets_no_more_copies_and_keeps_the_stored_ones(
     connection: Connection, name: str
 ) -> None:
     await provision(connection, _queue(name))
@@ -208,7 +208,9 @@ async def test_an_archive_that_is_refused_gets_no_more_copies_and_keeps_those_th
     assert (await plan(connection, without)).changes == ()
 
 
-async def test_a_declaration_that_says_nothing_about_an_archive_leaves_it_on(connection: Connection, name: str) -> None:
+async def test_a_declaration_without_an_archive_field_leaves_the_archive_enabled(
+    connection: Connection, name: str
+) -> None:
     await provision(connection, _queue(name))
     silent = _queue(name, dead_letters=None)
     assert (await plan(connection, silent)).changes == ()
@@ -216,25 +218,25 @@ async def test_a_declaration_that_says_nothing_about_an_archive_leaves_it_on(con
     assert (await _config(connection, name))["republish"]["dest"] == f"archive.{name}.>"
 
 
-async def test_a_queue_that_someone_else_republishes_is_left_as_it_is_and_told_so(
+async def test_a_queue_with_another_republish_rule_is_refused_and_not_changed(
     connection: Connection, name: str
 ) -> None:
-    theirs = {"src": ">", "dest": f"theirs.{name}.>"}
-    await connection.api(f"STREAM.CREATE.{name}", _queue(name, archive=False).config() | {"republish": theirs})
+    rule = {"src": ">", "dest": f"theirs.{name}.>"}
+    await connection.api(f"STREAM.CREATE.{name}", _queue(name, archive=False).config() | {"republish": rule})
     before = await connection.api("STREAM.NAMES")
     with pytest.raises(DriftError) as caught:
         await provision(connection, _queue(name))
     assert (
         f"republish: > to theirs.{name}.> → > to archive.{name}.>\n    not possible: {name} republishes to"
-        f" theirs.{name}.>, and a stream republishes to one place only; declare archive: false to keep that, or take it"
-        f" away by hand to have an archive on archive.{name}.>, then provision again"
+        f" theirs.{name}.>, and a stream republishes to one subject only; declare archive: false to keep that, or"
+        f" remove it by hand for an archive on archive.{name}.>, then provision again"
     ) in str(caught.value)
     assert (await connection.api("STREAM.NAMES"))["streams"] == before["streams"]
     await provision(connection, _queue(name, archive=False))
-    assert (await _config(connection, name))["republish"] == theirs
+    assert (await _config(connection, name))["republish"] == rule
 
 
-async def test_an_older_server_is_not_asked_for_what_it_does_not_know(connection: Connection, name: str) -> None:
+async def test_an_older_server_gets_no_fields_that_it_does_not_know(connection: Connection, name: str) -> None:
     connection.api_level = 0
     await provision(connection, _queue(name))
     archive = await _config(connection, f"{name}-archive")

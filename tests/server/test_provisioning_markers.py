@@ -1,4 +1,4 @@
-"""The markers of atomic redrives: their subject is in the queue, and no consumer takes them."""
+"""The markers of atomic redrives: the queue captures them, and no consumer gets them."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from unittest.mock import PropertyMock
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.errors import DriftError, ServerTooOldError
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -15,6 +14,8 @@ from testbed.queues import publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
 def _queue(name: str, **changes: Any) -> WorkQueue:
@@ -37,7 +38,7 @@ async def _mark(connection: Connection, name: str, sequence: int) -> None:
 
 
 @pytest.mark.parametrize("subjects", [["{}.jobs.>"], ["{}.jobs.>", "{}.more.*"]], ids=["one subject", "two"])
-async def test_a_consumer_without_a_filter_takes_jobs_and_no_markers(
+async def test_a_consumer_without_a_filter_gets_jobs_and_no_markers(
     connection: Connection, name: str, subjects: list[str]
 ) -> None:
     subjects = [subject.format(name) for subject in subjects]
@@ -75,7 +76,7 @@ async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries
     assert (second.data, second.metadata.num_delivered) == (b"other", 1)
 
 
-async def test_a_queue_that_drops_the_flag_keeps_its_markers_and_nobody_takes_them(
+async def test_a_queue_that_drops_the_flag_keeps_its_markers_and_no_consumer_gets_them(
     connection: Connection, name: str
 ) -> None:
     atomic, plain = _queue(name, atomic_redrive=True), _queue(name)
@@ -92,17 +93,18 @@ async def test_a_queue_that_drops_the_flag_keeps_its_markers_and_nobody_takes_th
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_filter_that_would_take_the_markers_that_stayed_is_refused(connection: Connection, name: str) -> None:
+async def test_a_filter_that_includes_stored_markers_is_refused(connection: Connection, name: str) -> None:
     await provision(connection, _queue(name, atomic_redrive=True))
     wide = [{"name": "worker", "filter_subject": "*.*.>", "max_deliver": 2}]
     with pytest.raises(
-        DriftError, match=rf"it takes \*\.\*\.>, the markers of atomic redrives \(requeued\.{name}\.\*\) among it"
+        DriftError,
+        match=rf"its filter \*\.\*\.> includes the markers of atomic redrives \(requeued\.{name}\.\*\): give it a",
     ):
         await provision(connection, _queue(name, consumers=wide))
 
 
 @pytest.mark.parametrize("filters", [{}, {"filter_subjects": ["*.*.>"]}], ids=["no filter", "a wide one"])
-async def test_a_consumer_that_nobody_declared_may_not_take_markers_either(
+async def test_an_undeclared_consumer_whose_filter_includes_markers_is_refused(
     connection: Connection, name: str, filters: dict[str, Any]
 ) -> None:
     await provision(connection, _queue(name, consumers=[]))
@@ -110,25 +112,23 @@ async def test_a_consumer_that_nobody_declared_may_not_take_markers_either(
     body = {"stream_name": name, "config": config, "action": "create"}
     await connection.api(f"CONSUMER.CREATE.{name}.theirs", body)
     before = await _config(connection, f"STREAM.INFO.{name}")
-    with pytest.raises(DriftError, match=rf"keep consumer {name}/theirs\n    not possible: it takes "):
+    with pytest.raises(DriftError, match=rf"keep consumer {name}/theirs\n    not possible: its filter "):
         await provision(connection, _queue(name, consumers=[], atomic_redrive=True))
     assert await _config(connection, f"STREAM.INFO.{name}") == before
 
 
-async def test_a_consumer_that_nobody_declared_and_that_takes_other_jobs_is_left_alone(
-    connection: Connection, name: str
-) -> None:
-    ours = [{"name": "worker", "filter_subject": f"{name}.more.*", "max_deliver": 2}]
-    await provision(connection, _queue(name, consumers=ours))
+async def test_an_undeclared_consumer_of_other_jobs_is_not_changed(connection: Connection, name: str) -> None:
+    consumers = [{"name": "worker", "filter_subject": f"{name}.more.*", "max_deliver": 2}]
+    await provision(connection, _queue(name, consumers=consumers))
     config = {"durable_name": "theirs", "ack_policy": "explicit", "filter_subject": f"{name}.jobs.>"}
     body = {"stream_name": name, "config": config, "action": "create"}
     await connection.api(f"CONSUMER.CREATE.{name}.theirs", body)
-    done = await provision(connection, _queue(name, consumers=ours, atomic_redrive=True))
+    done = await provision(connection, _queue(name, consumers=consumers, atomic_redrive=True))
     assert [step.name for step in done.changes] == [name]
 
 
 @pytest.mark.parametrize(
-    ("level", "version", "found"),
+    ("level", "version", "server"),
     [(1, (2, 11, 9), "2.11.9 (API level 1)"), (2, (2, 12, 0), "2.12.0 (API level 2)")],
 )
 async def test_an_older_server_is_refused_before_anything_is_changed(
@@ -137,15 +137,16 @@ async def test_an_older_server_is_refused_before_anything_is_changed(
     mocker: MockerFixture,
     level: int,
     version: tuple[int, int, int],
-    found: str,
+    server: str,
 ) -> None:
     connection.api_level = level
-    mocker.patch.object(Connection, "server_version", PropertyMock(return_value=version))
+    mocker.patch.object(type(connection), "server_version", PropertyMock(return_value=version))
     with pytest.raises(ServerTooOldError) as caught:
         await provision(connection, _queue(name, atomic_redrive=True))
     assert str(caught.value) == (
-        f"atomic_redrive of work queue {name}: expected nats-server 2.12.1 or later (API level 2), found {found}, which"
-        " would take a batch for single messages: upgrade every server, or leave the flag out; nothing was changed"
+        f"atomic_redrive of work queue {name}: expected nats-server 2.12.1 or later (API level 2), found {server},"
+        " which would store the messages of a batch one by one: upgrade every server, or leave the flag out; nothing"
+        " was changed"
     )
     streams = (await connection.api("STREAM.NAMES"))["streams"] or []
     assert [stream for stream in streams if stream.startswith(name)] == []

@@ -78,17 +78,17 @@ async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_
     waiting: list[Msg] = []
     read = acknowledged = 0
 
-    async def stand_in_for_the_stream(message: Msg) -> None:
+    async def answer_as_the_stream(message: Msg) -> None:
         waiting.append(message)
 
     def items() -> Iterator[int]:
         nonlocal read
         for read in range(1, 201):
-            # One more than the window is read: the job that waits for a place.
+            # One more than the window is read: the job that waits until the window has space.
             assert read - acknowledged <= window + 1
             yield read
 
-    subscription = await connection.client.subscribe(f"{name}.jobs.>", cb=stand_in_for_the_stream)
+    subscription = await connection.client.subscribe(f"{name}.jobs.>", cb=answer_as_the_stream)
     task = asyncio.create_task(publish_prepared(connection, _jobs(name, items()), window=window, ack_timeout=30))
     while acknowledged < 200:
         full = min(window, 200 - acknowledged)
@@ -125,7 +125,9 @@ async def test_the_headers_are_stored_as_the_contract_says(connection: Connectio
     assert stored[1].data == b"plain"
 
 
-async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connection: Connection, name: str) -> None:
+async def test_a_full_queue_is_reported_by_index_and_id_of_the_jobs_not_stored(
+    connection: Connection, name: str
+) -> None:
     await make_queue(connection, name, max_msgs=3, discard="new")
     report = await publish_prepared(connection, _jobs(name, [Job(b"x", id=f"order-{n}") for n in range(12)]))
     assert report.stored == 3
@@ -145,7 +147,7 @@ async def test_a_full_queue_says_by_index_and_id_which_jobs_are_stored(connectio
     assert str(caught.value).endswith("try again; and 4 more")
 
 
-async def test_room_in_a_full_queue_lets_the_same_call_succeed(connection: Connection, name: str) -> None:
+async def test_free_space_in_a_full_queue_lets_the_same_call_succeed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, max_msgs=3, discard="new", consumer={"ack_wait": "1m"})
     assert (await publish_prepared(connection, _jobs(name, range(5)))).stored == 3
     for message in await pull_jobs(connection, queue, 3):
@@ -186,7 +188,7 @@ async def test_a_job_beyond_the_servers_limit_is_named_and_the_connection_stays_
     assert connection.client.stats["reconnects"] == 0
 
 
-async def test_the_largest_job_that_the_server_takes_is_stored(connection: Connection, name: str) -> None:
+async def test_the_largest_job_that_the_server_accepts_is_stored(connection: Connection, name: str) -> None:
     await make_queue(connection, name)
     (small,) = _jobs(name, [b""])
     lines = sum(len(f"{key}: {value}\r\n") for key, value in small.headers.items())
@@ -197,7 +199,7 @@ async def test_the_largest_job_that_the_server_takes_is_stored(connection: Conne
     assert [type(failure.error) for failure in over.failures] == [JobTooLargeError]
 
 
-async def test_a_body_that_cannot_be_written_is_named_while_the_others_are_stored(
+async def test_a_body_that_cannot_be_serialised_is_named_while_the_others_are_stored(
     connection: Connection, name: str
 ) -> None:
     await make_queue(connection, name)
@@ -210,7 +212,7 @@ async def test_a_body_that_cannot_be_written_is_named_while_the_others_are_store
         report.raise_for_failures()
 
 
-async def test_a_subject_that_no_stream_captures_is_told(connection: Connection, name: str) -> None:
+async def test_a_subject_that_no_stream_captures_is_reported(connection: Connection, name: str) -> None:
     report = await publish_prepared(connection, _jobs(name, [1, 2]))
     message = f"no stream captures {name}.jobs.a: provision the queue first, or check the subject"
     assert _errors(report) == {0: message, 1: message}
@@ -220,11 +222,11 @@ async def test_a_subject_that_no_stream_captures_is_told(connection: Connection,
 
 
 @pytest.mark.parametrize("answer", [b"hello", b'{"ok": true}', b"[1]", b"\xff"])
-async def test_an_answer_that_is_no_streams_counts_as_none(connection: Connection, name: str, answer: bytes) -> None:
-    async def somebody_else(message: Msg) -> None:
+async def test_an_answer_that_is_no_pub_ack_does_not_count(connection: Connection, name: str, answer: bytes) -> None:
+    async def answer_as_another_subscriber(message: Msg) -> None:
         await message.respond(answer)
 
-    await connection.client.subscribe(f"{name}.jobs.>", cb=somebody_else)
+    await connection.client.subscribe(f"{name}.jobs.>", cb=answer_as_another_subscriber)
     report = await publish_prepared(connection, _jobs(name, [1]), ack_timeout=0.1, attempts=2)
     assert _errors(report) == {
         0: f"no acknowledgement after 2 attempts of 0.1 s: what answers on {name}.jobs.a isn't a stream; provision the"
@@ -234,13 +236,13 @@ async def test_an_answer_that_is_no_streams_counts_as_none(connection: Connectio
     assert isinstance(report.failures[0].error, UnreachableError)
 
 
-async def test_somebody_else_who_answers_first_does_not_hide_the_streams_acknowledgement(
+async def test_an_earlier_answer_of_another_subscriber_does_not_hide_the_acknowledgement(
     connection: Connection, name: str
 ) -> None:
-    async def somebody_else(message: Msg) -> None:
+    async def answer_as_another_subscriber(message: Msg) -> None:
         await message.respond(b"hello")
 
-    await connection.client.subscribe(f"{name}.jobs.>", cb=somebody_else)
+    await connection.client.subscribe(f"{name}.jobs.>", cb=answer_as_another_subscriber)
     await make_queue(connection, name)
     report = await publish_prepared(connection, _jobs(name, range(50)))
     assert list(report.sequences) == list(range(1, 51))
@@ -260,7 +262,7 @@ async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connectio
     assert (await task).stored == 1
 
 
-async def test_an_input_that_fails_half_way_fails_the_call_and_leaves_nothing_behind(
+async def test_an_input_that_raises_fails_the_call_and_leaves_no_subscription(
     connection: Connection, nats: NatsServer, name: str
 ) -> None:
     await make_queue(connection, name)
@@ -277,7 +279,7 @@ async def test_an_input_that_fails_half_way_fails_the_call_and_leaves_nothing_be
     assert (await publish_prepared(connection, _jobs(name, range(600)))).stored == 600
 
 
-async def test_a_bad_job_half_way_fails_the_call_by_its_index(connection: Connection, name: str) -> None:
+async def test_a_bad_job_among_others_fails_the_call_with_its_index(connection: Connection, name: str) -> None:
     await make_queue(connection, name)
     with pytest.raises(JobError, match="job 2 can't be published to 'a b': it contains white space"):
         await publish_prepared(connection, _jobs(name, [1, 2, Job(3, subject="a b")]))

@@ -38,7 +38,7 @@ async def own(own_nats: NatsServer) -> AsyncIterator[Connection]:
 
 
 def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None = None) -> Iterator[OutgoingJob]:
-    """Prepare jobs, and do something to the server when the publisher reads a certain one."""
+    """Prepare jobs, and call ``then`` when the publisher reads job number ``at``."""
 
     def bodies() -> Iterator[str]:
         for number in range(count):
@@ -49,7 +49,7 @@ def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None
     return prepare_jobs(bodies(), subject=f"{_NAME}.jobs.a", origin=None, batch=_NAME)
 
 
-async def _done_by_sequence(connection: Connection) -> Counter[str]:
+async def _process_all(connection: Connection) -> Counter[str]:
     queue = await make_queue(connection, _NAME, consumer={"ack_wait": "1m", "max_ack_pending": -1})
     return await process_all(connection, queue, within=30)
 
@@ -68,7 +68,7 @@ def _check_unsent_and_unanswered(report: PublishReport, *, acknowledged: int) ->
         assert (unsent, unanswered) == (failure.certain, not failure.certain)
 
 
-async def test_every_job_is_stored_once_although_the_server_is_killed_and_restarted_in_between(
+async def test_every_job_is_stored_once_although_the_server_is_killed_and_restarted_during_the_call(
     own: Connection, own_nats: NatsServer
 ) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
@@ -85,10 +85,10 @@ async def test_every_job_is_stored_once_although_the_server_is_killed_and_restar
     report.raise_for_failures()
     assert (report.stored, len(set(report.sequences))) == (_JOBS, _JOBS)
     assert await stored_count(own, _NAME) == _JOBS
-    assert await _done_by_sequence(own) == Counter(f"job {number}" for number in range(_JOBS))
+    assert await _process_all(own) == Counter(f"job {number}" for number in range(_JOBS))
 
 
-async def test_a_call_that_a_dead_server_broke_off_is_completed_by_the_same_call_after_its_return(
+async def test_a_call_that_failed_with_the_server_is_completed_by_the_same_call_after_a_restart(
     own: Connection, own_nats: NatsServer
 ) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
@@ -100,11 +100,11 @@ async def test_a_call_that_a_dead_server_broke_off_is_completed_by_the_same_call
         return (await publish_prepared(own, _jobs())).stored == _JOBS
 
     await eventually(complete, within=30)
-    assert await _done_by_sequence(own) == Counter(f"job {number}" for number in range(_JOBS))
+    assert await _process_all(own) == Counter(f"job {number}" for number in range(_JOBS))
 
 
 @pytest.mark.parametrize("end", ["kill", "stop", "freeze"])
-async def test_a_server_that_is_gone_for_good_ends_the_call_in_time_with_the_fate_of_every_job(
+async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_every_job(
     own: Connection, own_nats: NatsServer, end: str
 ) -> None:
     await make_queue(own, _NAME)
@@ -136,7 +136,7 @@ async def test_jobs_reported_as_not_sent_are_really_not_stored(own: Connection, 
     assert unsent
     own_nats.start()
     await eventually(lambda: own.client.is_connected)
-    stored = await _done_by_sequence(own)
+    stored = await _process_all(own)
     assert unsent & stored.keys() == set()
     acknowledged = {f"job {index}" for index, sequence in enumerate(report.sequences) if sequence}
     assert acknowledged <= stored.keys()
@@ -158,7 +158,7 @@ async def test_a_short_freeze_of_the_server_costs_nothing_but_time(own: Connecti
     assert await stored_count(own, _NAME) == _JOBS
 
 
-async def test_a_stream_deleted_half_way_is_told_for_the_rest(own: Connection) -> None:
+async def test_a_stream_deleted_during_the_call_is_reported_for_the_other_jobs(own: Connection) -> None:
     await make_queue(own, _NAME)
     deleting: list[asyncio.Task[object]] = []
 
@@ -170,25 +170,25 @@ async def test_a_stream_deleted_half_way_is_told_for_the_rest(own: Connection) -
     assert 250 <= report.stored < 600
     assert len(report.failures) == 600 - report.stored
     assert all(isinstance(failure.error, NotFoundError) for failure in report.failures)
-    # What was in flight when the stream went away may have got no answer.
+    # A job in flight when the stream was deleted may have got no answer.
     assert sum(not failure.certain for failure in report.failures) <= 50
 
 
-async def test_a_job_whose_first_answer_got_lost_before_the_stream_went_away_may_be_stored(own: Connection) -> None:
+async def test_a_job_whose_first_answer_was_lost_before_the_stream_was_deleted_may_be_stored(own: Connection) -> None:
     sent: list[bytes] = []
 
-    async def keep_silent(message: Msg) -> None:
+    async def answer_nothing(message: Msg) -> None:
         sent.append(message.data)
         await subscription.unsubscribe()
 
-    subscription = await own.client.subscribe(f"{_NAME}.jobs.>", cb=keep_silent)
+    subscription = await own.client.subscribe(f"{_NAME}.jobs.>", cb=answer_nothing)
     report = await publish_prepared(own, _jobs(1), ack_timeout=0.2)
     assert sent == [b"job 0"]
     (failure,) = report.failures
     assert (type(failure.error), failure.certain) == (NotFoundError, False)
 
 
-async def test_a_connection_closed_half_way_ends_the_call_at_once(own: Connection) -> None:
+async def test_a_connection_closed_during_the_call_ends_it_at_once(own: Connection) -> None:
     await make_queue(own, _NAME)
     closing: list[asyncio.Task[None]] = []
 
@@ -210,9 +210,9 @@ async def test_a_connection_that_is_closed_already_publishes_nothing(own: Connec
         await publish_prepared(own, _jobs(1))
 
 
-async def test_a_cancelled_call_leaves_nothing_behind(own: Connection, own_nats: NatsServer) -> None:
+async def test_a_cancelled_call_leaves_no_subscription(own: Connection, own_nats: NatsServer) -> None:
     reached = asyncio.Event()
-    # Somebody listens but never answers, so the call waits.
+    # A subscriber that never answers, so the call waits.
     await own.client.subscribe(f"{_NAME}.jobs.>")
     await own.client.flush()
     (before,) = own_nats.monitor("connz")["connections"]

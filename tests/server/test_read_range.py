@@ -1,4 +1,4 @@
-"""Reading many stored messages at a time."""
+"""Reads ranges of stored messages, and calls coroutine functions concurrently."""
 
 from __future__ import annotations
 
@@ -16,111 +16,111 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
-async def filled(connection: Connection, name: str, subjects: list[str], body: bytes = b"") -> None:
+async def make_stream(connection: Connection, name: str, subjects: list[str], body: bytes = b"") -> None:
     await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": "memory"})
     for number, subject in enumerate(subjects, 1):
         await connection.client.publish(f"{name}.{subject}", body or str(number).encode())
 
-    async def stored() -> bool:
+    async def is_stored() -> bool:
         return await stored_count(connection, name) == len(subjects)
 
-    await eventually(stored)
+    await eventually(is_stored)
 
 
-async def read(
+async def read_sequences(
     connection: Connection, name: str, subject: str = ">", start: int = 1, stop: int | None = None
 ) -> list[int]:
     return [message.sequence async for message in read_range(connection, name, subject, start, stop)]
 
 
 @pytest.mark.parametrize("count", [0, 1, 31, 32, 33, 34, 700])
-async def test_everything_is_read_in_order(connection: Connection, name: str, count: int) -> None:
-    await filled(connection, name, ["a"] * count)
-    assert await read(connection, name) == list(range(1, count + 1))
+async def test_a_whole_stream_is_read_in_order(connection: Connection, name: str, count: int) -> None:
+    await make_stream(connection, name, ["a"] * count)
+    assert await read_sequences(connection, name) == list(range(1, count + 1))
 
 
-async def test_a_part_is_read(connection: Connection, name: str) -> None:
-    await filled(connection, name, ["a"] * 100)
-    assert await read(connection, name, start=40, stop=60) == list(range(40, 61))
-    assert await read(connection, name, start=90) == list(range(90, 101))
-    assert await read(connection, name, start=101) == []
-    assert await read(connection, name, stop=0) == []
-    assert await read(connection, name, start=99, stop=1_000) == [99, 100]
+async def test_a_range_is_read(connection: Connection, name: str) -> None:
+    await make_stream(connection, name, ["a"] * 100)
+    assert await read_sequences(connection, name, start=40, stop=60) == list(range(40, 61))
+    assert await read_sequences(connection, name, start=90) == list(range(90, 101))
+    assert await read_sequences(connection, name, start=101) == []
+    assert await read_sequences(connection, name, stop=0) == []
+    assert await read_sequences(connection, name, start=99, stop=1_000) == [99, 100]
 
 
-async def test_a_filter_and_gaps_leave_out(connection: Connection, name: str) -> None:
-    await filled(connection, name, ["a" if number % 7 == 0 else "b" for number in range(1, 501)])
-    wanted = [number for number in range(1, 501) if number % 7 == 0]
-    assert await read(connection, name, f"{name}.a") == wanted
+async def test_other_subjects_and_deleted_messages_are_skipped(connection: Connection, name: str) -> None:
+    await make_stream(connection, name, ["a" if number % 7 == 0 else "b" for number in range(1, 501)])
+    matching = [number for number in range(1, 501) if number % 7 == 0]
+    assert await read_sequences(connection, name, f"{name}.a") == matching
     for sequence in (*range(1, 60), *range(200, 420), 500):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
     left = [number for number in range(60, 500) if not 200 <= number < 420]
-    assert await read(connection, name) == left
-    assert await read(connection, name, f"{name}.*") == left
-    assert await read(connection, name, f"{name}.a") == [number for number in left if number % 7 == 0]
-    assert await read(connection, name, f"{name}.c") == []
+    assert await read_sequences(connection, name) == left
+    assert await read_sequences(connection, name, f"{name}.*") == left
+    assert await read_sequences(connection, name, f"{name}.a") == [number for number in left if number % 7 == 0]
+    assert await read_sequences(connection, name, f"{name}.c") == []
 
 
-async def test_few_among_many_of_others_take_few_requests(connection: Connection, name: str) -> None:
-    await filled(connection, name, ["a" if number % 500 == 0 else "b" for number in range(1, 5_001)])
+async def test_few_matching_messages_among_many_take_few_requests(connection: Connection, name: str) -> None:
+    await make_stream(connection, name, ["a" if number % 500 == 0 else "b" for number in range(1, 5_001)])
     before = connection.client.stats["out_msgs"]
-    assert await read(connection, name, f"{name}.a") == list(range(500, 5_001, 500))
+    assert await read_sequences(connection, name, f"{name}.a") == list(range(500, 5_001, 500))
     assert connection.client.stats["out_msgs"] - before < 100
 
 
-async def test_many_take_about_one_request_each(connection: Connection, name: str) -> None:
-    await filled(connection, name, ["a"] * 5_000)
+async def test_many_matching_messages_take_about_one_request_each(connection: Connection, name: str) -> None:
+    await make_stream(connection, name, ["a"] * 5_000)
     before = connection.client.stats["out_msgs"]
-    assert len(await read(connection, name)) == 5_000
+    assert len(await read_sequences(connection, name)) == 5_000
     assert connection.client.stats["out_msgs"] - before < 5_100
 
 
 async def test_large_messages_are_read_a_few_at_a_time(connection: Connection, name: str) -> None:
-    await filled(connection, name, ["a"] * 100, b"x" * 700_000)
-    assert await read(connection, name) == list(range(1, 101))
+    await make_stream(connection, name, ["a"] * 100, b"x" * 700_000)
+    assert await read_sequences(connection, name) == list(range(1, 101))
 
 
-async def test_what_is_stored_meanwhile_is_left_for_the_next_time(connection: Connection, name: str) -> None:
-    await filled(connection, name, ["a"] * 50)
-    seen: list[int] = []
+async def test_messages_that_are_stored_during_a_read_are_not_read(connection: Connection, name: str) -> None:
+    await make_stream(connection, name, ["a"] * 50)
+    sequences: list[int] = []
     async for message in read_range(connection, name):
-        seen.append(message.sequence)
+        sequences.append(message.sequence)
         await connection.client.publish(f"{name}.a", b"more")
-    assert seen == list(range(1, 51))
+    assert sequences == list(range(1, 51))
 
 
 async def test_a_missing_stream_is_named(connection: Connection, name: str) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
-        await read(connection, name)
+        await read_sequences(connection, name)
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
-        await read(connection, name, stop=5)
+        await read_sequences(connection, name, stop=5)
 
 
-async def test_so_many_at_a_time_and_no_more() -> None:
-    running = most = 0
+async def test_the_number_of_concurrent_calls_is_bounded() -> None:
+    running = maximum = 0
 
-    async def work(number: int) -> int:
-        nonlocal running, most
+    async def call(number: int) -> int:
+        nonlocal running, maximum
         running += 1
-        most = max(most, running)
+        maximum = max(maximum, running)
         await asyncio.sleep(0)
         running -= 1
         return -number
 
-    assert await map_concurrently(work, range(1_000)) == [-number for number in range(1_000)]
-    assert most == MAX_CONCURRENT
-    assert await map_concurrently(work, ()) == []
+    assert await map_concurrently(call, range(1_000)) == [-number for number in range(1_000)]
+    assert maximum == MAX_CONCURRENT
+    assert await map_concurrently(call, ()) == []
 
 
-async def test_the_first_error_is_raised_when_the_others_have_ended() -> None:
+async def test_the_first_error_is_raised_after_the_other_calls_have_ended() -> None:
     ended: list[int] = []
 
-    async def work(number: int) -> None:
+    async def call(number: int) -> None:
         await asyncio.sleep(0.01 * number)
         ended.append(number)
         if number in (1, 3):
             raise ValueError(str(number))
 
     with pytest.raises(ValueError, match="1"):
-        await map_concurrently(work, range(5))
+        await map_concurrently(call, range(5))
     assert ended == [0, 1, 2, 3, 4]

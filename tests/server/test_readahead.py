@@ -1,4 +1,4 @@
-"""Looking at letters many at a time: the same ones as one by one, for far fewer requests."""
+"""Read-ahead finds the same letters as single reads, with far fewer requests."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ from testbed.queues import make_dead_letters, make_queue, publish_jobs, stored_c
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
-PATIENT = {"consumer": {"ack_wait": "1s"}}
+QUEUE = {"consumer": {"ack_wait": "1s"}}
 
 
-async def scanned(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLetter], list[NotDead], list[int]]:
-    """Look at all letters, parked ones too."""
+async def scan_all(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLetter], list[NotDead], list[int]]:
+    """Scan all letters, parked ones too."""
     scan = await Scan.begin(connection, queue)
     letters: list[DeadLetter] = []
     dismissed: list[NotDead] = []
@@ -42,35 +42,35 @@ async def scanned(connection: Connection, queue: WorkQueue) -> tuple[list[DeadLe
 
 @pytest.mark.parametrize("direct", [True, False])
 async def test_the_same_letters_are_found(connection: Connection, nats: NatsServer, name: str, *, direct: bool) -> None:
-    queue = await make_queue(connection, name, allow_direct=direct, max_age="1h", **PATIENT)
+    queue = await make_queue(connection, name, allow_direct=direct, max_age="1h", **QUEUE)
     await make_dead_letters(connection, queue, map(str, range(300)))
     await make_terminated_letters(connection, queue, map(str, range(30)))
     await publish_raw(nats, f"{name}.jobs.odd", b"Twice: 1\r\nAirflow-Dag-Id: a\xff\r\nTwice: 2", b"odd")
     await make_dead_letters(connection, queue, [])
     await redrive_dead_letters(connection, queue, request_for([1, 2, 301]))
     await redrive_dead_letters(connection, queue, request_for([3, 302], max_redrives=0))
-    plain = await scanned(connection, queue)
-    ahead = await scanned(await read_ahead(connection, queue.name, queue.companion_names()), queue)
+    plain = await scan_all(connection, queue)
+    ahead = await scan_all(await read_ahead(connection, queue.name, queue.companion_names()), queue)
     assert len(plain[0]) == 327
     assert ahead[0] == plain[0]
     assert ahead[1:] == plain[1:]
 
 
-async def test_the_server_is_asked_far_less_often(own_nats: NatsServer, name: str) -> None:
-    asked = []
+async def test_far_fewer_requests_are_sent(own_nats: NatsServer, name: str) -> None:
+    requests = []
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
-        queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+        queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
         await make_dead_letters(connection, queue, map(str, range(1_000)))
-        for way in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
+        for reader in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
             before = own_nats.monitor("varz")["in_msgs"]
-            assert len((await scanned(way, queue))[0]) == 1_000
-            asked.append(own_nats.monitor("varz")["in_msgs"] - before)
-    assert asked[0] > 5_000
-    assert asked[1] < 300
+            assert len((await scan_all(reader, queue))[0]) == 1_000
+            requests.append(own_nats.monitor("varz")["in_msgs"] - before)
+    assert requests[0] > 4_000
+    assert requests[1] < 300
 
 
-async def test_single_reads_are_those_of_the_api(connection: Connection, nats: NatsServer, name: str) -> None:
-    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+async def test_single_reads_equal_those_of_the_api(connection: Connection, nats: NatsServer, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["first"])
     await publish_raw(nats, f"{name}.jobs.odd", b"Nats-Stream: mine\r\nNats-Sequence: 7\r\nA: 1\r\nA: 2", b"\0\xff")
     await publish_raw(nats, f"{name}.jobs.bare", b"", b"")
@@ -84,26 +84,26 @@ async def test_single_reads_are_those_of_the_api(connection: Connection, nats: N
             expected = await next_message(connection, name, sequence, subject)
             assert await next_message(ahead, name, sequence, subject) == expected
     subjects = [f"{name}.jobs.{kind}" for kind in ("plain", "odd", "bare", "none")]
-    found = await asyncio.gather(*(last_message(ahead, name, subject) for subject in [*subjects, *subjects]))
+    last = await asyncio.gather(*(last_message(ahead, name, subject) for subject in [*subjects, *subjects]))
     expected_last = [await last_message(connection, name, subject) for subject in subjects]
-    assert found == [*expected_last, *expected_last]
+    assert last == [*expected_last, *expected_last]
     assert [message.sequence if message else None for message in expected_last] == [6, 2, 3, None]
 
 
-async def test_nothing_older_than_two_seconds_is_given(connection: Connection, name: str) -> None:
-    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+async def test_a_message_is_read_again_after_two_seconds(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
     ahead = await read_ahead(connection, queue.name, queue.companion_names())
     assert await get_message(ahead, name, 1)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1, "no_erase": True})
-    # It was read just before.
+    # It was read less than two seconds before.
     assert await get_message(ahead, name, 1)
     await asyncio.sleep(2.1)
     assert await get_message(ahead, name, 1) is None
 
 
-async def test_one_who_gives_up_takes_nothing_from_the_others(connection: Connection, name: str) -> None:
-    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+async def test_a_cancelled_read_does_not_cancel_the_others(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
     ahead = await read_ahead(connection, queue.name, queue.companion_names())
     reads = [asyncio.create_task(get_message(ahead, name, 1)) for _ in range(2)]
@@ -114,10 +114,8 @@ async def test_one_who_gives_up_takes_nothing_from_the_others(connection: Connec
     assert (await reads[1], await lasts[1]) == (await get_message(connection, name, 1),) * 2
 
 
-async def test_a_stream_that_takes_no_direct_gets_any_more_is_read_all_the_same(
-    connection: Connection, name: str
-) -> None:
-    queue = await make_queue(connection, name, allow_direct=True, **PATIENT)
+async def test_a_stream_that_allows_no_direct_gets_any_more_is_still_read(connection: Connection, name: str) -> None:
+    queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
     ahead = await read_ahead(connection, queue.name, queue.companion_names())
     await change_stream(connection, name, allow_direct=False)

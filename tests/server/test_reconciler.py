@@ -1,4 +1,4 @@
-"""Nobody waits for ever for a job whose end no event tells of."""
+"""The reconciler ends waits for jobs whose end has no event."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
-pytestmark = pytest.mark.usefixtures("often")
+pytestmark = pytest.mark.usefixtures("short_interval")
 
 NO_ADVISORY = "used up its deliveries without an advisory"
 ANY = WaitPolicy(max_dead=None, max_vanished=None)
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.3)
 
 
-async def test_a_job_that_is_acknowledged_without_a_word_vanishes_and_ends_the_wait(
+async def test_a_job_acknowledged_without_a_completion_vanishes_and_ends_the_wait(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abc")
-    waiter = start_waiting(connection, mark, jobs)
+    waiter = start_waiting(connection, cursor, jobs)
     (message,) = await pull_jobs(connection, queue, 1)
     await message.ack_sync()
     (report,) = await wait_reports([waiter])
@@ -60,9 +60,9 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
 ) -> None:
     expiring = {"max_age": "1s", "duplicate_window": "1s"} if how == "expired" else {}
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, **expiring)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(5)))
-    waiter = start_waiting(connection, mark, jobs, ANY)
+    waiter = start_waiting(connection, cursor, jobs, ANY)
     if delivered:
         await pull_jobs(connection, queue, 5)
     if how == "purged":
@@ -76,55 +76,53 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
     assert (report.vanished, report.dead) == (set(jobs), {})
 
 
-async def test_one_that_is_gone_is_found_among_many_that_nobody_takes(connection: Connection, name: str) -> None:
+async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(500)))
-    waiter = start_waiting(connection, mark, jobs)
+    waiter = start_waiting(connection, cursor, jobs)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": jobs[400]})
     (report,) = await wait_reports([waiter])
     assert (report.vanished, len(report.awaited)) == ({jobs[400]}, 499)
 
 
-async def test_one_that_is_gone_is_found_although_another_consumer_has_many_to_deliver(
+async def test_a_job_that_is_gone_is_found_although_another_consumer_has_many_pending(
     connection: Connection, name: str
 ) -> None:
     consumers = [
-        {"name": each, "filter_subject": f"{name}.jobs.{each}", "max_deliver": 1, "ack_wait": "30s"}
-        for each in ("busy", "quiet")
+        {"name": consumer, "filter_subject": f"{name}.jobs.{consumer}", "max_deliver": 1, "ack_wait": "30s"}
+        for consumer in ("busy", "quiet")
     ]
     queue = await make_queue(connection, name, consumers=consumers)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     waiting_for = await publish_jobs(connection, queue, map(str, range(200)), kind="busy")
     jobs = await publish_jobs(connection, queue, "ab", kind="quiet")
-    waiter = start_waiting(connection, mark, [*waiting_for, jobs[0]])
+    waiter = start_waiting(connection, cursor, [*waiting_for, jobs[0]])
     for message in await pull_jobs(connection, queue, 2, consumer="quiet"):
         await message.ack_sync()
     (report,) = await wait_reports([waiter])
     assert (report.vanished, len(report.awaited)) == ({jobs[0]}, 200)
 
 
-async def test_a_death_of_which_no_entry_tells_is_found(connection: Connection, name: str) -> None:
+async def test_a_death_without_an_entry_is_found(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abc")
     for message in await pull_jobs(connection, queue, 2):
         await message.nak()
     await wait_for_entries(connection, queue, 2)
     await connection.api(f"STREAM.PURGE.{name}-dead")
-    waiter = start_waiting(connection, mark, jobs, WaitPolicy(max_dead=1))
+    waiter = start_waiting(connection, cursor, jobs, WaitPolicy(max_dead=1))
     (report,) = await wait_reports([waiter])
     assert (report.dead, report.vanished) == ({1: NO_ADVISORY, 2: NO_ADVISORY}, set())
 
 
-async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_pumped(
-    connection: Connection, name: str
-) -> None:
+async def test_advisories_that_are_due_while_no_worker_pulls_are_triggered(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
-    waiter = start_waiting(connection, mark, jobs, ANY)
-    # The worker dies with them, and no other one comes.
+    waiter = start_waiting(connection, cursor, jobs, ANY)
+    # The worker crashes with the jobs in flight, and no other one starts.
     await pull_jobs(connection, queue, 2)
     assert await stored_count(connection, f"{name}-dead") == 0
     (report,) = await wait_reports([waiter])
@@ -132,13 +130,13 @@ async def test_deaths_that_the_server_keeps_to_itself_while_no_worker_asks_are_p
     assert set(report.dead.values()) <= {"1 deliveries to worker", NO_ADVISORY}
 
 
-async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nats: NatsServer, name: str) -> None:
+async def test_a_death_whose_advisory_was_lost_with_a_killed_server_is_found(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
-        mark = await take_cursor(connection, queue)
+        cursor = await take_cursor(connection, queue)
         jobs = await publish_jobs(connection, queue, map(str, range(50)))
-        waiter = start_waiting(connection, mark, jobs, ANY)
-        # The dead letter queue is away at the moment of their deaths.
+        waiter = start_waiting(connection, cursor, jobs, ANY)
+        # The dead letter queue captures nothing at the moment of their deaths.
         stream = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
         await connection.api(f"STREAM.UPDATE.{name}-dead", stream | {"subjects": [f"{name}.nothing"]})
         for message in await pull_jobs(connection, queue, 50):
@@ -146,7 +144,7 @@ async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nat
         own_nats.kill()
         await asyncio.to_thread(own_nats.restart)
         await eventually(lambda: connection.client.is_connected)
-        # What the crash made undone comes again.
+        # Deliveries that the crash undid are repeated.
         while undone := (await consumer_info(connection, name, CONSUMER))["num_pending"]:
             for message in await pull_jobs(connection, queue, undone):
                 await message.nak()
@@ -155,13 +153,11 @@ async def test_a_death_whose_advisory_went_with_a_killed_server_is_found(own_nat
         assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_jobs_in_flight_and_jobs_for_which_their_turn_has_not_come_stay_awaited(
-    connection: Connection, name: str
-) -> None:
+async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(6)))
-    waiter = start_waiting(connection, mark, jobs, ANY)
+    waiter = start_waiting(connection, cursor, jobs, ANY)
     messages = await pull_jobs(connection, queue, 4)
     await messages[0].nak()
     await messages[1].nak(delay=20)
@@ -174,33 +170,31 @@ async def test_jobs_in_flight_and_jobs_for_which_their_turn_has_not_come_stay_aw
     assert (await wait_reports([waiter]))[0].completed == set(jobs)
 
 
-async def test_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
+async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.01)
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(20)))
     for message in await pull_jobs(connection, queue, 20):
         await message.ack_sync()
-    # Long before the completions that matter there are many others to be read.
+    # Many other completions have to be read before these.
     await store_completions(connection, queue, list(range(1_000, 9_000)))
     await store_completions(connection, queue, jobs)
     now = await take_cursor(connection, queue)
-    keeping = start_waiting(connection, now, [99])
-    found = await wait_reports([start_waiting(connection, mark, [job]) for job in jobs])
-    assert [report.vanished for report in found] == [set()] * len(jobs)
-    assert [report.completed for report in found] == [{job} for job in jobs]
-    keeping.task.cancel()
+    holding = start_waiting(connection, now, [99])
+    reports = await wait_reports([start_waiting(connection, cursor, [job]) for job in jobs])
+    assert [report.vanished for report in reports] == [set()] * len(jobs)
+    assert [report.completed for report in reports] == [{job} for job in jobs]
+    holding.task.cancel()
 
 
-async def test_a_completion_that_comes_after_all_takes_back_that_a_job_has_vanished(
-    connection: Connection, name: str
-) -> None:
+async def test_a_late_completion_of_a_vanished_job_counts(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
-    waiter = start_waiting(connection, mark, jobs, ANY)
+    waiter = start_waiting(connection, cursor, jobs, ANY)
     (message,) = await pull_jobs(connection, queue, 1)
     await message.ack_sync()
     await eventually(lambda: waiter.remaining == [1])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -62,7 +64,9 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
     assert (shown.redriven, shown.parked, shown.failures) == (8, 1, 1)
     told = "the transform raised KeyError: 'customer'; the letter is untouched"
     assert shown.failed == {10: told}
-    reasons = {key[0]: count for key, count in shown.groups.items()}
+    reasons: Counter[str | None] = Counter()
+    for key, group in shown.groups.items():
+        reasons[key[0]] += group.count
     assert reasons == {"max_deliveries": 8, "terminated": 2}
     assert [each["sequence"] for each in shown.sample] == [3, 4, 5, 6, 7]
     first = shown.sample[0]
@@ -95,6 +99,9 @@ async def test_a_preview_groups_by_what_is_asked_for(connection: Connection, nam
     await make_dead_letters(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})
     await make_dead_letters(connection, queue, "c", kind="other")
     shown = await preview(connection, queue, RedriveRequest(), ["dag_id", "subject"])
-    assert shown.groups == {("shop", f"{name}.jobs.plain"): 2, (None, f"{name}.jobs.other"): 1}
+    assert {key: group.count for key, group in shown.groups.items()} == {
+        ("shop", f"{name}.jobs.plain"): 2,
+        (None, f"{name}.jobs.other"): 1,
+    }
     shown = await preview(connection, queue, RedriveRequest(Selection(dag_id="shop")), ["consumer"])
-    assert shown.groups == {("worker",): 2}
+    assert {key: group.count for key, group in shown.groups.items()} == {("worker",): 2}

@@ -6,7 +6,11 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed.queues import make_dead_letters, make_queue
 
 if TYPE_CHECKING:
@@ -30,6 +34,48 @@ def published_subjects(connection: Connection, monkeypatch: pytest.MonkeyPatch) 
     with monkeypatch.context() as patch:
         patch.setattr(connection.client, "_send_publish", record)
         yield subjects
+
+
+async def test_publishing_one_job_takes_at_most_three_requests(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    with published_subjects(connection, monkeypatch) as subjects:
+        report = await publish(connection, queue, [Job(b"x")], subject=f"{name}.jobs.x")
+    assert list(report.sequences) == [1]
+    # What the hook's publish does, too.
+    assert subjects == [f"{name}.jobs.x"]
+
+
+async def test_publishing_one_job_as_a_task_takes_at_most_three_requests(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[])
+    origin, jobs = Origin("dag", "run", "t"), [Job(b"x", f"{name}.jobs.x")]
+    with published_subjects(connection, monkeypatch) as subjects:
+        await operator._publish(connection, queue, jobs, origin, "key")  # noqa: SLF001
+    record = f"published.{name}.key"
+    # Two requests; the two records make a retry, and a cleared task, publish what they should.
+    assert subjects == [f"$JS.API.STREAM.INFO.{name}", record, f"{name}.jobs.x", record]
+
+
+async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_publishes(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[], wait_for_completion=True)
+    origin, job = Origin("dag", "run", "t"), f"{name}.jobs.x"
+
+    async def wait_inline(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(operator, "wait_inline", wait_inline)
+    with published_subjects(connection, monkeypatch) as subjects:
+        await operator._publish(connection, queue, [Job(b"x", job)], origin, "key")  # noqa: SLF001
+    record = f"published.{name}.key"
+    infos = [f"$JS.API.STREAM.INFO.{stream}" for stream in (name, f"{name}-events", f"{name}-dead")]
+    assert subjects == [*infos, record, job, record]
 
 
 async def test_finding_two_dead_letters_takes_at_most_ten_requests(

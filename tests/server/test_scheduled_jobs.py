@@ -1,4 +1,4 @@
-"""Jobs for later, made by the server itself: when they come, what they carry, and what a queue has for them."""
+"""Scheduled jobs, which the server publishes: when, with which headers, and what a queue needs for them."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import pytest
 from nats.js.errors import APIError
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -30,6 +29,7 @@ from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -43,7 +43,7 @@ async def _publish(connection: Connection, queue: WorkQueue, *jobs: Job, origin:
     return report
 
 
-async def test_jobs_come_at_their_time_with_their_headers_and_leave_no_schedule(
+async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their_schedules_removed(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
@@ -61,7 +61,7 @@ async def test_jobs_come_at_their_time_with_their_headers_and_leave_no_schedule(
     assert await stored_count(connection, name) == 3
 
 
-async def test_a_repeated_publishing_of_the_same_task_makes_one_job(connection: Connection, name: str) -> None:
+async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     origin = Origin("dag", "run", "task")
     for _ in range(3):
@@ -72,7 +72,7 @@ async def test_a_repeated_publishing_of_the_same_task_makes_one_job(connection: 
         await pull_jobs(connection, queue, 1, within=1)
 
 
-async def test_a_schedule_that_is_published_after_the_duplicate_window_takes_the_place_of_the_first(
+async def test_a_schedule_published_again_after_the_duplicate_window_replaces_the_first(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True, duplicate_window="100ms")
@@ -87,7 +87,7 @@ async def test_a_schedule_that_is_published_after_the_duplicate_window_takes_the
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_repeated_job_comes_again_and_a_later_schedule_takes_its_place(
+async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_it(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
@@ -122,7 +122,7 @@ async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name
         assert message.data == b"later"
 
 
-async def test_what_comes_of_a_schedule_has_a_copy_and_the_schedule_has_none(connection: Connection, name: str) -> None:
+async def test_a_scheduled_job_has_a_copy_and_its_schedule_has_none(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish(connection, queue, Job(b"later", delay="500ms"), Job(b"never", delay="1d"))
     (message,) = await pull_jobs(connection, queue, 1)
@@ -151,7 +151,7 @@ async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connectio
     assert [letter.body for letter in findings.letters] == [b"poison"]
 
 
-async def test_a_queue_that_exists_gets_schedules_and_keeps_them_when_the_flag_goes(
+async def test_an_existing_queue_gets_schedules_and_keeps_them_when_the_flag_is_dropped(
     connection: Connection, name: str
 ) -> None:
     await make_queue(connection, name)
@@ -165,39 +165,39 @@ async def test_a_queue_that_exists_gets_schedules_and_keeps_them_when_the_flag_g
 
 
 @pytest.mark.parametrize(
-    ("field", "found"),
+    ("field", "message"),
     [
         (
             {"discard": "new"},
             'it has discard "new", and the server allows no schedules with that: declare discard "old"',
         ),
-        ({"deny_purge": True}, "it has deny_purge, which can't be taken back, and the server purges fired schedules"),
+        ({"deny_purge": True}, "it has deny_purge, which can't be reset, and the server purges fired schedules"),
     ],
 )
-async def test_a_queue_that_cannot_have_schedules_is_left_as_it_is(
-    connection: Connection, name: str, field: dict[str, Any], found: str
+async def test_a_queue_that_cannot_have_schedules_is_not_changed(
+    connection: Connection, name: str, field: dict[str, Any], message: str
 ) -> None:
     await make_queue(connection, name, **field)
     before = (await stream_info(connection, name))["config"]
     with pytest.raises(DriftError) as caught:
         await provision(connection, small_queue(name, schedules=True))
-    assert found in str(caught.value)
+    assert message in str(caught.value)
     assert (await stream_info(connection, name))["config"] == before
 
 
-async def test_discard_new_is_given_up_for_schedules_where_that_is_declared(connection: Connection, name: str) -> None:
+async def test_discard_new_is_replaced_for_schedules_where_that_is_declared(connection: Connection, name: str) -> None:
     await make_queue(connection, name, discard="new")
     queue = small_queue(name, schedules=True, discard="old")
     await provision(connection, queue)
     assert (await plan(connection, queue)).changes == ()
 
 
-async def test_a_server_that_would_keep_schedules_for_ever_gets_none(
+async def test_a_server_that_makes_no_jobs_of_schedules_gets_none(
     connection: Connection, name: str, mocker: MockerFixture
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     connection.api_level = 1
-    mocker.patch.object(Connection, "server_version", PropertyMock(return_value=(2, 11, 9)))
+    mocker.patch.object(type(connection), "server_version", PropertyMock(return_value=(2, 11, 9)))
     with pytest.raises(ServerTooOldError, match=r"schedules of work queue .*: expected nats-server 2\.12\.0 or later"):
         await provision(connection, queue)
     with pytest.raises(PublishRefusedError, match=r"expected nats-server 2\.12 or later for '@at .*', found 2\.11\.9"):
@@ -214,7 +214,7 @@ async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: C
         await _publish(connection, queue, Job(b"", "elsewhere.a", delay="1h"))
 
 
-async def test_a_cron_expression_is_meant_in_its_time_zone(connection: Connection, name: str) -> None:
+async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     # On no day of the year the same hour as in UTC, nor half an hour off it.
     zone, now = "Asia/Kathmandu", datetime.now(UTC)
@@ -231,19 +231,19 @@ async def test_a_cron_expression_is_meant_in_its_time_zone(connection: Connectio
         Job(b"misread", id="misread", every=each_second_of(now), time_zone=zone),
         Job(b"unread", id="unread", every=each_second_of(there)),
     )
-    found = {
+    next_times = {
         message.data: (message.headers or {})["Nats-Schedule-Next"] for message in await pull_jobs(connection, queue, 4)
     }
-    assert set(found) == {b"there", b"in UTC"}
-    assert datetime.fromisoformat(found[b"there"]).utcoffset() == timedelta(hours=5, minutes=45)
-    assert datetime.fromisoformat(found[b"in UTC"]).utcoffset() == timedelta()
+    assert set(next_times) == {b"there", b"in UTC"}
+    assert datetime.fromisoformat(next_times[b"there"]).utcoffset() == timedelta(hours=5, minutes=45)
+    assert datetime.fromisoformat(next_times[b"in UTC"]).utcoffset() == timedelta()
 
 
 async def test_a_time_zone_that_only_the_server_does_not_know_is_refused_by_it(
     connection: Connection, name: str, mocker: MockerFixture
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
-    # As on a machine that has no time zones itself.
+    # As on a machine without a time zone database.
     mocker.patch("zoneinfo.ZoneInfo", side_effect=ZoneInfoNotFoundError)
     mocker.patch("zoneinfo.available_timezones", return_value=set())
     with pytest.raises(PublishRefusedError, match="message schedules time zone is invalid"):
@@ -273,14 +273,14 @@ def _crons() -> list[str]:
     return [" ".join(fields) for fields in alone] + [f"0 0 0 {date}" for date in _DATES]
 
 
-async def test_a_cron_expression_is_refused_before_it_is_sent_just_where_the_server_would(
+async def test_a_cron_expression_is_refused_exactly_where_the_server_would_refuse_it(
     connection: Connection, name: str
 ) -> None:
     await make_queue(connection, name, schedules=True)
     publish = connection.client.jetstream().publish
-    ours = {cron: cron_problem(cron.split()) is None for cron in _crons()}
+    valid = {cron: cron_problem(cron.split()) is None for cron in _crons()}
     codes: dict[str, int | None] = {}
-    for number, cron in enumerate(ours):
+    for number, cron in enumerate(valid):
         headers = {"Nats-Schedule": cron, "Nats-Schedule-Target": f"{name}.jobs.a"}
         try:
             await publish(f"scheduled.{name}.every.{number}", b"", headers=headers)
@@ -289,7 +289,7 @@ async def test_a_cron_expression_is_refused_before_it_is_sent_just_where_the_ser
             codes[cron] = error.err_code
     assert set(codes.values()) == {None, 10189}
     servers = {cron: code is None for cron, code in codes.items()}
-    # The one form that only the server takes.
+    # The one form that only the server accepts.
     lenient = {cron for cron in servers if "+5" in cron.split()}
-    assert {cron for cron in ours if ours[cron] != servers[cron]} <= lenient
+    assert {cron for cron in valid if valid[cron] != servers[cron]} <= lenient
     assert 50 < sum(servers.values()) < len(servers) - 50

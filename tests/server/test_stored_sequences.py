@@ -1,8 +1,8 @@
-"""Which messages a stream holds, and counting letters by it."""
+"""Reads which sequences a stream stores, and counts dead letters by them."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -14,40 +14,42 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from testbed.queues import make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 
-async def test_what_a_stream_holds_is_known_without_getting_it(
+async def test_stored_sequences_are_read_without_messages(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
-    found = await stored_sequences(connection, name)
-    assert (0 in found, 1 in found, found.exact) == (False, False, True)
+    stored = await stored_sequences(connection, name)
+    assert (0 in stored, 1 in stored, stored.exact) == (False, False, True)
     await publish_jobs(connection, queue, "abcdefg")
-    for gone in (1, 2, 4, 7):
-        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
-    found = await stored_sequences(connection, name)
-    assert ([each for each in range(10) if each in found], found.exact) == ([3, 5, 6], True)
+    for sequence in (1, 2, 4, 7):
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
+    stored = await stored_sequences(connection, name)
+    assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 5, 6], True)
     monkeypatch.setattr(stream_api, "_MAX_DELETED", 0)
-    found = await stored_sequences(connection, name)
-    assert ([each for each in range(10) if each in found], found.exact) == ([3, 4, 5, 6, 7], False)
+    stored = await stored_sequences(connection, name)
+    assert ([sequence for sequence in range(10) if sequence in stored], stored.exact) == ([3, 4, 5, 6, 7], False)
 
 
 @pytest.mark.parametrize("counted", ["by sequences", "one by one"])
 @pytest.mark.parametrize("busy", [False, True])
-async def test_letters_are_counted_alike_by_sequences_and_one_by_one(
+async def test_letters_are_counted_equally_by_sequences_and_one_by_one(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, counted: str, *, busy: bool
 ) -> None:
     if counted == "one by one":
 
-        async def too_many(connection: Connection, stream: str) -> SequenceSet:
-            found = await stored_sequences(connection, stream)
-            return SequenceSet(found.first, found.last, exact=False)
+        async def inexact(connection: Connection, stream: str, state: Mapping[str, Any] | None = None) -> SequenceSet:
+            stored = await stored_sequences(connection, stream, state)
+            return SequenceSet(stored.first, stored.last, exact=False)
 
-        monkeypatch.setattr(reconciliation, "stored_sequences", too_many)
+        monkeypatch.setattr(reconciliation, "stored_sequences", inexact)
     queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
     await make_dead_letters(connection, queue, "abcdefgh")
-    # One finished late after all, one deleted, and one nobody told of; one more is in a worker's hands.
+    # One was acknowledged late, one deleted, one has no entry; one more is in flight.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3, "no_erase": True})
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 8, "no_erase": True})
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 5, "no_erase": True})

@@ -1,4 +1,4 @@
-"""Nothing of a stream is skipped, whatever becomes of the messages on their way."""
+"""A stream tail skips no message, whatever is lost on the connection."""
 
 from __future__ import annotations
 
@@ -23,18 +23,18 @@ if TYPE_CHECKING:
 TAIL = "airflow_provider_jetstream.jetstream.waiting.stream_tail"
 
 
-async def test_what_the_client_drops_as_a_slow_consumer_is_read_again_the_last_of_a_burst_too(
+async def test_messages_that_the_client_drops_as_a_slow_consumer_are_read_again(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{TAIL}._PULL", b'{"batch": 500, "expires": 30000000000, "idle_heartbeat": 100000000}')
     monkeypatch.setattr(f"{TAIL}._RETRY_PAUSE", 0.01)
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(200)))
     async with connect(settings) as slow:
         subscribe = partial(slow.client.subscribe, pending_msgs_limit=20)
         monkeypatch.setattr(slow.client, "subscribe", subscribe)
-        waiter = start_waiting(slow, mark, jobs)
+        waiter = start_waiting(slow, cursor, jobs)
         await eventually(lambda: consumer_names(connection, f"{name}-events"))
         await store_completions(connection, queue, jobs)
         (report,) = await wait_reports([waiter], within=14)
@@ -43,13 +43,11 @@ async def test_what_the_client_drops_as_a_slow_consumer_is_read_again_the_last_o
     assert waiter.remaining == list(range(200))[::-1]
 
 
-async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended(
-    connection: Connection, name: str
-) -> None:
+async def test_a_deleted_consumer_is_replaced_at_its_position(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(300)))
-    waiter = start_waiting(connection, mark, jobs)
+    waiter = start_waiting(connection, cursor, jobs)
     events = f"{name}-events"
 
     async def delete() -> None:
@@ -71,12 +69,12 @@ async def test_a_consumer_that_is_deleted_by_somebody_is_replaced_where_it_ended
     assert waiter.remaining == list(range(300))[::-1]
 
 
-async def test_more_ends_than_one_request_asks_for_are_read(connection: Connection, name: str) -> None:
+async def test_more_ends_than_fit_one_pull_request_are_read(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = list(range(1, 2_002))
     await store_completions(connection, queue, jobs[:1_000])
-    waiter = start_waiting(connection, mark, jobs)
+    waiter = start_waiting(connection, cursor, jobs)
     await eventually(lambda: len(waiter.remaining) == 1_000)
     await store_completions(connection, queue, jobs[1_000:])
     assert (await wait_reports([waiter]))[0].completed == set(jobs)

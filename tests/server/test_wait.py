@@ -35,69 +35,67 @@ if TYPE_CHECKING:
 
 
 async def wait_within(
-    connection: Connection, mark: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
+    connection: Connection, cursor: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
 ) -> WaitReport:
     async with asyncio.timeout(within):
-        return await wait(connection, mark, sequences, policy=WaitPolicy(max_dead=max_dead))
+        return await wait(connection, cursor, sequences, policy=WaitPolicy(max_dead=max_dead))
 
 
-async def test_jobs_that_a_worker_does_before_and_while_one_waits_are_completed(
+async def test_jobs_that_a_worker_finishes_before_and_during_the_wait_are_completed(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     async with running_worker(Worker(queue, "worker", lambda job: job.attempt, settings)):
         early = await publish_jobs(connection, queue, ["early"])
-        assert (await wait_within(connection, mark, early)).completed == {1}
-        waiting = asyncio.create_task(wait_within(connection, mark, [1, 2, 3]))
+        assert (await wait_within(connection, cursor, early)).completed == {1}
+        waiting = asyncio.create_task(wait_within(connection, cursor, [1, 2, 3]))
         await publish_jobs(connection, queue, ["during", "later"])
         report = await waiting
     assert (report.completed, report.awaited, report.dead) == ({1, 2, 3}, set(), {})
     assert report.as_json()["completed_sequences"] == [(1, 3)]
 
 
-async def test_progress_is_told_after_each_end(connection: Connection, name: str) -> None:
+async def test_progress_is_reported_after_each_end(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "abc")
     seen: list[int] = []
     for sequence in sequences:
         await store_completion(connection, queue, sequence)
-    await wait(connection, mark, sequences, progress=lambda report: seen.append(len(report.completed)))
+    await wait(connection, cursor, sequences, progress=lambda report: seen.append(len(report.completed)))
     assert seen == [1, 2, 3]
 
 
-async def test_who_joins_late_learns_of_ends_from_before_the_mark_by_reading_from_the_beginning(
-    connection: Connection, name: str
-) -> None:
+async def test_a_cursor_from_the_start_reads_ends_stored_before_it_was_taken(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
     sequences = await publish_jobs(connection, queue, "ab")
     for sequence in sequences:
         await store_completion(connection, queue, sequence)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     with pytest.raises(TimeoutError):
-        await wait_within(connection, mark, sequences, within=0.3)
-    assert (await wait_within(connection, mark.from_start(), sequences)).completed == set(sequences)
+        await wait_within(connection, cursor, sequences, within=0.3)
+    assert (await wait_within(connection, cursor.from_start(), sequences)).completed == set(sequences)
 
 
 async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or_not_at_all(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     await publish_jobs(connection, queue, "abc")
     for sequence in (2, 1, 1, 3):
         await store_completion(connection, queue, sequence)
-    report = await wait_within(connection, mark, [1, 3])
+    report = await wait_within(connection, cursor, [1, 3])
     assert (report.completed, report.awaited) == ({1, 3}, set())
 
 
 async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = await make_dead_letters(connection, queue, ["poison"])
     still_waiting = await publish_jobs(connection, queue, ["good"])
-    report = await wait_within(connection, mark, [*sequences, *still_waiting])
+    report = await wait_within(connection, cursor, [*sequences, *still_waiting])
     assert report.dead == {1: "2 deliveries to worker"}
     assert (report.completed, report.awaited) == (set(), {2})
     assert report.as_json()["dead_reasons"] == {1: "2 deliveries to worker"}
@@ -110,35 +108,35 @@ async def test_a_terminated_job_is_dead_with_its_reason(
     connection: Connection, name: str, answer: bytes, reason: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, ["hopeless"])
     (message,) = await pull_jobs(connection, queue, 1)
     await connection.client.publish(message.reply, answer)
-    assert (await wait_within(connection, mark, sequences)).dead == {1: f"terminated by worker: {reason}"}
+    assert (await wait_within(connection, cursor, sequences)).dead == {1: f"terminated by worker: {reason}"}
 
 
-async def test_a_job_deleted_in_flight_is_not_taken_for_terminated(connection: Connection, name: str) -> None:
+async def test_a_job_deleted_in_flight_does_not_count_as_terminated(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, ["deleted", "good"])
     await pull_jobs(connection, queue, 2)
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     await store_completion(connection, queue, 2)
     with pytest.raises(TimeoutError):
-        await wait_within(connection, mark, sequences, within=0.5)
-    assert (await wait_within(connection, mark, [2])).completed == {2}
+        await wait_within(connection, cursor, sequences, within=0.5)
+    assert (await wait_within(connection, cursor, [2])).completed == {2}
 
 
 @pytest.mark.parametrize(("max_dead", "awaited"), [(0, {5}), (2, {5}), (3, set()), (None, set())])
-async def test_so_many_dead_letters_are_put_up_with(
+async def test_the_policy_accepts_dead_letters_up_to_its_limit(
     connection: Connection, name: str, max_dead: int | None, awaited: set[int]
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     died = await make_dead_letters(connection, queue, "abc")
     assert died == [1, 2, 3]
     good = await publish_jobs(connection, queue, "de")
-    waiting = asyncio.create_task(wait_within(connection, mark, [*died, *good], max_dead))
+    waiting = asyncio.create_task(wait_within(connection, cursor, [*died, *good], max_dead))
     await store_completion(connection, queue, 4)
     if not awaited:
         await store_completion(connection, queue, 5)
@@ -149,9 +147,9 @@ async def test_so_many_dead_letters_are_put_up_with(
     assert bool(report.awaited) == bool(awaited)
 
 
-async def test_a_job_that_was_finished_after_its_death_counts_as_completed(connection: Connection, name: str) -> None:
+async def test_a_dead_letter_that_is_completed_later_counts_as_completed(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     sequences = [
         *await make_dead_letters(connection, queue, ["slow"]),
         *await publish_jobs(connection, queue, ["last"]),
@@ -160,7 +158,7 @@ async def test_a_job_that_was_finished_after_its_death_counts_as_completed(conne
     waiting = asyncio.create_task(
         wait(
             connection,
-            mark,
+            cursor,
             sequences,
             policy=WaitPolicy(max_dead=None),
             progress=lambda report: seen.append({*report.dead}),
@@ -176,7 +174,7 @@ async def test_a_job_that_was_finished_after_its_death_counts_as_completed(conne
     assert (report.completed, report.dead) == ({1, 2}, {})
 
 
-async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_finished_since(
+async def test_a_later_waiter_does_not_fail_over_a_dead_letter_that_was_completed(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -184,11 +182,11 @@ async def test_who_joins_late_does_not_give_up_over_the_death_of_a_job_that_was_
         *await make_dead_letters(connection, queue, ["slow"]),
         *await publish_jobs(connection, queue, map(str, range(50))),
     ]
-    # Its completion comes last of all, long after its death in the order of reading.
+    # Its completion is read last, long after its death.
     for sequence in reversed(sequences):
         await store_completion(connection, queue, sequence)
-    mark = (await take_cursor(connection, queue)).from_start()
-    report = await wait_within(connection, mark, sequences)
+    cursor = (await take_cursor(connection, queue)).from_start()
+    report = await wait_within(connection, cursor, sequences)
     assert (report.completed, report.dead) == (set(sequences), {})
 
 
@@ -199,27 +197,27 @@ async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connect
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
     assert await publish_jobs(connection, queue, ["new", "newer"]) == old
-    mark = (await take_cursor(connection, queue)).from_start()
+    cursor = (await take_cursor(connection, queue)).from_start()
     with pytest.raises(TimeoutError):
-        await wait_within(connection, mark, [1, 2], within=0.5)
+        await wait_within(connection, cursor, [1, 2], within=0.5)
     # A death counts although the earlier stream's completion has the same subject.
     await exhaust_deliveries(connection, queue, 2)
-    assert (await wait_within(connection, mark, [1, 2], None)).dead.keys() == {1, 2}
+    assert (await wait_within(connection, cursor, [1, 2], None)).dead.keys() == {1, 2}
     await store_completion(connection, queue, 1)
     await store_completion(connection, queue, 2)
-    assert (await wait_within(connection, mark, [1, 2])).completed == {1, 2}
+    assert (await wait_within(connection, cursor, [1, 2])).completed == {1, 2}
 
 
-async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
+async def test_a_wait_survives_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name)
-        mark = await take_cursor(connection, queue)
+        cursor = await take_cursor(connection, queue)
         sequences = await publish_jobs(connection, queue, "ab")
         seen: list[int] = []
         waiting = asyncio.create_task(
             wait(
                 connection,
-                mark,
+                cursor,
                 sequences,
                 policy=WaitPolicy(max_dead=None),
                 progress=lambda report: seen.append(len(report.awaited)),
@@ -240,7 +238,7 @@ async def test_a_wait_goes_on_over_a_restart_of_the_server(own_nats: NatsServer,
     assert (report.completed, list(report.dead)) == ({1}, [2])
 
 
-async def test_a_queue_without_events_is_told_what_to_declare(connection: Connection, name: str) -> None:
+async def test_a_queue_without_events_is_refused_with_what_to_declare(connection: Connection, name: str) -> None:
     queue = small_queue(name, events=None)
     with pytest.raises(QueueDeclarationError, match="expected events, so that completions are stored and can be wait"):
         await take_cursor(connection, queue)
@@ -258,29 +256,29 @@ async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retentio
     connection: Connection, name: str
 ) -> None:
     handler = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
-    letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}
-    queue = await make_queue(connection, name, deny_delete=True, dead_letters=letters)
-    mark = await take_cursor(connection, queue)
+    dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}
+    queue = await make_queue(connection, name, deny_delete=True, dead_letters=dead_letters)
+    cursor = await take_cursor(connection, queue)
     sequences = await make_dead_letters(connection, queue, "ab")
-    assert (await wait_within(connection, mark, sequences, None)).dead.keys() == {1, 2}
+    assert (await wait_within(connection, cursor, sequences, None)).dead.keys() == {1, 2}
 
 
-async def test_a_finished_wait_leaves_no_subscription_behind(own_nats: NatsServer, name: str) -> None:
+async def test_a_finished_wait_leaves_no_subscription(own_nats: NatsServer, name: str) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,)})) as connection:
         queue = await make_queue(connection, name)
-        mark = await take_cursor(connection, queue)
+        cursor = await take_cursor(connection, queue)
         await publish_jobs(connection, queue, "a")
 
         def subscribed() -> bool:
             listed = own_nats.monitor("connz?subs=1")["connections"][0].get("subscriptions_list", [])
             return any(subject.startswith("_INBOX.") for subject in listed if not subject.endswith(".*"))
 
-        waiting = asyncio.create_task(wait_within(connection, mark, [1]))
+        waiting = asyncio.create_task(wait_within(connection, cursor, [1]))
         await eventually(subscribed)
         await store_completion(connection, queue, 1)
         await waiting
         await eventually(lambda: not subscribed())
-        cancelled = asyncio.create_task(wait_within(connection, mark, [2]))
+        cancelled = asyncio.create_task(wait_within(connection, cursor, [2]))
         await eventually(subscribed)
         cancelled.cancel()
         await asyncio.wait([cancelled])

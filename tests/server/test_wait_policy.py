@@ -1,4 +1,4 @@
-"""What a wait brings home, and when it is over before every job has ended."""
+"""Results of a wait, and waits that end before every job has ended."""
 
 from __future__ import annotations
 
@@ -39,17 +39,17 @@ if TYPE_CHECKING:
 
 
 async def cancel(connection: Connection, queue: WorkQueue, sequence: int) -> None:
-    """Store what a worker stores of a cancelled job."""
+    """Store the end of a cancelled job as a worker does."""
     await store_completion(
         connection, queue, sequence, type="io.airflow.jetstream.v1.cancelled", why="wrong price", by="ann"
     )
 
 
-async def test_what_handlers_return_comes_back_by_job_id(
+async def test_results_of_handlers_are_reported_by_job_id(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = [
         (await publish_jobs(connection, queue, ["x"], headers={"Job-Id": f"order-{number}"}))[0] for number in range(3)
     ]
@@ -59,7 +59,7 @@ async def test_what_handlers_return_comes_back_by_job_id(
         return None if job.body == b"nothing" else {"sequence": job.sequence, "worked": [True, 0.5, "ä"]}
 
     async with running_worker(Worker(queue, "worker", handle, settings)):
-        (report,) = await wait_reports([start_waiting(connection, mark, jobs)])
+        (report,) = await wait_reports([start_waiting(connection, cursor, jobs)])
     assert report.completed == set(jobs)
     expected = {f"order-{number}": number + 1 for number in range(3)}
     assert {key: value["sequence"] for key, value in report.results.items() if key in expected} == expected
@@ -68,37 +68,37 @@ async def test_what_handlers_return_comes_back_by_job_id(
     assert report.as_json()["results_left_out"] == 0
 
 
-async def test_results_are_limited_together_and_those_left_out_are_counted(connection: Connection, name: str) -> None:
+async def test_the_size_of_all_results_is_limited_and_omitted_ones_are_counted(
+    connection: Connection, name: str
+) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(100)))
     await asyncio.gather(
         *(store_completion(connection, queue, job, result="r" * 1_000, job_id=f"j{job}") for job in jobs)
     )
-    report = await wait(connection, mark, jobs)
+    report = await wait(connection, cursor, jobs)
     # 64 KiB hold so many strings of 1,002 bytes in JSON.
     assert list(report.results) == [f"j{job}" for job in jobs[:65]]
     assert (len(report.completed), report.results_left_out) == (100, 35)
 
 
-async def test_the_result_of_a_job_that_was_finished_before_its_waiter_joined_comes_too(
-    connection: Connection, name: str
-) -> None:
+async def test_the_result_of_a_job_completed_before_the_wait_is_reported_too(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abc")
-    keeping = start_waiting(connection, await take_cursor(connection, queue), [99])
+    holding = start_waiting(connection, await take_cursor(connection, queue), [99])
     await store_completion(connection, queue, jobs[0], result=1)
     await store_completion(connection, queue, jobs[1], result={"a": None})
     await store_completion(connection, queue, jobs[2])
     for _ in range(2):
-        report = await wait(connection, mark, jobs)
+        report = await wait(connection, cursor, jobs)
         assert report.results == {"1": 1, "2": {"a": None}}
-    keeping.task.cancel()
+    holding.task.cancel()
 
 
 @pytest.mark.parametrize(
-    ("tolerance", "ends", "left", "error"),
+    ("policy", "ends", "awaited", "error"),
     [
         (WaitPolicy(), "completed cancelled", 3, JobsCancelledError),
         (WaitPolicy(max_cancelled=1), "cancelled completed cancelled", 2, JobsCancelledError),
@@ -112,40 +112,42 @@ async def test_the_result_of_a_job_that_was_finished_before_its_waiter_joined_co
         (WaitPolicy(min_completed=5), "completed completed completed completed completed", 0, None),
     ],
 )
-async def test_waiting_ends_with_the_end_that_decides(
+async def test_waiting_stops_at_the_end_that_decides_the_outcome(
     connection: Connection,
     name: str,
-    tolerance: WaitPolicy,
+    policy: WaitPolicy,
     ends: str,
-    left: int,
+    awaited: int,
     error: type[TerminalError] | None,
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abcde")
-    waiter = start_waiting(connection, mark, jobs, tolerance)
+    waiter = start_waiting(connection, cursor, jobs, policy)
     for number, (job, end) in enumerate(zip(jobs, ends.split(), strict=False), 1):
         assert not waiter.task.done()
         await (cancel(connection, queue, job) if end == "cancelled" else store_completion(connection, queue, job))
         await eventually(lambda number=number: len(waiter.remaining) == number)
     (report,) = await wait_reports([waiter])
-    assert len(report.awaited) == left
-    assert type(tolerance.violation(report.as_json())) is (error or type(None))
+    assert len(report.awaited) == awaited
+    assert type(policy.violation(report.as_json())) is (error or type(None))
     if report.cancelled:
         assert set(report.cancelled.values()) == {"ann: wrong price"}
 
 
-async def test_any_of_many_is_enough_though_the_others_die_and_are_not_waited_for(
+async def test_one_completion_of_many_is_enough_and_the_others_are_not_awaited(
     connection: Connection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abcde")
-    any_one, two, five = (start_waiting(connection, mark, jobs, WaitPolicy(min_completed=least)) for least in (1, 2, 5))
+    any_one, two, five = (
+        start_waiting(connection, cursor, jobs, WaitPolicy(min_completed=least)) for least in (1, 2, 5)
+    )
     for message in await pull_jobs(connection, queue, 3):
         await message.nak()
     await wait_for_entries(connection, queue, 3)
-    # One death is enough to make five out of five impossible.
+    # One death makes five completions of five jobs impossible.
     (impossible,) = await wait_reports([five])
     assert len(impossible.dead) >= 1
     await eventually(lambda: len(any_one.remaining) == 3)
@@ -158,15 +160,15 @@ async def test_any_of_many_is_enough_though_the_others_die_and_are_not_waited_fo
     assert both.completed == set(jobs[3:])
 
 
-async def test_dead_and_vanished_jobs_beyond_what_is_allowed_end_the_wait(
+async def test_dead_and_vanished_jobs_beyond_the_limit_end_the_wait(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abcd")
-    strict = start_waiting(connection, mark, jobs, WaitPolicy(max_vanished=1))
-    lenient = start_waiting(connection, mark, jobs, WaitPolicy(max_vanished=None, max_dead=0))
+    strict = start_waiting(connection, cursor, jobs, WaitPolicy(max_vanished=1))
+    lenient = start_waiting(connection, cursor, jobs, WaitPolicy(max_vanished=None, max_dead=0))
     for job in jobs[:2]:
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": job})
     (vanished,) = await wait_reports([strict])
@@ -178,9 +180,9 @@ async def test_dead_and_vanished_jobs_beyond_what_is_allowed_end_the_wait(
     assert type(WaitPolicy(max_vanished=None).violation(dead.as_json())) is JobsDeadError
 
 
-async def test_a_wait_that_is_over_from_the_start_reads_nothing(connection: Connection, name: str) -> None:
+async def test_a_wait_whose_outcome_is_decided_reads_nothing(connection: Connection, name: str) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
-    assert await wait(connection, mark, []) == WaitReport(set())
+    cursor = await take_cursor(connection, queue)
+    assert await wait(connection, cursor, []) == WaitReport(set())
     await store_completions(connection, queue, [1])
-    assert (await wait(connection, mark, [1, 2], policy=WaitPolicy(min_completed=3))).completed == set()
+    assert (await wait(connection, cursor, [1, 2], policy=WaitPolicy(min_completed=3))).completed == set()

@@ -24,18 +24,18 @@ if TYPE_CHECKING:
 
 
 class Gate:
-    """A handler that holds its jobs until it is opened, and remembers them."""
+    """A handler that records its jobs and waits until it is opened."""
 
     def __init__(self) -> None:
         self.open = asyncio.Event()
         self.jobs: list[Delivery] = []
         self.running = 0
-        self.most = 0
+        self.max_running = 0
 
     async def handle(self, job: Delivery) -> None:
         self.jobs.append(job)
         self.running += 1
-        self.most = max(self.most, self.running)
+        self.max_running = max(self.max_running, self.running)
         await self.open.wait()
         self.running -= 1
 
@@ -57,8 +57,8 @@ def dead(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
 async def completion(connection: Connection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
     message = await next_message(connection, f"{queue.name}-events", 1, f"completed.{queue.name}.worker.{sequence}")
     assert message is not None
-    found: dict[str, Any] = json.loads(message.data)
-    return found
+    event: dict[str, Any] = json.loads(message.data)
+    return event
 
 
 async def in_flight(connection: Connection, queue: WorkQueue) -> int:
@@ -84,7 +84,7 @@ async def test_a_job_reaches_its_handler_with_everything_that_was_published(
 
 
 @pytest.mark.parametrize("concurrency", [1, 3])
-async def test_no_more_jobs_are_pulled_than_there_are_free_slots(
+async def test_no_more_jobs_are_pulled_than_can_be_started(
     connection: Connection, settings: ConnectionSettings, name: str, concurrency: int
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
@@ -92,27 +92,27 @@ async def test_no_more_jobs_are_pulled_than_there_are_free_slots(
     gate = Gate()
     async with running_worker(Worker(queue, "worker", gate.handle, settings, concurrency=concurrency)):
         await eventually(lambda: gate.running == concurrency)
-        # Longer than one pull takes.
+        # Longer than one pull request is open.
         for _ in range(30):
             assert await in_flight(connection, queue) <= concurrency
             await asyncio.sleep(0.05)
         gate.open.set()
         await eventually(empty(connection, queue))
-    assert (gate.most, len(gate.jobs)) == (concurrency, 10)
+    assert (gate.max_running, len(gate.jobs)) == (concurrency, 10)
 
 
-async def test_plain_functions_run_side_by_side_in_threads_however_many_slots_there_are(
+async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     # More than the threads that asyncio's own pool has on a small machine.
     slots = 40
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, ["alone"])
-    together = threading.Barrier(slots)
+    barrier = threading.Barrier(slots)
 
     def handle(job: Delivery) -> str:
         if job.body != b"alone":
-            together.wait(timeout=8)
+            barrier.wait(timeout=8)
         return threading.current_thread().name
 
     async with running_worker(Worker(queue, "worker", handle, settings, concurrency=slots)):
@@ -123,7 +123,7 @@ async def test_plain_functions_run_side_by_side_in_threads_however_many_slots_th
     assert len(names) == slots
 
 
-async def test_a_job_starts_at_once_even_where_more_slots_are_free(
+async def test_a_job_starts_at_once_even_where_more_could_be_started(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -157,7 +157,7 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
     first, second, third = attempts
     assert 0.3 <= second - first < 0.7
     assert 0.8 <= third - second < 1.2
-    # Not after the last backoff.
+    # Earlier than the last backoff.
     assert died - third < 1.5
     assert await stored_count(connection, f"{name}-events") == 0
 
@@ -175,11 +175,11 @@ async def test_a_failure_without_backoff_is_tried_again_at_once(
     async with running_worker(Worker(queue, "worker", fail_twice, settings)):
         await publish_jobs(connection, queue, ["a"])
         await eventually(empty(connection, queue), within=3)
-    found = await completion(connection, queue, 1)
-    assert (found["result"], found["deliveries"]) == (3, 3)
+    event = await completion(connection, queue, 1)
+    assert (event["result"], event["deliveries"]) == (3, 3)
 
 
-async def test_a_completion_is_stored_with_its_worker_result_and_an_id_of_its_own(
+async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_id(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -187,9 +187,9 @@ async def test_a_completion_is_stored_with_its_worker_result_and_an_id_of_its_ow
     async with running_worker(Worker(queue, "worker", lambda _: result, settings, name="worker-7")):
         await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "order-1"})
         await eventually(empty(connection, queue))
-    found = await completion(connection, queue, 1)
-    assert found.pop("timestamp")
-    assert found == {
+    event = await completion(connection, queue, 1)
+    assert event.pop("timestamp")
+    assert event == {
         "id": "order-1",
         "type": "io.airflow.jetstream.v1.completion",
         "stream": name,
@@ -205,7 +205,7 @@ async def test_a_completion_is_stored_with_its_worker_result_and_an_id_of_its_ow
     assert (message.header("Nats-Msg-Id") or "").startswith(f"done:{name}:1:")
 
 
-async def test_a_job_gets_its_report_on_its_own_advisory_subject_as_well(
+async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -217,7 +217,7 @@ async def test_a_job_gets_its_report_on_its_own_advisory_subject_as_well(
     assert report == await completion(connection, queue, 1)
 
 
-async def test_the_trace_of_a_job_reaches_its_handler_and_goes_on_with_its_completion(
+async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
@@ -236,7 +236,7 @@ async def test_the_trace_of_a_job_reaches_its_handler_and_goes_on_with_its_compl
     assert report.headers == trace
 
 
-async def test_an_advisory_subject_that_is_none_does_not_make_the_job_fail(
+async def test_an_invalid_advisory_subject_does_not_fail_the_job(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name)
@@ -258,7 +258,7 @@ async def test_without_events_a_job_is_done_and_no_completion_is_stored(
 
 
 @pytest.mark.parametrize(
-    ("result", "told"),
+    ("result", "message"),
     [(object(), "Unable to serialize unknown type"), ("x" * 2_000_000, "return a reference instead of the data")],
     ids=["no JSON", "too large"],
 )
@@ -267,7 +267,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(
     settings: ConnectionSettings,
     name: str,
     result: object,
-    told: str,
+    message: str,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
@@ -275,7 +275,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(
     async with running_worker(Worker(queue, "worker", lambda _: result, settings)):
         await publish_jobs(connection, queue, ["a"])
         await eventually(dead(connection, queue), within=3)
-    assert told in caplog.text
+    assert message in caplog.text
 
 
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration("end"), KeyboardInterrupt()], ids=repr)
@@ -295,7 +295,7 @@ async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
     assert (await completion(connection, queue, 1))["deliveries"] == 2
 
 
-async def test_a_redriven_job_is_done_like_any_other(
+async def test_a_redriven_job_is_completed_like_any_other(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)

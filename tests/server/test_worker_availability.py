@@ -1,4 +1,4 @@
-"""How a worker of several lanes waits: without polling, whatever happens to its consumers and to the server."""
+"""A worker with several consumers waits without polling, whatever happens to its consumers and to the server."""
 
 from __future__ import annotations
 
@@ -35,19 +35,19 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
-WATCHED = 3.0
+WATCHED_SECONDS = 3.0
 
 
 @pytest.fixture
 def cluster() -> Iterator[NatsCluster]:
-    """Three servers that the test may kill and restart."""
+    """A cluster that the test may kill and restart."""
     with NatsCluster() as servers:
         yield servers
 
 
 def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
     async def is_empty() -> bool:
-        # What is asked while a leader is missing may never be answered.
+        # A request while a leader is missing may never be answered.
         with suppress(TransientError):
             return not await stored_count(connection, queue.name)
         return False
@@ -55,13 +55,13 @@ def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
     return is_empty
 
 
-async def requests_while_watched(connection: Connection, *sources: ConsumerRef) -> int:
-    async with record_pull_requests(connection, *sources) as heard:
-        await asyncio.sleep(WATCHED)
-        return len(heard)
+async def count_requests(connection: Connection, *refs: ConsumerRef) -> int:
+    async with record_pull_requests(connection, *refs) as requests:
+        await asyncio.sleep(WATCHED_SECONDS)
+        return len(requests)
 
 
-async def test_an_idle_worker_asks_each_consumer_once_a_second(
+async def test_an_idle_worker_sends_one_request_a_second_to_each_consumer(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
@@ -69,47 +69,47 @@ async def test_an_idle_worker_asks_each_consumer_once_a_second(
     async with running_worker(Worker(high.queue, HIGH, jobs.append, settings, fallbacks=[LOW], concurrency=9)):
         await publish_jobs(connection, low.queue, ["a"], kind=LOW)
         await eventually(lambda: len(jobs) == 1)
-        # A look every 100 ms would be more than thirty.
-        assert 4 <= await requests_while_watched(connection, high, low) <= 8
+        # Polling every 100 ms would take more than thirty requests.
+        assert 4 <= await count_requests(connection, high, low) <= 8
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (0, 1)
 
 
-async def test_a_lane_with_as_many_jobs_in_flight_as_it_may_have_is_left_in_peace_until_one_ends(
+async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_ends(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A request that the server leaves unanswered would keep the worker from the other lane for that long.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.fetcher.EXPIRES", 60)
+    # A request that the server leaves unanswered would keep the worker from the other consumer for that long.
+    monkeypatch.setattr("airflow_provider_jetstream.worker.fetcher.PULL_EXPIRES", 60)
     queue = priority_queue(name, max_ack_pending=1)
     await provision(connection, queue)
     high, low = ConsumerRef(queue, queue.consumer(HIGH)), ConsumerRef(queue, queue.consumer(LOW))
     await publish_jobs(connection, queue, ["first", "second", "third"], kind=HIGH)
-    (theirs,) = await pull_jobs(connection, queue, 1, consumer=HIGH)
+    (other_worker,) = await pull_jobs(connection, queue, 1, consumer=HIGH)
     jobs: list[tuple[str, int]] = []
-    go_on = asyncio.Event()
+    release = asyncio.Event()
 
     async def handle(job: Delivery) -> None:
         jobs.append((job.body.decode(), job.attempt))
         if len(jobs) > 1:
-            await go_on.wait()
+            await release.wait()
 
     async with running_worker(Worker(queue, HIGH, handle, settings, fallbacks=[LOW])):
         await publish_jobs(connection, queue, ["other"], kind=LOW)
         await eventually(lambda: jobs == [("other", 1)])
-        assert await requests_while_watched(connection, high, low) <= 10
+        assert await count_requests(connection, high, low) <= 10
         await publish_jobs(connection, queue, ["long"], kind=LOW)
         await eventually(lambda: len(jobs) == 2)
-        await theirs.ack()
-        # No request was left open that would bring one while the slot is taken.
+        await other_worker.ack()
+        # No open request fetches a job while the worker is full.
         for _ in range(10):
             assert await count_in_flight(connection, low) == 1
             assert await count_deliveries(connection, high) == 1
             await asyncio.sleep(0.05)
-        go_on.set()
+        release.set()
         await eventually(lambda: len(jobs) == 4)
     assert jobs == [("other", 1), ("long", 1), ("second", 1), ("third", 1)]
 
 
-async def test_a_paused_lane_is_left_in_peace_until_it_is_resumed(
+async def test_a_paused_consumer_gets_few_requests_until_it_is_resumed(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
@@ -121,12 +121,12 @@ async def test_a_paused_lane_is_left_in_peace_until_it_is_resumed(
     ):
         await publish_jobs(connection, low.queue, ["other"], kind=LOW)
         await eventually(lambda: jobs == ["other"])
-        assert await requests_while_watched(connection, high, low) <= 10
+        assert await count_requests(connection, high, low) <= 10
         await connection.api(f"CONSUMER.PAUSE.{name}.{HIGH}", {})
         await eventually(lambda: jobs == ["other", "paused"])
 
 
-async def test_bells_cost_no_deliveries_however_many_ring(
+async def test_concurrent_probes_use_up_no_deliveries(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
@@ -140,7 +140,7 @@ async def test_bells_cost_no_deliveries_however_many_ring(
     async with AsyncExitStack() as stack:
         for _ in range(10):
             await stack.enter_async_context(running_worker(Worker(high.queue, HIGH, fail, settings, fallbacks=[LOW])))
-        # One whose ordinary request may take what rang.
+        # Its ordinary pull request may take the job that a probe has detected.
         await stack.enter_async_context(running_worker(Worker(high.queue, LOW, fail, settings)))
         for number in range(10):
             await publish_jobs(connection, low.queue, [str(number)], kind=(HIGH, LOW)[number % 2])
@@ -149,7 +149,7 @@ async def test_bells_cost_no_deliveries_however_many_ring(
     assert await count_in_flight(connection, high, low) == 0
 
 
-async def test_a_lane_whose_consumer_is_gone_does_not_hold_the_others_up_and_is_served_again_once_it_is_back(
+async def test_a_deleted_consumer_does_not_delay_the_others_and_is_served_again_once_it_is_recreated(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
@@ -164,7 +164,7 @@ async def test_a_lane_whose_consumer_is_gone_does_not_hold_the_others_up_and_is_
         await publish_jobs(connection, low.queue, ["second"], kind=LOW)
         await eventually(lambda: jobs == ["first", "second"])
         # Twice a second.
-        assert await requests_while_watched(connection, high) <= 9
+        assert await count_requests(connection, high) <= 9
         await eventually(lambda: "was refused: nobody serves it (status 503)" in caplog.text)
         await provision(connection, high.queue)
         await publish_jobs(connection, high.queue, ["third"], kind=HIGH)
@@ -188,18 +188,18 @@ async def test_a_request_that_the_consumer_refuses_is_not_repeated_in_a_busy_loo
     async with running_worker(worker):
         await publish_jobs(connection, low.queue, ["other"], kind=LOW)
         await eventually(lambda: jobs == ["other"])
-        # Every half second a bell that rings and a refused request.
-        assert await requests_while_watched(connection, high) <= 16
+        # Every half second one answered probe and one refused pull request.
+        assert await count_requests(connection, high) <= 16
     assert "was refused: Exceeded MaxRequestBatch of 2 (status 409)" in caplog.text
 
 
-async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_deaf(
+async def test_after_a_killed_server_restarts_no_job_is_lost_and_every_consumer_is_served(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A killed server may have forgotten what it delivered last, and never confirms the end of that.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._SETTLE_SECONDS", 3)
-    where = connection_settings({"servers": (own_nats.url,), "timeout": 10})
-    async with connect(where) as connection:
+    # A killed server may have forgotten its last deliveries, and never confirms their acknowledgements.
+    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._CONFIRM_TIMEOUT", 3)
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 10})
+    async with connect(settings) as connection:
         high, _ = await make_priority_consumers(connection, name)
         for kind in (HIGH, LOW):
             await publish_jobs(connection, high.queue, map(str, range(40)), kind=kind)
@@ -209,14 +209,14 @@ async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_d
             jobs.append(job.sequence)
             await asyncio.sleep(0.02)
 
-        async with running_worker(Worker(high.queue, HIGH, handle, where, fallbacks=[LOW], concurrency=2)):
+        async with running_worker(Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=2)):
             await eventually(lambda: len(jobs) > 20)
             own_nats.kill()
             await asyncio.to_thread(own_nats.restart)
             await eventually(empty(connection, high.queue), within=40)
             assert set(jobs) == set(range(1, 81))
             own_nats.kill()
-            # Longer than a bell is waited for.
+            # Longer than the timeout of a probe.
             await asyncio.sleep(2)
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
@@ -226,9 +226,9 @@ async def test_a_server_that_is_killed_midway_loses_nothing_and_leaves_no_lane_d
         assert set(jobs) == set(range(1, 83))
 
 
-async def test_a_cluster_whose_consumer_loses_its_leader_is_heard_again(cluster: NatsCluster, name: str) -> None:
-    where = connection_settings({"servers": cluster.urls, "timeout": 10})
-    async with connect(where) as connection:
+async def test_a_consumer_that_loses_its_leader_is_served_again(cluster: NatsCluster, name: str) -> None:
+    settings = connection_settings({"servers": cluster.urls, "timeout": 10})
+    async with connect(settings) as connection:
         queue = priority_queue(name, replicas=3)
         await provision(connection, queue)
         await asyncio.to_thread(cluster.wait_settled, name)
@@ -237,7 +237,7 @@ async def test_a_cluster_whose_consumer_loses_its_leader_is_heard_again(cluster:
         async def handle(job: Delivery) -> None:
             jobs.append(job.body.decode())
 
-        async with running_worker(Worker(queue, HIGH, handle, where, fallbacks=[LOW], concurrency=2)):
+        async with running_worker(Worker(queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=2)):
             await publish_jobs(connection, queue, ["before"], kind=LOW)
             await eventually(lambda: jobs == ["before"])
             leader = await asyncio.to_thread(cluster.consumer_leader, name, LOW)
@@ -247,9 +247,9 @@ async def test_a_cluster_whose_consumer_loses_its_leader_is_heard_again(cluster:
             for kind in (LOW, HIGH):
                 await eventually(lambda kind=kind: stored(connection, queue, kind), within=30)  # type: ignore[misc]
             await eventually(empty(connection, queue), within=30)
-            source = ConsumerRef(queue, queue.consumer(HIGH))
+            ref = ConsumerRef(queue, queue.consumer(HIGH))
             await asyncio.to_thread(cluster.consumer_leader, name, HIGH)
-            assert await requests_while_watched(connection, source) <= 9
+            assert await count_requests(connection, ref) <= 9
         assert set(jobs) == {"before", HIGH, LOW}
 
 
@@ -264,16 +264,18 @@ async def stored(connection: Connection, queue: WorkQueue, kind: str) -> bool:
     return False
 
 
-async def test_a_request_of_somebody_else_that_waits_for_more_does_not_keep_a_job_from_the_worker(
+async def test_a_pending_request_of_another_client_does_not_keep_a_job_from_the_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = priority_queue(name, priority_groups=("workers",), priority_policy="overflow")
     await provision(connection, queue)
     inbox = connection.client.new_inbox()
-    theirs = await connection.client.subscribe(inbox)
-    # It helps out only with many jobs: with it, the server would tell others that requests are pending.
-    helps = {"batch": 100, "expires": 30_000_000_000, "group": "workers", "min_pending": 1_000}
-    await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{LOW}", json.dumps(helps).encode(), reply=inbox)
+    other_worker = await connection.client.subscribe(inbox)
+    # With this overflow request open, the server answers others that requests are pending.
+    pull_request = {"batch": 100, "expires": 30_000_000_000, "group": "workers", "min_pending": 1_000}
+    await connection.client.publish(
+        f"$JS.API.CONSUMER.MSG.NEXT.{name}.{LOW}", json.dumps(pull_request).encode(), reply=inbox
+    )
     jobs: list[str] = []
     async with running_worker(
         Worker(queue, HIGH, lambda job: jobs.append(job.body.decode()), settings, fallbacks=[LOW])
@@ -282,4 +284,4 @@ async def test_a_request_of_somebody_else_that_waits_for_more_does_not_keep_a_jo
             await publish_jobs(connection, queue, [str(number)], kind=LOW)
             await eventually(lambda number=number: len(jobs) == number + 1)  # type: ignore[misc]
     assert jobs == ["0", "1", "2"]
-    assert theirs.pending_msgs == 0
+    assert other_worker.pending_msgs == 0

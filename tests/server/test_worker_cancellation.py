@@ -22,7 +22,7 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     await publish_jobs(connection, queue, ["stop"], headers={"Job-Id": "one"})
     await publish_jobs(connection, queue, ["go"], headers={"Job-Id": "two"})
     await cancel(connection, queue, "one", why="wrong price")
@@ -32,18 +32,18 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
         started.append(job.id)
 
     async with running_worker(Worker(queue, "worker", handle, settings)):
-        report = await wait(connection, mark, [1, 2], policy=WaitPolicy(max_cancelled=None))
+        report = await wait(connection, cursor, [1, 2], policy=WaitPolicy(max_cancelled=None))
         await eventually(lambda: is_empty(connection, name))
     assert started == ["two"]
     assert (report.completed, set(report.cancelled)) == ({2}, {1})
     assert (await find_dead_letters(connection, queue)).letters == ()
 
 
-async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
+async def test_a_running_job_that_is_cancelled_ends_and_its_wait_reports_it(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     await publish_jobs(connection, queue, ["long"], headers={"Job-Id": "one"})
     started, ended = asyncio.Event(), asyncio.Event()
 
@@ -57,7 +57,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_waiter_learns_it(
     async with running_worker(Worker(queue, "worker", handle, settings)):
         await started.wait()
         await cancel(connection, queue, "one", why="wrong price", by="ann")
-        report = await wait(connection, mark, [1], policy=WaitPolicy(max_cancelled=None))
+        report = await wait(connection, cursor, [1], policy=WaitPolicy(max_cancelled=None))
         assert ended.is_set()
         await eventually(lambda: is_empty(connection, name))
     assert set(report.cancelled) == {1}
@@ -67,7 +67,7 @@ async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_late
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    mark = await take_cursor(connection, queue)
+    cursor = await take_cursor(connection, queue)
     done: list[int] = []
 
     def handle(job: Delivery) -> None:
@@ -75,10 +75,10 @@ async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_late
 
     async with running_worker(Worker(queue, "worker", handle, settings)):
         await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "one"})
-        await wait(connection, mark, [1])
+        await wait(connection, cursor, [1])
         await cancel(connection, queue, "one")
         await publish_jobs(connection, queue, ["b"], headers={"Job-Id": "one"})
-        report = await wait(connection, mark, [1, 2])
+        report = await wait(connection, cursor, [1, 2])
     assert done == [1, 2]
     assert (report.completed, set(report.cancelled)) == ({1, 2}, set())
 

@@ -1,4 +1,4 @@
-"""Jobs that can't be done: their copies, their terminations, and what keeps them where no copy is possible."""
+"""Jobs that can't be done: copies, terminations, and how the jobs are preserved where no copy can be stored."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
-PATIENT = {"ack_wait": "30s", "max_deliver": 3}
+LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 3}
 NO_ARCHIVE: dict[str, Any] = {"archive": None}
 
 
 class PrinterError(Exception):
-    """The printer has its own troubles."""
+    """A failure of the printer."""
 
 
 def give_up(_: Delivery) -> None:
@@ -48,31 +48,31 @@ def give_up(_: Delivery) -> None:
 
 async def entries(connection: Connection, stream: str) -> list[StoredMessage]:
     last = (await stream_info(connection, stream))["state"]["last_seq"]
-    found = [await get_message(connection, stream, sequence) for sequence in range(1, last + 1)]
-    return [message for message in found if message]
+    messages = [await get_message(connection, stream, sequence) for sequence in range(1, last + 1)]
+    return [message for message in messages if message]
 
 
 async def copies(connection: Connection, queue: WorkQueue) -> list[StoredMessage]:
     return [
-        each
-        for each in await entries(connection, f"{queue.name}-dead")
-        if each.subject.startswith(f"dead.{queue.name}.")
+        entry
+        for entry in await entries(connection, f"{queue.name}-dead")
+        if entry.subject.startswith(f"dead.{queue.name}.")
     ]
 
 
 def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Coroutine[Any, Any, bool]]:
-    async def nothing_left() -> bool:
+    async def is_empty() -> bool:
         return not await stored_count(connection, queue.name)
 
-    return nothing_left
+    return is_empty
 
 
 def dead(connection: Connection, queue: WorkQueue, count: int = 1) -> Callable[[], Coroutine[Any, Any, bool]]:
-    async def all_told() -> bool:
-        told = [each.subject for each in await entries(connection, f"{queue.name}-dead")]
-        return told.count(f"{MAX_DELIVERIES}.{queue.name}.worker") == count
+    async def all_captured() -> bool:
+        captured = [entry.subject for entry in await entries(connection, f"{queue.name}-dead")]
+        return captured.count(f"{MAX_DELIVERIES}.{queue.name}.worker") == count
 
-    return all_told
+    return all_captured
 
 
 async def change(connection: Connection, stream: str, **fields: Any) -> None:
@@ -81,10 +81,10 @@ async def change(connection: Connection, stream: str, **fields: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_job_that_is_given_up_is_copied_with_everything_before_it_is_terminated(
+async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminated(
     connection: Connection, settings: ConnectionSettings, name: str, kind: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     headers = (("Nats-Msg-Id", "order-1"), ("Tag", "b"), ("Tag", "zwölf"), ("Job-Id", "order-1"))
     body = bytes(range(256))
     before = datetime.now(UTC)
@@ -130,10 +130,10 @@ async def test_a_job_that_is_given_up_is_copied_with_everything_before_it_is_ter
     assert await stored_count(connection, f"{name}-events") == 0
 
 
-async def test_a_job_with_nothing_in_it_can_be_given_up_without_a_word(
+async def test_an_empty_job_can_be_given_up_without_a_reason(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
 
     def fail(_: Delivery) -> None:
         raise GiveUpError
@@ -146,10 +146,10 @@ async def test_a_job_with_nothing_in_it_can_be_given_up_without_a_word(
     assert (job.data, job.headers) == (b"", ())
 
 
-async def test_the_first_failure_is_remembered_where_this_worker_saw_it(
+async def test_the_first_failure_is_recorded_where_it_happened_in_this_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     failed_at: list[datetime] = []
 
     def fail(job: Delivery) -> None:
@@ -167,10 +167,10 @@ async def test_the_first_failure_is_remembered_where_this_worker_saw_it(
     assert failed_at[0] <= death.first_failed_at <= failed_at[1] <= death.died_at
 
 
-async def test_the_first_failure_is_not_made_up_where_another_worker_saw_it(
+async def test_the_first_failure_is_left_out_where_it_happened_in_another_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     failed: list[int] = []
 
     async def fail(job: Delivery) -> None:
@@ -201,20 +201,20 @@ async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one
     async with running_worker(Worker(queue, "worker", fail, settings)):
         await eventually(dead(connection, queue, 3))
     assert await stored_count(connection, name) == 3
-    found = {death.sequence: (death, job) for death, job in await dead_letter_records(connection, queue)}
-    assert len(await copies(connection, queue)) == len(found) == 3
-    death, job = found[1]
+    messages = {death.sequence: (death, job) for death, job in await dead_letter_records(connection, queue)}
+    assert len(await copies(connection, queue)) == len(messages) == 3
+    death, job = messages[1]
     assert (death.reason, death.deliveries, death.explanation) == (Reason.MAX_DELIVERIES, 2, None)
     assert death.error_class == f"{__name__}.PrinterError"
     assert death.error_message == "order 99 jammed at 0x00000001, attempt 2"
     assert death.first_failed_at is not None
     assert death.first_failed_at < death.died_at
     assert (job.data, job.headers) == (b"a", (("Tag", "a"),))
-    assert found[1][0].fingerprint == found[2][0].fingerprint != found[3][0].fingerprint
-    assert (found[3][0].error_class, found[3][0].error_message) == ("KeyError", "'paper'")
+    assert messages[1][0].fingerprint == messages[2][0].fingerprint != messages[3][0].fingerprint
+    assert (messages[3][0].error_class, messages[3][0].error_message) == ("KeyError", "'paper'")
 
 
-async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stored(
+async def test_a_death_is_never_dated_before_the_job_was_stored(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LateClock(datetime):
@@ -223,7 +223,7 @@ async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stor
             return super().now(tz) - timedelta(minutes=1)
 
     monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering.datetime", LateClock)
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"])
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
@@ -231,7 +231,7 @@ async def test_a_worker_whose_clock_is_behind_lets_no_job_die_before_it_was_stor
     assert death.died_at == job.stored_at
 
 
-async def test_an_error_that_cannot_tell_what_it_is_does_not_keep_the_job_from_dying(
+async def test_an_error_without_usable_text_still_makes_a_dead_letter(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     class SilentError(Exception):
@@ -250,24 +250,24 @@ async def test_an_error_that_cannot_tell_what_it_is_does_not_keep_the_job_from_d
     assert death.error_message is None
 
 
-@pytest.mark.parametrize("where", ["no subject", "interest retention", "none declared", "not provisioned"])
-async def test_without_a_place_for_copies_a_job_that_is_given_up_stays_in_the_queue(
-    connection: Connection, settings: ConnectionSettings, name: str, where: str, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("problem", ["no subject", "interest retention", "none declared", "not provisioned"])
+async def test_a_job_that_is_given_up_stays_in_the_queue_where_no_copy_can_be_stored(
+    connection: Connection, settings: ConnectionSettings, name: str, problem: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     letters: dict[str, Any] = {
         "no subject": {"name": f"{name}-dead", "subjects": [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]},
         "interest retention": {"name": f"{name}-dead", "retention": "interest"},
     }
-    declared = None if where == "none declared" else letters.get(where, f"{name}-dead")
-    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=declared, **NO_ARCHIVE)
-    if where == "not provisioned":
+    declared = None if problem == "none declared" else letters.get(problem, f"{name}-dead")
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, dead_letters=declared, **NO_ARCHIVE)
+    if problem == "not provisioned":
         await connection.api(f"STREAM.DELETE.{name}-dead")
-    told = {
+    text = {
         "no subject": f'the dead letter queue {name}-dead captures no copies: add "dead.{name}.>" to its subjects',
         "interest retention": f"the dead letter queue {name}-dead has interest retention: recreate it with limits",
         "none declared": f"{name} declares no dead letter queue: declare dead_letters and provision it",
         "not provisioned": f"the dead letter queue {name}-dead doesn't exist: provision the queue",
-    }[where]
+    }[problem]
     attempts: list[int] = []
 
     def fail(job: Delivery) -> None:
@@ -275,24 +275,24 @@ async def test_without_a_place_for_copies_a_job_that_is_given_up_stays_in_the_qu
         raise GiveUpError("bad printer")
 
     async with running_worker(Worker(queue, "worker", fail, settings)):
-        await eventually(lambda: told in caplog.text)
+        await eventually(lambda: text in caplog.text)
         assert "since terminating them would destroy their bodies" in caplog.text
         caplog.clear()
         await publish_jobs(connection, queue, ["a"])
         await eventually(lambda: attempts == [1, 2, 3])
         await eventually(lambda: caplog.text.count("is handed back although its handler gave it up") == 3)
-        assert told in caplog.text
+        assert text in caplog.text
     job = await get_message(connection, name, 1)
     assert job is not None
     assert job.data == b"a"
 
 
-async def test_a_dead_letter_queue_that_learns_to_take_copies_is_noticed_by_a_running_worker(
+async def test_a_running_worker_notices_that_a_dead_letter_queue_now_captures_copies(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     advisories = [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]
     queue = await make_queue(
-        connection, name, consumer=PATIENT, dead_letters={"name": f"{name}-dead", "subjects": advisories}
+        connection, name, consumer=LONG_ACK_WAIT, dead_letters={"name": f"{name}-dead", "subjects": advisories}
     )
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
@@ -307,7 +307,7 @@ async def waiting_pulls(connection: Connection, name: str) -> int:
 
 
 @pytest.mark.parametrize("loss", ["deleted", "full", "narrowed"])
-async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_job(
+async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worker_runs(
     connection: Connection,
     settings: ConnectionSettings,
     name: str,
@@ -315,7 +315,7 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_SECONDS", 0.7)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_TIMEOUT", 0.7)
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 20}, **NO_ARCHIVE)
     lost = f"{name}-dead"
     async with running_worker(Worker(queue, "worker", give_up, settings)):
@@ -337,43 +337,43 @@ async def test_a_dead_letter_queue_that_is_lost_while_the_worker_runs_costs_no_j
     assert [job.data for _, job in await dead_letter_records(connection, queue)] == [b"a"]
 
 
-async def test_a_copy_that_another_stream_takes_does_not_count(
+async def test_a_copy_stored_in_another_stream_does_not_count(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT, **NO_ARCHIVE)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, **NO_ARCHIVE)
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
         await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"dead.{name}.>"]})
         await publish_jobs(connection, queue, ["a"])
-        told = f"expected {name}-dead to store dead.{name}.worker.1, found {name}-other"
-        await eventually(lambda: caplog.text.count(told) == 3)
+        text = f"expected {name}-dead to store dead.{name}.worker.1, found {name}-other"
+        await eventually(lambda: caplog.text.count(text) == 3)
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_copy_that_somebody_else_answers_for_does_not_count(
+async def test_an_answer_from_another_subscriber_does_not_count_as_a_stored_copy(
     connection: Connection,
     settings: ConnectionSettings,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_SECONDS", 0.7)
-    queue = await make_queue(connection, name, consumer=PATIENT, **NO_ARCHIVE)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.dead_lettering._COPY_TIMEOUT", 0.7)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, **NO_ARCHIVE)
 
     async def respond(message: Msg) -> None:
-        await message.respond(b"I have it")
+        await message.respond(b"not a PubAck")
 
     await connection.client.subscribe(f"dead.{name}.>", cb=respond)
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(lambda: waiting_pulls(connection, name))
         await change(connection, f"{name}-dead", subjects=[f"{MAX_DELIVERIES}.{name}.*"])
         await publish_jobs(connection, queue, ["a"])
-        await eventually(lambda: "found another answer: someone else listens there" in caplog.text)
+        await eventually(lambda: "found another answer: something else subscribes to it" in caplog.text)
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_last_failure_that_cannot_be_told_does_not_hold_up_the_death(
+async def test_a_last_failure_whose_copy_cannot_be_stored_does_not_delay_the_dead_letter(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
@@ -393,12 +393,12 @@ async def test_a_last_failure_that_cannot_be_told_does_not_hold_up_the_death(
     assert await stored_count(connection, name) == 1
 
 
-@pytest.mark.parametrize("room", [3_000, 1_200, 700, 630])
-async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
-    connection: Connection, settings: ConnectionSettings, name: str, room: int
+@pytest.mark.parametrize("reserve", [3_000, 1_200, 700, 630])
+async def test_long_texts_are_shortened_for_large_jobs(
+    connection: Connection, settings: ConnectionSettings, name: str, reserve: int
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
-    body = b"x" * (connection.client.max_payload - room)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
+    body = b"x" * (connection.client.max_payload - reserve)
 
     def fail(_: Delivery) -> None:
         raise GiveUpError("é" * 2_000) from ValueError("ü" * 2_000)
@@ -409,19 +409,19 @@ async def test_long_texts_are_shortened_where_the_job_leaves_little_room(
     ((death, job),) = await dead_letter_records(connection, queue)
     assert job.data == body
     assert death.error_class == "ValueError"
-    texts = ("é" * 100, "ü" * 100) if room > 1_000 else (None, None)
+    texts = ("é" * 100, "ü" * 100) if reserve > 1_000 else (None, None)
     assert (death.explanation, death.error_message) == texts
-    assert (death.error_place is not None, death.traceback_digest is not None) == (room == 3_000, room >= 700)
+    assert (death.error_place is not None, death.traceback_digest is not None) == (reserve == 3_000, reserve >= 700)
 
 
 @pytest.mark.parametrize("limit", ["max_payload", "max_msg_size"])
-async def test_a_job_whose_copy_is_too_big_stays_and_the_connection_too(
+async def test_a_job_whose_copy_is_too_large_stays_and_the_connection_stays_open(
     connection: Connection, settings: ConnectionSettings, name: str, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     letters: dict[str, Any] = {"name": f"{name}-dead"}
     if limit == "max_msg_size":
         letters["max_msg_size"] = 600
-    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=letters, **NO_ARCHIVE)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, dead_letters=letters, **NO_ARCHIVE)
     largest = connection.client.max_payload if limit == "max_payload" else 600
     body = b"x" * (largest - 20)
     await connection.client.jetstream().publish(f"{name}.jobs.a", body)
@@ -435,7 +435,7 @@ async def test_a_job_whose_copy_is_too_big_stays_and_the_connection_too(
 
 
 @pytest.mark.parametrize("why", ["no subject", "too big"])
-async def test_a_job_that_cannot_be_copied_is_left_to_the_archive(
+async def test_a_job_that_cannot_be_copied_is_terminated_where_the_archive_holds_it(
     connection: Connection, settings: ConnectionSettings, name: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     letters: dict[str, Any] = {"name": f"{name}-dead"}
@@ -443,27 +443,29 @@ async def test_a_job_that_cannot_be_copied_is_left_to_the_archive(
         letters["subjects"] = [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]
     else:
         letters["max_msg_size"] = 600
-    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=letters)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, dead_letters=letters)
     body = "x" * 590
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await publish_jobs(connection, queue, ["a", "b", body])
         await eventually(settled(connection, queue))
     assert f"job 3 of {name} is terminated with its body in the archive only: " in caplog.text
-    archived = [each.data for each in await entries(connection, str(queue.archive and queue.archive.name))]
+    archived = [copy.data for copy in await entries(connection, str(queue.archive and queue.archive.name))]
     assert archived[-1] == body.encode()
-    terminations = [each for each in await entries(connection, f"{name}-dead") if each.subject.startswith(TERMINATED)]
-    assert [json.loads(each.data)["reason"] for each in terminations] == ["bad printer"] * 3
+    terminations = [
+        entry for entry in await entries(connection, f"{name}-dead") if entry.subject.startswith(TERMINATED)
+    ]
+    assert [json.loads(entry.data)["reason"] for entry in terminations] == ["bad printer"] * 3
 
 
 @pytest.mark.parametrize("lack", ["unheard", "archive deleted", "not archived", "headers only"])
-async def test_an_archive_that_does_not_make_up_for_a_copy_leaves_the_job_in_the_queue(
+async def test_a_job_stays_in_the_queue_where_the_archive_is_no_substitute_for_a_copy(
     connection: Connection, settings: ConnectionSettings, name: str, lack: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    heard = [f"{MAX_DELIVERIES}.{name}.*"]
+    subjects = [f"{MAX_DELIVERIES}.{name}.*"]
     if lack != "unheard":
-        heard.append(f"{TERMINATED}.{name}.*")
+        subjects.append(f"{TERMINATED}.{name}.*")
     queue = await make_queue(
-        connection, name, consumer=PATIENT, dead_letters={"name": f"{name}-dead", "subjects": heard}
+        connection, name, consumer=LONG_ACK_WAIT, dead_letters={"name": f"{name}-dead", "subjects": subjects}
     )
     assert queue.archive is not None
     if lack == "headers only":
@@ -478,10 +480,10 @@ async def test_an_archive_that_does_not_make_up_for_a_copy_leaves_the_job_in_the
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_job_that_somebody_else_finished_meanwhile_is_no_dead_letter(
+async def test_a_job_that_another_client_acknowledged_meanwhile_is_no_dead_letter(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
 
     async def fail(job: Delivery) -> None:
         await connection.request(f"$JS.ACK.{name}.worker.1.{job.sequence}.1.0.0", b"+ACK")
@@ -493,17 +495,17 @@ async def test_a_job_that_somebody_else_finished_meanwhile_is_no_dead_letter(
     assert await entries(connection, f"{name}-dead") == []
 
 
-async def test_a_job_of_a_recreated_stream_is_not_taken_for_the_one_that_was_given_up(
+async def test_a_job_of_a_recreated_stream_is_not_mistaken_for_the_given_up_one(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     first_one = asyncio.Event()
 
     async def fail(job: Delivery) -> None:
         if job.body == b"new":
             await asyncio.Event().wait()
         await connection.api(f"STREAM.DELETE.{name}")
-        await make_queue(connection, name, consumer=PATIENT)
+        await make_queue(connection, name, consumer=LONG_ACK_WAIT)
         await publish_jobs(connection, queue, ["new"])
         first_one.set()
         raise GiveUpError("bad printer")
@@ -519,40 +521,42 @@ async def test_a_job_of_a_recreated_stream_is_not_taken_for_the_one_that_was_giv
     assert await copies(connection, queue) == []
 
 
-async def test_a_copy_is_stored_again_where_the_server_only_remembers_its_id(
+async def test_a_copy_is_stored_again_where_only_its_message_id_is_left(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     await publish_jobs(connection, queue, ["a"])
     stored = await get_message(connection, name, 1)
     assert stored is not None
-    known = {"Nats-Msg-Id": f"dead:worker:{name}:1:{stored.time}:1"}
-    earlier = await connection.client.jetstream().publish(f"dead.{name}.worker.1", b"a", headers=known)
+    headers = {"Nats-Msg-Id": f"dead:worker:{name}:1:{stored.time}:1"}
+    earlier = await connection.client.jetstream().publish(f"dead.{name}.worker.1", b"a", headers=headers)
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": earlier.seq})
     async with running_worker(Worker(queue, "worker", give_up, settings)):
         await eventually(settled(connection, queue))
     assert [(death.sequence, job.data) for death, job in await dead_letter_records(connection, queue)] == [(1, b"a")]
 
 
-async def test_a_server_that_goes_away_while_a_job_is_given_up_costs_no_job(own_nats: NatsServer, name: str) -> None:
-    where = connection_settings({"servers": (own_nats.url,), "timeout": 5})
-    async with connect(where) as connection:
+async def test_no_job_is_lost_when_the_server_is_killed_while_a_job_is_given_up(
+    own_nats: NatsServer, name: str
+) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 10})
-        started, go_on = asyncio.Event(), asyncio.Event()
+        started, release = asyncio.Event(), asyncio.Event()
 
         async def fail(_: Delivery) -> None:
             started.set()
-            await go_on.wait()
+            await release.wait()
             raise GiveUpError("bad printer")
 
         await publish_jobs(connection, queue, ["a"])
-        async with running_worker(Worker(queue, "worker", fail, where)):
+        async with running_worker(Worker(queue, "worker", fail, settings)):
             await eventually(started.is_set)
             own_nats.kill()
-            go_on.set()
+            release.set()
             await asyncio.to_thread(own_nats.restart)
             await eventually(lambda: connection.client.is_connected)
             await eventually(settled(connection, queue), within=20)
-        found = await dead_letter_records(connection, queue)
-    assert {death.sequence for death, _ in found} == {1}
-    assert {job.data for _, job in found} == {b"a"}
+        messages = await dead_letter_records(connection, queue)
+    assert {death.sequence for death, _ in messages} == {1}
+    assert {job.data for _, job in messages} == {b"a"}

@@ -1,4 +1,4 @@
-"""Jobs that take long: kept in hand while their handler runs, ended at their deadline, not started once expired."""
+"""Long jobs: in progress while their handler runs, ended at their deadline, not started once expired."""
 
 from __future__ import annotations
 
@@ -29,31 +29,31 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-IMPATIENT = {"ack_wait": "300ms", "max_deliver": 3}
-PATIENT = {"ack_wait": "30s", "max_deliver": 2}
+SHORT_ACK_WAIT = {"ack_wait": "300ms", "max_deliver": 3}
+LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
 
 
 @pytest.fixture
 def released() -> Iterator[threading.Event]:
-    """What hanging threads wait for, set at the end of the test."""
+    """An event for which hanging threads wait; set at the end of the test."""
     event = threading.Event()
     yield event
     event.set()
 
 
 def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
-    async def nothing_left() -> bool:
+    async def is_empty() -> bool:
         return not await stored_count(connection, queue.name)
 
-    return nothing_left
+    return is_empty
 
 
 async def letters(connection: Connection, queue: WorkQueue) -> list[tuple[int, Reason, bytes]]:
     scan = await Scan.begin(connection, queue)
-    return [(each.sequence, each.death.reason, each.body) async for each in scan.letters(Selection())]
+    return [(letter.sequence, letter.death.reason, letter.body) async for letter in scan.letters(Selection())]
 
 
-async def test_with_one_slot_and_a_slow_handler_no_second_job_is_in_flight(
+async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_flight(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "400ms", "max_deliver": 3})
@@ -130,10 +130,10 @@ async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
-async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_reason_and_its_slot_is_free(
+async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_reason_and_the_next_one_starts(
     connection: Connection, settings: ConnectionSettings, name: str, kind: str, released: threading.Event
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     done: list[bytes] = []
 
     def handle(job: Delivery) -> None:
@@ -151,10 +151,10 @@ async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_rea
     async with running_worker(worker):
         await eventually(lambda: done == [b"next"])
 
-        async def told() -> list[tuple[int, Reason, bytes]]:
+        async def stored_letters() -> list[tuple[int, Reason, bytes]]:
             return await letters(connection, queue)
 
-        assert await eventually(told) == [(1, Reason.DEADLINE, b"hangs")]
+        assert await eventually(stored_letters) == [(1, Reason.DEADLINE, b"hangs")]
     ((death, job),) = await dead_letter_records(connection, queue)
     assert (death.reason, death.deliveries, job.data) == (Reason.DEADLINE, 2, b"hangs")
     assert death.error_class == "airflow_provider_jetstream.worker.errors.HandlerDeadlineError"
@@ -183,7 +183,7 @@ async def test_the_shorter_of_the_jobs_and_the_workers_deadline_counts(
     assert death.error_message == f"expected the handler to be done within {seconds:g} s, found it running"
 
 
-async def test_a_worker_with_too_many_threads_that_hang_says_so_and_ends(
+async def test_a_worker_with_too_many_hanging_threads_raises(
     connection: Connection, settings: ConnectionSettings, name: str, released: threading.Event
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
@@ -201,7 +201,7 @@ async def test_a_worker_with_too_many_threads_that_hang_says_so_and_ends(
     assert (await consumer_info(connection, name, "worker"))["num_pending"] == 9
 
 
-async def test_a_handler_that_ends_after_its_deadline_makes_room_again(
+async def test_a_handler_that_ends_after_its_deadline_no_longer_counts_as_abandoned(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
@@ -217,34 +217,34 @@ async def test_a_handler_that_ends_after_its_deadline_makes_room_again(
     assert await stored_count(connection, f"{name}-events") == 0
 
 
-async def test_a_job_that_expired_is_not_started_but_kept_as_a_dead_letter(
+async def test_an_expired_job_is_not_started_and_becomes_a_dead_letter(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat().replace("+00:00", "Z")
     future = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
     await publish_jobs(connection, queue, ["late"], headers={"Job-Expires": past})
     await publish_jobs(connection, queue, ["in time"], headers={"Job-Expires": future})
-    await publish_jobs(connection, queue, ["who knows"], headers={"Job-Expires": "tomorrow"})
+    await publish_jobs(connection, queue, ["unreadable expiry"], headers={"Job-Expires": "tomorrow"})
     jobs: list[bytes] = []
     async with running_worker(Worker(queue, "worker", lambda job: jobs.append(job.body), settings)):
         await eventually(settled(connection, queue))
-        assert jobs == [b"in time", b"who knows"]
+        assert jobs == [b"in time", b"unreadable expiry"]
         assert await letters(connection, queue) == [(1, Reason.EXPIRED, b"late")]
         ((death, _),) = await dead_letter_records(connection, queue)
         assert (death.explanation or "").startswith("the job expired at 2")
-        # Who redrives it wants it after all.
+        # After a redrive the job is accepted.
         await redrive_dead_letters(connection, queue)
-        await eventually(lambda: jobs == [b"in time", b"who knows", b"late"])
+        await eventually(lambda: jobs == [b"in time", b"unreadable expiry", b"late"])
     assert await get_message(connection, name, 1) is None
 
 
-async def test_a_job_that_expired_is_a_dead_letter_too_where_nobody_hears_of_terminations(
+async def test_an_expired_job_is_a_dead_letter_even_where_terminations_are_not_captured(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    heard = [f"{MAX_DELIVERIES}.{name}.*", f"dead.{name}.>"]
-    dead: dict[str, Any] = {"name": f"{name}-dead", "subjects": heard}
-    queue = await make_queue(connection, name, consumer=PATIENT, dead_letters=dead)
+    subjects = [f"{MAX_DELIVERIES}.{name}.*", f"dead.{name}.>"]
+    dead: dict[str, Any] = {"name": f"{name}-dead", "subjects": subjects}
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, dead_letters=dead)
     await publish_jobs(connection, queue, ["late"], headers={"Job-Expires": "2020-01-01T00:00:00Z"})
     async with running_worker(Worker(queue, "worker", print, settings)):
         await eventually(settled(connection, queue))

@@ -1,4 +1,4 @@
-"""The kinds of handlers: in processes of their own, and typed by a model of the body."""
+"""Handlers in processes, and handlers that take the body as a pydantic model."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from process_handlers import Order, fail, hang_with_a_program, process_id, typed
+from process_handlers import Order, fail, hang_with_child_process, process_id, typed
 
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
@@ -27,24 +27,24 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-PATIENT = {"ack_wait": "30s", "max_deliver": 2}
+LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
 
 
 def settled(connection: Connection, queue: WorkQueue, left: int = 0) -> Callable[[], Any]:
-    async def nothing_left() -> bool:
+    async def has_count() -> bool:
         return await stored_count(connection, queue.name) == left
 
-    return nothing_left
+    return has_count
 
 
 async def completions(connection: Connection, queue: WorkQueue) -> dict[int, dict[str, Any]]:
-    found: dict[int, dict[str, Any]] = {}
+    completed: dict[int, dict[str, Any]] = {}
     start = 1
     while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
         completion = json.loads(message.data)
-        found[completion["stream_seq"]] = completion
+        completed[completion["stream_seq"]] = completion
         start = message.sequence + 1
-    return found
+    return completed
 
 
 async def deaths(connection: Connection, queue: WorkQueue) -> list[Death]:
@@ -59,30 +59,30 @@ async def deaths(connection: Connection, queue: WorkQueue) -> list[Death]:
 
 
 def children() -> set[int]:
-    found = psutil.Process().children()
-    return {each.pid for each in found if "spawn_main" in " ".join(each.cmdline())}
+    processes = psutil.Process().children()
+    return {process.pid for process in processes if "spawn_main" in " ".join(process.cmdline())}
 
 
-async def test_processes_share_the_jobs_and_are_gone_afterwards(
+async def test_processes_share_the_jobs_and_exit_with_the_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, map(str, range(12)))
     async with running_worker(Worker(queue, "worker", process_id, settings, concurrency=3, processes=True)):
         await eventually(settled(connection, queue), within=20)
         assert 1 <= len(children()) <= 3
-    used = {each["result"] for each in (await completions(connection, queue)).values()}
-    assert 1 <= len(used) <= 3
-    assert os.getpid() not in used
+    pids = {completion["result"] for completion in (await completions(connection, queue)).values()}
+    assert 1 <= len(pids) <= 3
+    assert os.getpid() not in pids
     assert children() == set()
 
 
-async def test_what_a_handler_raises_in_its_process_is_what_it_would_be_in_a_thread(
+async def test_errors_of_a_handler_in_a_process_are_those_of_a_thread(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(
-        connection, queue, ["fine", "give up", "awkward", "later", "exit", "killed", "exits", "unsendable"]
+        connection, queue, ["fine", "give up", "unpicklable", "later", "exit", "killed", "exits", "unsendable"]
     )
     async with running_worker(Worker(queue, "worker", fail, settings, concurrency=2, processes=True)):
         await eventually(settled(connection, queue, 2), within=20)
@@ -92,33 +92,33 @@ async def test_what_a_handler_raises_in_its_process_is_what_it_would_be_in_a_thr
 
         await eventually(all_dead)
     done = await completions(connection, queue)
-    assert {each["result"]: each["deliveries"] for each in done.values()} == {
+    assert {completion["result"]: completion["deliveries"] for completion in done.values()} == {
         "fine": 1,
         "later": 2,
         "exit": 2,
         "killed": 2,
         "exits": 2,
     }
-    told = {
+    records = {
         death.sequence: (death.explanation, death.error_class, death.error_message)
         for death in await deaths(connection, queue)
     }
-    assert told[2] == ("no such order", "KeyError", "'order-7'")
-    assert told[3] == (None, "RuntimeError", "the handler raised AwkwardError('one two')")
-    assert (told[8][2] or "").startswith("the handler returned what can't be sent: ")
+    assert records[2] == ("no such order", "KeyError", "'order-7'")
+    assert records[3] == (None, "RuntimeError", "the handler raised UnpicklableError('one two')")
+    assert (records[8][2] or "").startswith("the handler returned what can't be sent: ")
     assert "the handler's process was ended by SIGKILL before the job was done" in caplog.text
     assert "the handler's process ended with status 4 before the job was done" in caplog.text
-    # Where it was raised, in the other process.
+    # The traceback is that of the other process.
     assert 'raise GiveUpError("no such order") from KeyError("order-7")' not in caplog.text
-    assert 'raise AwkwardError("one", "two")' in caplog.text
+    assert 'raise UnpicklableError("one", "two")' in caplog.text
 
 
-async def test_a_process_that_passes_the_deadline_is_killed_with_all_it_has_started(
+async def test_a_process_that_passes_the_deadline_is_killed_with_its_child_processes(
     connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
-    worker = Worker(queue, "worker", hang_with_a_program, settings, processes=True, deadline=1)
+    worker = Worker(queue, "worker", hang_with_child_process, settings, processes=True, deadline=1)
     async with running_worker(worker):
         await eventually(settled(connection, queue), within=20)
     pids = [int(pid) for pid in (tmp_path / "pids").read_text().split()]
@@ -130,19 +130,19 @@ async def test_a_process_that_passes_the_deadline_is_killed_with_all_it_has_star
 async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once(
     connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
-    worker = Worker(queue, "worker", hang_with_a_program, settings, processes=True, grace=0.1)
+    worker = Worker(queue, "worker", hang_with_child_process, settings, processes=True, grace=0.1)
     async with running_worker(worker):
         await eventually((tmp_path / "pids").exists)
-    async with running_worker(Worker(queue, "worker", hang_with_a_program, settings)):
+    async with running_worker(Worker(queue, "worker", hang_with_child_process, settings)):
         await eventually(settled(connection, queue), within=3)
 
 
-async def test_a_signal_to_all_leaves_the_processes_to_their_worker(
+async def test_handler_processes_ignore_signals_to_the_process_group(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"])
     async with running_worker(Worker(queue, "worker", process_id, settings, processes=True)):
         await eventually(settled(connection, queue))
@@ -151,19 +151,21 @@ async def test_a_signal_to_all_leaves_the_processes_to_their_worker(
             os.kill(child, number)
         await publish_jobs(connection, queue, ["b"])
         await eventually(settled(connection, queue))
-    assert [each["result"] for each in (await completions(connection, queue)).values()] == [child, child]
+    assert [completion["result"] for completion in (await completions(connection, queue)).values()] == [child, child]
 
 
-@pytest.mark.parametrize("where", ["threads", "processes"])
-async def test_a_handler_typed_by_a_model_gets_the_body_as_one_and_bad_bodies_are_dead_at_once(
-    connection: Connection, settings: ConnectionSettings, name: str, where: str
+@pytest.mark.parametrize("runner", ["threads", "processes"])
+async def test_a_handler_annotated_with_a_model_gets_the_body_as_one_and_invalid_bodies_are_dead_at_once(
+    connection: Connection, settings: ConnectionSettings, name: str, runner: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     bodies = ['{"item": "pen", "amount": 3}', '{"item": "ink", "amount": "s3cret"}', "{}", "no JSON"]
     await publish_jobs(connection, queue, bodies)
-    async with running_worker(Worker(queue, "worker", typed, settings, processes=where == "processes")):
+    async with running_worker(Worker(queue, "worker", typed, settings, processes=runner == "processes")):
         await eventually(settled(connection, queue))
-    assert {key: each["result"] for key, each in (await completions(connection, queue)).items()} == {1: "pen 3 1"}
+    assert {
+        sequence: completion["result"] for sequence, completion in (await completions(connection, queue)).items()
+    } == {1: "pen 3 1"}
     found = await deaths(connection, queue)
     assert [death.deliveries for death in found] == [1, 1, 1]
     assert {death.error_class for death in found} == {"airflow_provider_jetstream.worker.errors.InvalidBodyError"}
@@ -175,10 +177,10 @@ async def test_a_handler_typed_by_a_model_gets_the_body_as_one_and_bad_bodies_ar
     assert "s3cret" not in "".join(explanations)
 
 
-async def test_an_async_handler_may_be_typed_too_and_need_not_take_the_delivery(
+async def test_an_async_handler_may_take_a_model_alone(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name, consumer=PATIENT)
+    queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     orders: list[Order] = []
 
     async def handle(order: Order) -> None:

@@ -1,4 +1,4 @@
-"""Workers whose server, queue or time is taken away."""
+"""Workers that lose their server or queue, or run out of grace time."""
 
 from __future__ import annotations
 
@@ -34,8 +34,8 @@ async def test_a_missing_stream_is_named_and_nothing_is_created(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     before = await streams(connection)
-    told = f"expected consumer worker of stream {name} on the server, found none: provision the queue first"
-    with pytest.raises(NotFoundError, match=told):
+    message = f"expected consumer worker of stream {name} on the server, found none: provision the queue first"
+    with pytest.raises(NotFoundError, match=message):
         await Worker(small_queue(name), "worker", print, settings).run()
     assert await streams(connection) == before
 
@@ -61,7 +61,7 @@ async def test_a_missing_events_stream_is_named_before_any_job_is_taken(
     assert (await consumer_info(connection, name, "worker"))["delivered"]["consumer_seq"] == 0
 
 
-async def test_what_a_worker_cannot_start_with_is_named(settings: ConnectionSettings, name: str) -> None:
+async def test_settings_that_prevent_the_start_are_named(settings: ConnectionSettings, name: str) -> None:
     expected = "can't be used:\n  - expected one of its consumers (worker), found 'other'"
     with pytest.raises(QueueDeclarationError, match=re.escape(expected)):
         Worker(small_queue(name), "other", print, settings)
@@ -72,23 +72,21 @@ async def test_what_a_worker_cannot_start_with_is_named(settings: ConnectionSett
         await Worker(small_queue(name), "worker", print, nowhere).run()
 
 
-async def test_a_worker_goes_on_over_a_restart_and_takes_no_more_than_it_can_do(
-    own_nats: NatsServer, name: str
-) -> None:
-    where = connection_settings({"servers": (own_nats.url,), "timeout": 5})
-    async with connect(where) as connection:
+async def test_a_worker_survives_a_restart_and_pulls_no_more_than_it_can_start(own_nats: NatsServer, name: str) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
         jobs: list[int] = []
-        go_on = asyncio.Event()
+        release = asyncio.Event()
 
         async def handle(job: Delivery) -> None:
             jobs.append(job.sequence)
-            await go_on.wait()
+            await release.wait()
 
-        async with running_worker(Worker(queue, "worker", handle, where)) as worker:
+        async with running_worker(Worker(queue, "worker", handle, settings)) as worker:
             await eventually(lambda: waiting_pulls(connection, name))
             own_nats.kill()
-            # Several pulls long: each of them would bring a job once the server is back.
+            # Longer than several pull requests: each, if it were buffered, would fetch a job once the server is back.
             done, _ = await asyncio.wait([worker], timeout=3.5)
             assert not done
             await asyncio.to_thread(own_nats.restart)
@@ -98,7 +96,7 @@ async def test_a_worker_goes_on_over_a_restart_and_takes_no_more_than_it_can_do(
             for _ in range(20):
                 assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 1
                 await asyncio.sleep(0.05)
-            go_on.set()
+            release.set()
 
             async def empty() -> bool:
                 return not await stored_count(connection, name)
@@ -114,22 +112,22 @@ async def waiting_pulls(connection: Connection, name: str) -> int:
 async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_again(
     own_nats: NatsServer, name: str
 ) -> None:
-    where = connection_settings({"servers": (own_nats.url,), "timeout": 10})
-    async with connect(where) as connection:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 10})
+    async with connect(settings) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "20s"})
         jobs: list[int] = []
-        go_on = asyncio.Event()
+        release = asyncio.Event()
 
         async def handle(job: Delivery) -> None:
             jobs.append(job.attempt)
-            await go_on.wait()
+            await release.wait()
 
-        async with running_worker(Worker(queue, "worker", handle, where)):
+        async with running_worker(Worker(queue, "worker", handle, settings)):
             await publish_jobs(connection, queue, ["a"])
             await eventually(lambda: jobs == [1])
             own_nats.kill()
-            # It ends while the server is away, so that completion and acknowledgement have to wait for it.
-            go_on.set()
+            # The handler ends while the server is away, so that completion and acknowledgement must wait.
+            release.set()
             await asyncio.to_thread(own_nats.restart)
 
             async def empty() -> bool:
@@ -140,19 +138,19 @@ async def test_a_job_that_is_running_during_a_restart_is_finished_and_not_run_ag
         assert await stored_count(connection, f"{name}-events") == 1
 
 
-async def test_a_worker_that_the_server_refuses_does_not_ask_in_a_busy_loop(own_nats: NatsServer, name: str) -> None:
-    where = connection_settings({"servers": (own_nats.url,), "timeout": 5})
-    async with connect(where) as connection:
+async def test_refused_pull_requests_are_not_repeated_in_a_busy_loop(own_nats: NatsServer, name: str) -> None:
+    settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
+    async with connect(settings) as connection:
         queue = await make_queue(connection, name)
         config = (await consumer_info(connection, name, "worker"))["config"]
         config |= {"max_waiting": 1}
         await connection.api(f"CONSUMER.DELETE.{name}.worker")
         body = {"stream_name": name, "config": config, "action": "create"}
         await connection.api(f"CONSUMER.CREATE.{name}.worker", body)
-        # Two at a consumer that lets one wait, and one whose consumer is deleted.
+        # Two workers on a consumer with max_waiting 1, then on a deleted consumer.
         async with (
-            running_worker(Worker(queue, "worker", print, where)),
-            running_worker(Worker(queue, "worker", print, where)),
+            running_worker(Worker(queue, "worker", print, settings)),
+            running_worker(Worker(queue, "worker", print, settings)),
         ):
             assert await messages_in_two_seconds(own_nats) < 40
             await connection.api(f"CONSUMER.DELETE.{name}.worker")
@@ -211,7 +209,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
 async def test_a_failing_store_of_completions_never_acknowledges_the_job(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._SETTLE_SECONDS", 0)
+    monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._CONFIRM_TIMEOUT", 0)
     queue = await make_queue(connection, name, consumer={"max_deliver": 50})
     attempts: list[int] = []
     async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):

@@ -1,4 +1,4 @@
-"""Workers that take the jobs of one consumer first and fall back to others, of the same stream and of another."""
+"""Workers that run the jobs of one consumer first and fall back to others, of the same stream and of another."""
 
 from __future__ import annotations
 
@@ -47,29 +47,31 @@ BOTH = pytest.mark.parametrize("streams", [1, 2], ids=["one stream", "two stream
 
 
 def fallback(high: ConsumerRef, low: ConsumerRef) -> Fallback:
-    """Name the second lane in the shortest way there is."""
+    """Return the fallback in its shortest form."""
     return low.consumer.name if low.queue == high.queue else (low.queue, low.consumer.name)
 
 
-async def fill(connection: Connection, source: ConsumerRef, kind: str, count: int, *, job_id: str = "") -> list[int]:
+async def publish_kind(
+    connection: Connection, ref: ConsumerRef, kind: str, count: int, *, job_id: str = ""
+) -> list[int]:
     headers = {"Job-Id": job_id} if job_id else None
-    return await publish_jobs(connection, source.queue, [kind] * count, kind=kind, headers=headers)
+    return await publish_jobs(connection, ref.queue, [kind] * count, kind=kind, headers=headers)
 
 
-def empty(connection: Connection, *sources: ConsumerRef) -> Callable[[], object]:
+def empty(connection: Connection, *refs: ConsumerRef) -> Callable[[], object]:
     async def is_empty() -> bool:
-        return not any([await stored_count(connection, source.queue.name) for source in sources])
+        return not any([await stored_count(connection, ref.queue.name) for ref in refs])
 
     return is_empty
 
 
 @BOTH
-async def test_urgent_jobs_come_first_and_others_when_there_are_none(
+async def test_urgent_jobs_run_first_and_others_when_there_are_none(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
-    await fill(connection, low, LOW, 5)
-    await fill(connection, high, HIGH, 5)
+    await publish_kind(connection, low, LOW, 5)
+    await publish_kind(connection, high, HIGH, 5)
     done: list[str] = []
     worker = Worker(
         high.queue,
@@ -81,75 +83,75 @@ async def test_urgent_jobs_come_first_and_others_when_there_are_none(
     async with running_worker(worker):
         await eventually(empty(connection, high, low))
         assert done == [HIGH] * 5 + [LOW] * 5
-        await fill(connection, low, LOW, 2)
+        await publish_kind(connection, low, LOW, 2)
         await eventually(lambda: len(done) == 12)
-        await fill(connection, high, HIGH, 2)
+        await publish_kind(connection, high, HIGH, 2)
         await eventually(lambda: len(done) == 14)
     assert done[10:] == [LOW] * 2 + [HIGH] * 2
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (7, 7)
 
 
 @BOTH
-async def test_an_urgent_job_that_comes_while_all_slots_are_taken_is_the_next_one(
+async def test_an_urgent_job_published_while_the_worker_is_full_is_the_next_one(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
-    await fill(connection, low, LOW, 5)
+    await publish_kind(connection, low, LOW, 5)
     done: list[str] = []
-    go_on = asyncio.Event()
+    release = asyncio.Event()
 
     async def handle(job: Delivery) -> None:
         done.append(job.body.decode())
         if len(done) == 2:
-            await fill(connection, high, HIGH, 1)
-            # Until the server has told of it.
+            await publish_kind(connection, high, HIGH, 1)
+            # Until the server has answered the probe.
             await asyncio.sleep(0.2)
-        await go_on.wait()
+        await release.wait()
 
     worker = Worker(high.queue, high.consumer.name, handle, settings, fallbacks=[fallback(high, low)])
     async with running_worker(worker):
         await eventually(lambda: done == [LOW])
-        # Nothing else is pulled in the time in which several bells ring or expire.
+        # Nothing else is pulled while several probes are answered or expire.
         for _ in range(30):
             assert await count_in_flight(connection, high, low) == 1
             await asyncio.sleep(0.05)
-        go_on.set()
+        release.set()
         await eventually(empty(connection, high, low))
     assert done == [LOW, LOW, HIGH, LOW, LOW, LOW]
 
 
-async def test_no_more_jobs_are_pulled_than_there_are_free_slots_in_all(
+async def test_no_more_jobs_are_pulled_in_total_than_can_be_started(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
-    go_on = asyncio.Event()
-    at_work: list[str] = []
-    most = 0
+    release = asyncio.Event()
+    running: list[str] = []
+    max_running = 0
 
     async def handle(job: Delivery) -> None:
-        nonlocal most
-        at_work.append(job.body.decode())
-        most = max(most, len(at_work))
-        await go_on.wait()
-        at_work.remove(job.body.decode())
+        nonlocal max_running
+        running.append(job.body.decode())
+        max_running = max(max_running, len(running))
+        await release.wait()
+        running.remove(job.body.decode())
 
     async with running_worker(Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=5)):
-        await fill(connection, low, LOW, 2)
-        await eventually(lambda: at_work == [LOW] * 2)
-        await fill(connection, high, HIGH, 20)
-        await fill(connection, low, LOW, 20)
-        await eventually(lambda: len(at_work) == 5)
+        await publish_kind(connection, low, LOW, 2)
+        await eventually(lambda: running == [LOW] * 2)
+        await publish_kind(connection, high, HIGH, 20)
+        await publish_kind(connection, low, LOW, 20)
+        await eventually(lambda: len(running) == 5)
         for _ in range(30):
             assert await count_in_flight(connection, high, low) == 5
             await asyncio.sleep(0.05)
-        go_on.set()
+        release.set()
         await eventually(empty(connection, high, low))
-    assert most == 5
+    assert max_running == 5
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (20, 22)
 
 
 @BOTH
-async def test_a_job_of_any_lane_starts_at_once_on_an_idle_worker(
+async def test_a_job_of_any_consumer_starts_at_once_on_an_idle_worker(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
@@ -165,21 +167,21 @@ async def test_a_job_of_any_lane_starts_at_once_on_an_idle_worker(
     async with running_worker(worker):
         for count in range(1, 11):
             published = time.monotonic()
-            await fill(connection, (high, low)[count % 2], (HIGH, LOW)[count % 2], 1)
+            await publish_kind(connection, (high, low)[count % 2], (HIGH, LOW)[count % 2], 1)
             await eventually(lambda count=count: len(started) == count)  # type: ignore[misc]
-            # One that only looks when its requests expire would be late about half of the time.
+            # Polling at the expiry of the requests would be late about half of the time.
             assert started[-1] - published < 0.4
 
 
 @pytest.mark.parametrize("slots", [1, 20])
-@pytest.mark.parametrize("names", [(HIGH, LOW), (HIGH, "mid", LOW)], ids=["two lanes", "three lanes"])
-async def test_of_ten_jobs_at_least_one_is_of_each_lane_that_has_jobs(
+@pytest.mark.parametrize("names", [(HIGH, LOW), (HIGH, "mid", LOW)], ids=["two consumers", "three consumers"])
+async def test_of_ten_jobs_at_least_one_is_of_each_consumer_that_has_jobs(
     connection: Connection, settings: ConnectionSettings, name: str, names: tuple[str, ...], slots: int
 ) -> None:
     queue = priority_queue(name, *names)
     await provision(connection, queue)
-    for each in names[1:]:
-        await publish_jobs(connection, queue, [each] * 12, kind=each)
+    for kind in names[1:]:
+        await publish_jobs(connection, queue, [kind] * 12, kind=kind)
     await publish_jobs(connection, queue, [HIGH] * 100, kind=HIGH)
     started: list[str] = []
 
@@ -190,7 +192,7 @@ async def test_of_ten_jobs_at_least_one_is_of_each_lane_that_has_jobs(
         await eventually(lambda: len(started) == 100 + 12 * (len(names) - 1), within=30)
     for start in range(90):
         assert set(started[start : start + 10]) == set(names)
-    # And no more than its share, as long as there are urgent jobs.
+    # And no more than its share while there are urgent jobs.
     assert started[:60].count(LOW) <= 7
 
 
@@ -206,8 +208,8 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
             raise ValueError("no such printer")
 
     worker = Worker(high.queue, "worker", handle, settings, fallbacks=[fallback(high, low)], name="w")
-    await fill(connection, low, LOW, 1)
-    await fill(connection, high, HIGH, 1)
+    await publish_kind(connection, low, LOW, 1)
+    await publish_kind(connection, high, HIGH, 1)
     letters = f"{low.queue.name}-dead"
     async with running_worker(worker):
         copy = await eventually(lambda: last_message(connection, letters, copy_subject(low.queue.name, "worker", 1)))
@@ -223,7 +225,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
 
 
 @BOTH
-async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
+async def test_jobs_of_every_consumer_can_be_cancelled_before_and_while_they_run(
     connection: Connection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
@@ -237,10 +239,10 @@ async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
         finally:
             ended.append(job.id)
 
-    for source, kind in ((high, HIGH), (low, LOW)):
-        await fill(connection, source, kind, 1, job_id=f"{kind} at rest")
-        await cancel(connection, source.queue, f"{kind} at rest")
-        await fill(connection, source, kind, 1, job_id=f"{kind} running")
+    for ref, kind in ((high, HIGH), (low, LOW)):
+        await publish_kind(connection, ref, kind, 1, job_id=f"{kind} queued")
+        await cancel(connection, ref.queue, f"{kind} queued")
+        await publish_kind(connection, ref, kind, 1, job_id=f"{kind} running")
     worker = Worker(high.queue, high.consumer.name, handle, settings, fallbacks=[fallback(high, low)], concurrency=2)
     async with running_worker(worker):
         await eventually(lambda: len(started) == 2)
@@ -250,42 +252,42 @@ async def test_jobs_of_every_lane_can_be_cancelled_before_and_while_they_run(
     assert (sorted(started), sorted(ended)) == (["high running", "low running"],) * 2
 
 
-async def test_a_stop_is_prompt_takes_nothing_more_and_hands_nothing_on(
+async def test_a_stopped_worker_ends_promptly_without_pulling_more_jobs(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=2)
     jobs: list[Delivery] = []
     worker = Worker(high.queue, "worker", jobs.append, settings, fallbacks=[fallback(high, low)], concurrency=5)
     async with running_worker(worker):
-        await fill(connection, low, LOW, 1)
+        await publish_kind(connection, low, LOW, 1)
         await eventually(lambda: len(jobs) == 1)
         await eventually(empty(connection, low))
         worker.stop()
-        await fill(connection, low, LOW, 2)
-        await fill(connection, high, HIGH, 2)
+        await publish_kind(connection, low, LOW, 2)
+        await publish_kind(connection, high, HIGH, 2)
     assert len(jobs) == 1
-    # A request of a single lane may bring jobs in that moment; a bell can't.
+    # The pull request of a worker with one consumer may fetch jobs at that moment; a probe can't.
     assert (await count_deliveries(connection, high), await count_deliveries(connection, low)) == (0, 1)
 
 
-async def test_an_idle_worker_that_is_stopped_does_not_wait_for_its_bells(
+async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
     connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Longer than the worker is waited for.
-    monkeypatch.setattr("airflow_provider_jetstream.worker.scheduler.EXPIRES", 60)
+    # Longer than the test waits for the worker.
+    monkeypatch.setattr("airflow_provider_jetstream.worker.scheduler.PULL_EXPIRES", 60)
     high, low = await make_priority_consumers(connection, name)
     worker = Worker(high.queue, HIGH, print, settings, fallbacks=[LOW])
-    async with record_pull_requests(connection, high, low) as heard, running_worker(worker):
-        # Those of the first look, and a bell each at the least.
-        await eventually(lambda: len(heard) > 6)
+    async with record_pull_requests(connection, high, low) as requests, running_worker(worker):
+        # The requests of the first fetches, and at least one probe for each consumer.
+        await eventually(lambda: len(requests) > 6)
 
 
-async def test_what_the_grace_time_cuts_off_is_handed_back_to_the_consumer_that_it_came_from(
+async def test_a_job_cut_off_by_the_grace_time_is_handed_back_to_its_own_consumer(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=2)
-    for source, kind in ((high, HIGH), (low, LOW)):
-        await fill(connection, source, kind, 1)
+    for ref, kind in ((high, HIGH), (low, LOW)):
+        await publish_kind(connection, ref, kind, 1)
     started: list[str] = []
 
     async def hang(job: Delivery) -> None:
@@ -295,16 +297,16 @@ async def test_what_the_grace_time_cuts_off_is_handed_back_to_the_consumer_that_
     worker = Worker(high.queue, "worker", hang, settings, fallbacks=[fallback(high, low)], concurrency=2, grace=0.1)
     async with running_worker(worker):
         await eventually(lambda: len(started) == 2)
-    again: list[tuple[bytes, int]] = []
-    for source in (high, low):
-        # Thirty seconds of ack wait aren't waited for.
-        other = Worker(source.queue, "worker", lambda job: again.append((job.body, job.attempt)), settings)
+    redelivered: list[tuple[bytes, int]] = []
+    for ref in (high, low):
+        # Sooner than the ack wait of thirty seconds.
+        other = Worker(ref.queue, "worker", lambda job: redelivered.append((job.body, job.attempt)), settings)
         async with running_worker(other):
-            await eventually(empty(connection, source), within=3)
-    assert again == [(HIGH.encode(), 2), (LOW.encode(), 2)]
+            await eventually(empty(connection, ref), within=3)
+    assert redelivered == [(HIGH.encode(), 2), (LOW.encode(), 2)]
 
 
-async def test_numbers_and_log_lines_name_the_lane_of_the_job(
+async def test_metrics_and_log_lines_name_the_consumer_of_the_job(
     connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "jetstream.worker")
@@ -317,21 +319,21 @@ async def test_numbers_and_log_lines_name_the_lane_of_the_job(
 
     worker = Worker(high.queue, HIGH, handle, settings, fallbacks=[LOW], concurrency=2, name="w", metrics_port=0)
     async with running_worker(worker):
-        served = await eventually(lambda: re.search(r"numbers on port (\d+)", caplog.text))
-        assert served is not None
-        await fill(connection, high, HIGH, 2)
-        await fill(connection, low, LOW, 1)
+        match = await eventually(lambda: re.search(r"metrics on port (\d+)", caplog.text))
+        assert match is not None
+        await publish_kind(connection, high, HIGH, 2)
+        await publish_kind(connection, low, LOW, 1)
         await eventually(empty(connection, high))
         await publish_jobs(connection, low.queue, ["wait"], kind=LOW)
         await eventually(lambda: count_in_flight(connection, low))
-        address = f"http://127.0.0.1:{served[1]}/metrics"
-        told = (await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=5).read())).decode()
+        address = f"http://127.0.0.1:{match[1]}/metrics"
+        text = (await asyncio.to_thread(lambda: urllib.request.urlopen(address, timeout=5).read())).decode()
         release.set()
-    for consumer, jobs, at_work in ((HIGH, 2, 0), (LOW, 1, 1)):
-        lane = f'consumer="{consumer}"'
-        assert f'jetstream_worker_jobs_total{{{lane},outcome="completed",stream="{name}",worker="w"}} {jobs}.0' in told
-        assert f'jetstream_worker_running_jobs{{{lane},stream="{name}",worker="w"}} {at_work}.0' in told
-        assert f'jetstream_worker_abandoned_jobs{{{lane},stream="{name}",worker="w"}} 0.0' in told
+    for consumer, jobs, running in ((HIGH, 2, 0), (LOW, 1, 1)):
+        label = f'consumer="{consumer}"'
+        assert f'jetstream_worker_jobs_total{{{label},outcome="completed",stream="{name}",worker="w"}} {jobs}.0' in text
+        assert f'jetstream_worker_running_jobs{{{label},stream="{name}",worker="w"}} {running}.0' in text
+        assert f'jetstream_worker_abandoned_jobs{{{label},stream="{name}",worker="w"}} 0.0' in text
     assert f"w takes jobs of {name}/high, then of {name}/low" in caplog.text
     ended = [record.__dict__["job"] for record in caplog.records if "job" in record.__dict__]
     # Two at a time may end in any order.
@@ -340,13 +342,13 @@ async def test_numbers_and_log_lines_name_the_lane_of_the_job(
 
 @pytest.fixture
 def queue_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
-    """Give the files of two queues, the first with two consumers."""
+    """Write the files of two queues, the first with two consumers."""
     files = tmp_path / "first.yaml", tmp_path / "second.yaml"
     first = priority_queue(f"{name}-first").model_dump(mode="json", exclude_unset=True)
     second = priority_queue(f"{name}-second", LOW).model_dump(mode="json", exclude_unset=True)
     for file, declared in zip(files, (first, second), strict=True):
         file.write_text(yaml.safe_dump(declared))
-    (tmp_path / "lane_handlers.py").write_text("def tell(job):\n    return job.body.decode()\n")
+    (tmp_path / "fallback_handlers.py").write_text("def echo(job):\n    return job.body.decode()\n")
     return files
 
 
@@ -364,13 +366,13 @@ async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file
         queue=queue_files[0],
         consumer=HIGH,
         fallbacks=(LOW, f"{queue_files[1]}:{LOW}"),
-        handler="lane_handlers:tell",
+        handler="fallback_handlers:echo",
         env=environment,
         logs=tmp_path,
     )
     try:
-        sources = [ConsumerRef(queue, queue.consumer(LOW)) for queue in (first, second)]
-        await eventually(empty(connection, *sources), within=20)
+        refs = [ConsumerRef(queue, queue.consumer(LOW)) for queue in (first, second)]
+        await eventually(empty(connection, *refs), within=20)
     finally:
         await asyncio.to_thread(process.terminate)
     ends = re.findall(r"outcome=completed", process.output())
@@ -380,7 +382,7 @@ async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file
     assert process.returncode == 0
 
 
-async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: ConnectionSettings, name: str) -> None:
+async def test_invalid_fallbacks_are_refused_with_what_to_do(settings: ConnectionSettings, name: str) -> None:
     queue, other = priority_queue(name), priority_queue(f"{name}-other")
     cases: list[tuple[list[Fallback], str]] = [
         (
@@ -394,8 +396,8 @@ async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: Connec
             f"expected one declaration of work queue {name}, found two that differ",
         ),
     ]
-    for fallbacks, told in cases:
-        with pytest.raises(WorkerSetupError, match=re.escape(told)):
+    for fallbacks, text in cases:
+        with pytest.raises(WorkerSetupError, match=re.escape(text)):
             Worker(queue, HIGH, print, settings, fallbacks=fallbacks)
     for unknown in ("mid", (other, "mid")):
         with pytest.raises(
@@ -410,13 +412,13 @@ async def test_lanes_that_cannot_be_are_refused_with_what_to_do(settings: Connec
         Worker(many, "0", print, settings, fallbacks=[str(number) for number in range(1, 11)])
 
 
-async def test_a_missing_fallback_is_named_before_any_job_is_taken(
+async def test_a_missing_fallback_is_named_before_any_job_is_pulled(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["a"])
     absent = priority_queue(f"{name}-absent")
-    told = f"expected consumer low of stream {name}-absent on the server, found none: provision the queue first"
-    with pytest.raises(LookupError, match=told):
+    text = f"expected consumer low of stream {name}-absent on the server, found none: provision the queue first"
+    with pytest.raises(LookupError, match=text):
         await Worker(queue, "worker", print, settings, fallbacks=[(absent, LOW)]).run()
     assert await count_deliveries(connection, ConsumerRef(queue, queue.consumers[0])) == 0

@@ -36,31 +36,40 @@ HANDLERS = """
 import json, logging, os, signal, time
 from pathlib import Path
 from nats.aio.client import Client
-from nats.aio.msg import Msg
 from airflow_provider_jetstream.worker import GiveUpError
 
 FOLDER = Path(os.environ["FOLDER"])
 
-def note(what, job):
+def record(event, job):
     with (FOLDER / "ledger").open("a") as ledger:
-        ledger.write(json.dumps([what, job.sequence, job.attempt, os.getpid()]) + "\\n")
+        ledger.write(json.dumps([event, job.sequence, job.attempt, os.getpid()]) + "\\n")
 
 def quick(job):
     time.sleep(0.01)
-    note("done", job)
+    record("done", job)
 
 def gated(job):
-    note("start", job)
-    while not (FOLDER / "go").exists():
+    record("start", job)
+    while not (FOLDER / "released").exists():
         time.sleep(0.01)
-    note("done", job)
+    record("done", job)
+
+def die_before_sending(acknowledgement):
+    request = Client.request
+
+    async def die(client, subject, payload=b"", **options):
+        if payload.startswith(acknowledgement):
+            os.kill(os.getpid(), signal.SIGKILL)
+        return await request(client, subject, payload, **options)
+
+    Client.request = die
 
 def dies_before_its_acknowledgement(job):
-    note("done", job)
-    Msg.ack_sync = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
+    record("done", job)
+    die_before_sending(b"+ACK")
 
 def gives_up(job):
-    note("given up", job)
+    record("given up", job)
     raise GiveUpError("bad printer") from ValueError(f"order {job.sequence} has no paper")
 
 def given_up_or_failed(job):
@@ -71,20 +80,13 @@ def given_up_or_failed(job):
         raise ValueError("no paper")
 
 def dies_before_its_termination(job):
-    request = Client.request
-
-    async def die(client, subject, payload=b"", **options):
-        if payload.startswith(b"+TERM"):
-            os.kill(os.getpid(), signal.SIGKILL)
-        return await request(client, subject, payload, **options)
-
-    Client.request = die
+    die_before_sending(b"+TERM")
     gives_up(job)
 """
 
 
 class Workers:
-    """Worker processes of one test, and what their handlers wrote down."""
+    """Worker processes of one test, and what their handlers have recorded."""
 
     def __init__(self, nats: NatsServer, folder: Path) -> None:
         self.folder = folder
@@ -118,46 +120,46 @@ class Workers:
         file.write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))
         return file
 
-    def notes(self, what: str) -> list[tuple[int, int, int]]:
-        """Tell sequence, attempt and process of each."""
+    def records(self, event: str) -> list[tuple[int, int, int]]:
+        """Return sequence, attempt and process id of each recorded event of a kind."""
         ledger = self.folder / "ledger"
         lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
-        return [(sequence, attempt, process) for noted, sequence, attempt, process in lines if noted == what]
+        return [(sequence, attempt, process) for recorded, sequence, attempt, process in lines if recorded == event]
 
-    def go(self) -> None:
-        (self.folder / "go").touch()
+    def release(self) -> None:
+        (self.folder / "released").touch()
 
 
 @pytest.fixture
 def workers(nats: NatsServer, tmp_path: Path) -> Iterator[Workers]:
-    made = Workers(nats, tmp_path)
-    yield made
-    for process in made.started:
+    running_workers = Workers(nats, tmp_path)
+    yield running_workers
+    for process in running_workers.started:
         process.kill()
 
 
-async def drained(connection: Connection, queue: WorkQueue) -> None:
+async def wait_until_empty(connection: Connection, queue: WorkQueue) -> None:
     async def empty() -> bool:
         return not await stored_count(connection, queue.name)
 
     await eventually(empty, within=30)
 
 
-async def exited(process: Process, within: float) -> int | None:
+async def exit_status(process: Process, within: float) -> int | None:
     await eventually(lambda: not process.alive, within=within)
     return process.returncode
 
 
 async def completions(connection: Connection, queue: WorkQueue) -> Counter[int]:
-    found: Counter[int] = Counter()
+    counts: Counter[int] = Counter()
     start = 1
     while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
-        found[json.loads(message.data)["stream_seq"]] += 1
+        counts[json.loads(message.data)["stream_seq"]] += 1
         start = message.sequence + 1
-    return found
+    return counts
 
 
-async def listening(connection: Connection, queue: WorkQueue, count: int = 1) -> None:
+async def wait_for_pull_requests(connection: Connection, queue: WorkQueue, count: int = 1) -> None:
     async def pulls() -> bool:
         info: dict[str, Any] = await consumer_info(connection, queue.name, "worker")
         return bool(info["num_waiting"] >= count)
@@ -165,17 +167,17 @@ async def listening(connection: Connection, queue: WorkQueue, count: int = 1) ->
     await eventually(pulls, within=20)
 
 
-async def test_a_job_whose_worker_is_killed_is_done_once_more_and_completed_once(
+async def test_a_job_whose_worker_is_killed_runs_again_and_is_completed_once(
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
     await publish_jobs(connection, queue, ["a"])
     first = workers.start(queue, "gated")
-    await eventually(lambda: workers.notes("start"), within=20)
+    await eventually(lambda: workers.records("start"), within=20)
     first.kill()
     second = workers.start(queue, "quick")
-    await drained(connection, queue)
-    assert workers.notes("done") == [(1, 2, second.pid)]
+    await wait_until_empty(connection, queue)
+    assert workers.records("done") == [(1, 2, second.pid)]
     assert await completions(connection, queue) == {1: 1}
 
 
@@ -185,12 +187,12 @@ async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_an
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
     await publish_jobs(connection, queue, ["a"])
     first = workers.start(queue, "dies_before_its_acknowledgement")
-    assert await exited(first, 20) == -signal.SIGKILL
+    assert await exit_status(first, 20) == -signal.SIGKILL
     assert await completions(connection, queue) == {1: 1}
     assert await stored_count(connection, name) == 1
     second = workers.start(queue, "quick")
-    await drained(connection, queue)
-    assert workers.notes("done") == [(1, 1, first.pid), (1, 2, second.pid)]
+    await wait_until_empty(connection, queue)
+    assert workers.records("done") == [(1, 1, first.pid), (1, 2, second.pid)]
     assert await completions(connection, queue) == {1: 1}
 
 
@@ -200,73 +202,75 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
     await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "order-1"})
     first = workers.start(queue, "dies_before_its_termination")
-    assert await exited(first, 20) == -signal.SIGKILL
+    assert await exit_status(first, 20) == -signal.SIGKILL
     assert await stored_count(connection, name) == 1
-    (found,) = await dead_letter_records(connection, queue)
-    assert (found[0].sequence, found[0].deliveries, found[1].data) == (1, 1, b"a")
+    ((death, job),) = await dead_letter_records(connection, queue)
+    assert (death.sequence, death.deliveries, job.data) == (1, 1, b"a")
     second = workers.start(queue, "gives_up")
-    await drained(connection, queue)
-    assert workers.notes("given up") == [(1, 1, first.pid), (1, 2, second.pid)]
+    await wait_until_empty(connection, queue)
+    assert workers.records("given up") == [(1, 1, first.pid), (1, 2, second.pid)]
     records = await dead_letter_records(connection, queue)
     assert [(death.sequence, death.deliveries) for death, _ in records] == [(1, 1), (1, 2)]
     assert (
         len({(death.created, death.explanation, death.error_message, death.fingerprint) for death, _ in records}) == 1
     )
     assert len({(job.time, job.subject, job.headers, job.data) for _, job in records}) == 1
-    # Two copies, and the one termination.
+    # Two copies and one termination.
     assert await stored_count(connection, f"{name}-dead") == 3
     assert await completions(connection, queue) == {}
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
-async def test_a_worker_told_to_stop_finishes_its_jobs_and_takes_no_more(
+async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
     connection: Connection, name: str, workers: Workers, number: signal.Signals
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     await publish_jobs(connection, queue, map(str, range(8)))
     worker = workers.start(queue, "gated", concurrency=5)
-    await eventually(lambda: len(workers.notes("start")) == 5, within=20)
+    await eventually(lambda: len(workers.records("start")) == 5, within=20)
     worker.signal(number)
     await eventually(lambda: "finishes 5 running jobs" in worker.output())
-    workers.go()
-    assert await exited(worker, 5) == 0
-    assert sorted(workers.notes("done")) == [(sequence, 1, worker.pid) for sequence in range(1, 6)]
+    workers.release()
+    assert await exit_status(worker, 5) == 0
+    assert sorted(workers.records("done")) == [(sequence, 1, worker.pid) for sequence in range(1, 6)]
     assert await completions(connection, queue) == dict.fromkeys(range(1, 6), 1)
     info = await consumer_info(connection, name, "worker")
     assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 3, 5)
 
 
-async def test_fifty_jobs_in_flight_run_again_after_a_kill_each_once_and_none_after_a_stop_in_good_order(
+async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_graceful_stop(
     connection: Connection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 3})
     await publish_jobs(connection, queue, map(str, range(50)))
     killed = workers.start(queue, "gated", concurrency=50)
-    await eventually(lambda: len(workers.notes("start")) == 50, within=20)
-    # Longer than the ack wait: they are in flight because the worker says so.
+    await eventually(lambda: len(workers.records("start")) == 50, within=20)
+    # Longer than the ack wait: the jobs stay in flight because the worker signals progress.
     await asyncio.sleep(3)
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 50
     killed.kill()
     stopped = workers.start(queue, "gated", concurrency=50)
-    await eventually(lambda: len(workers.notes("start")) == 100, within=20)
-    assert Counter(sequence for sequence, _, _ in workers.notes("start")) == dict.fromkeys(range(1, 51), 2)
+    await eventually(lambda: len(workers.records("start")) == 100, within=20)
+    assert Counter(sequence for sequence, _, _ in workers.records("start")) == dict.fromkeys(range(1, 51), 2)
     stopped.signal(signal.SIGTERM)
     await eventually(lambda: "finishes 50 running jobs" in stopped.output())
-    workers.go()
-    assert await exited(stopped, 10) == 0
-    assert sorted(workers.notes("done")) == [(sequence, 2, stopped.pid) for sequence in range(1, 51)]
+    workers.release()
+    assert await exit_status(stopped, 10) == 0
+    assert sorted(workers.records("done")) == [(sequence, 2, stopped.pid) for sequence in range(1, 51)]
     assert await completions(connection, queue) == dict.fromkeys(range(1, 51), 1)
     info = await consumer_info(connection, name, "worker")
     assert (info["num_ack_pending"], info["num_pending"], info["delivered"]["consumer_seq"]) == (0, 0, 100)
 
 
-async def test_two_workers_share_the_jobs_and_do_each_once(connection: Connection, name: str, workers: Workers) -> None:
+async def test_two_workers_share_the_jobs_and_run_each_once(
+    connection: Connection, name: str, workers: Workers
+) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     pids = {workers.start(queue, "quick", concurrency=2).pid for _ in range(2)}
-    await listening(connection, queue, 2)
+    await wait_for_pull_requests(connection, queue, 2)
     await publish_jobs(connection, queue, map(str, range(100)))
-    await drained(connection, queue)
-    done = workers.notes("done")
+    await wait_until_empty(connection, queue)
+    done = workers.records("done")
     assert sorted(sequence for sequence, _, _ in done) == list(range(1, 101))
     assert {pid for _, _, pid in done} == pids
     assert await completions(connection, queue) == dict.fromkeys(range(1, 101), 1)
@@ -278,11 +282,11 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
     await publish_jobs(connection, queue, map(str, range(200)))
     first, second = (workers.start(queue, "quick", concurrency=4) for _ in range(2))
-    await eventually(lambda: any(pid == first.pid for _, _, pid in workers.notes("done")), within=20)
+    await eventually(lambda: any(pid == first.pid for _, _, pid in workers.records("done")), within=20)
     first.kill()
-    await drained(connection, queue)
+    await wait_until_empty(connection, queue)
     assert second.alive
-    assert {sequence for sequence, _, _ in workers.notes("done")} == set(range(1, 201))
+    assert {sequence for sequence, _, _ in workers.records("done")} == set(range(1, 201))
     assert await completions(connection, queue) == dict.fromkeys(range(1, 201), 1)
     assert await stored_count(connection, f"{name}-dead") == 0
 
@@ -290,11 +294,11 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
 async def test_an_idle_worker_stops_within_three_seconds(connection: Connection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name)
     worker = workers.start(queue, "quick")
-    await listening(connection, queue)
-    told = time.monotonic()
+    await wait_for_pull_requests(connection, queue)
+    started = time.monotonic()
     worker.signal(signal.SIGTERM)
-    assert await exited(worker, 10) == 0
-    assert time.monotonic() - told < 3
+    assert await exit_status(worker, 10) == 0
+    assert time.monotonic() - started < 3
 
 
 async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_time(
@@ -303,13 +307,13 @@ async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_ti
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
     await publish_jobs(connection, queue, ["a"])
     worker = workers.run(queue, "gated", "--grace", "0.5")
-    await eventually(lambda: workers.notes("start"), within=20)
-    told = time.monotonic()
+    await eventually(lambda: workers.records("start"), within=20)
+    started = time.monotonic()
     worker.signal(signal.SIGTERM)
-    assert await exited(worker, 10) == 0
-    assert time.monotonic() - told < 3
+    assert await exit_status(worker, 10) == 0
+    assert time.monotonic() - started < 3
     workers.start(queue, "quick")
-    await drained(connection, queue)
+    await wait_until_empty(connection, queue)
     assert await completions(connection, queue) == {1: 1}
 
 
@@ -319,7 +323,7 @@ async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_anoth
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     await publish_jobs(connection, queue, map(str, range(12)))
     worker = workers.run(queue, "gated", "--deadline", "100ms", "--concurrency", "4")
-    assert await exited(worker, 20) == 3
+    assert await exit_status(worker, 20) == 3
     assert "jetstream-worker: expected at most 10 handlers to go on past their deadline, found" in worker.output()
     assert "Traceback" not in worker.output()
 
@@ -330,7 +334,7 @@ async def test_the_end_of_each_job_is_one_line_of_json(connection: Connection, n
     worker = workers.run(queue, "given_up_or_failed", "--log-format", "json", "--id", "3", "--processes")
     await eventually(lambda: worker.output().count("job ended") == 3, within=20)
     worker.signal(signal.SIGTERM)
-    assert await exited(worker, 10) == 0
+    assert await exit_status(worker, 10) == 0
     lines = [json.loads(line) for line in worker.output().splitlines()]
     ends = {(line["sequence"], line["attempt"]): line for line in lines if line["message"].startswith("job ended")}
     assert {key: (line["outcome"], line["level"], line.get("error")) for key, line in ends.items()} == {
@@ -342,7 +346,7 @@ async def test_the_end_of_each_job_is_one_line_of_json(connection: Connection, n
         assert (line["worker"], line["stream"], line["consumer"], line["job_id"]) == ("3", name, "worker", "größe 7")
         assert 0 < line["seconds"] < 30
     assert "no paper" in ends[2, 1]["exception"]
-    # What the handler itself logs, in its own process.
+    # The log lines of the handler in its own process.
     assert [line["message"] for line in lines if line["logger"] == "shop"] == ["working on größe 7"] * 3
 
 
@@ -352,30 +356,30 @@ async def test_the_processes_of_a_killed_worker_end_by_themselves(
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     await publish_jobs(connection, queue, ["a"])
     worker = workers.run(queue, "quick", "--processes")
-    await drained(connection, queue)
+    await wait_until_empty(connection, queue)
     assert len(worker.pids()) >= 2
-    assert [process for _, _, process in workers.notes("done")] != [worker.pid]
+    assert [process for _, _, process in workers.records("done")] != [worker.pid]
     worker.signal(signal.SIGKILL)
     await eventually(lambda: not worker.pids())
 
 
-async def test_numbers_are_served_for_prometheus(connection: Connection, name: str, workers: Workers) -> None:
+async def test_metrics_are_served_for_prometheus(connection: Connection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     await publish_jobs(connection, queue, map(str, range(3)))
     worker = workers.run(queue, "gated", "--metrics-port", "0", "--concurrency", "2", "--id", "3")
-    await eventually(lambda: len(workers.notes("start")) == 2, within=20)
+    await eventually(lambda: len(workers.records("start")) == 2, within=20)
     port = worker.output().partition("serves metrics on port ")[2].split()[0]
     labels = f'consumer="worker",stream="{name}",worker="3"'
 
     async def number(line: str) -> float:
         async with httpx.AsyncClient(timeout=5) as client:
             page = (await client.get(f"http://127.0.0.1:{port}/metrics")).text
-        found = [each for each in page.splitlines() if each.startswith(line)]
-        return float(found[0].split()[-1]) if found else 0.0
+        samples = [sample for sample in page.splitlines() if sample.startswith(line)]
+        return float(samples[0].split()[-1]) if samples else 0.0
 
     assert await number(f"jetstream_worker_running_jobs{{{labels}}}") == 2
-    workers.go()
-    await drained(connection, queue)
+    workers.release()
+    await wait_until_empty(connection, queue)
     ended = f'jetstream_worker_jobs_total{{consumer="worker",outcome="completed",stream="{name}",worker="3"}}'
 
     async def counted() -> bool:
@@ -392,7 +396,9 @@ async def test_a_worker_without_its_consumer_ends_with_status_two_and_says_why(
     queue = await make_queue(connection, name)
     await connection.api(f"CONSUMER.DELETE.{name}.worker")
     worker = workers.start(queue, "quick")
-    assert await exited(worker, 20) == 2
-    told = f"jetstream-worker: expected consumer worker of stream {name} on the server, found none: provision the queue"
-    assert told in worker.output()
+    assert await exit_status(worker, 20) == 2
+    started = (
+        f"jetstream-worker: expected consumer worker of stream {name} on the server, found none: provision the queue"
+    )
+    assert started in worker.output()
     assert "Traceback" not in worker.output()

@@ -1,4 +1,4 @@
-"""When a job that failed comes back: after its backoff and a little more, or when its handler says."""
+"""When a failed job comes back: after its backoff and a little more, or after the delay that its handler requests."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ if TYPE_CHECKING:
 BACKOFF: dict[str, Any] = {"ack_wait": None, "backoff": ["200ms", "1s", "3s"]}
 
 
-class Clock:
-    """A handler that always fails, and when it was called."""
+class FailingHandler:
+    """A handler that always fails and records the times of its calls."""
 
     def __init__(self, *errors: Exception) -> None:
         self.calls: list[float] = []
@@ -38,24 +38,24 @@ class Clock:
 @pytest.mark.parametrize(
     ("consumer", "delays"),
     [
-        # Longer than the backoff, shorter than it, and just what the server would take for no delay.
+        # Longer than the backoff, shorter than it, and exactly what the server would take for no delay.
         ({"max_deliver": 4} | BACKOFF, ("500ms", 0.3, timedelta(milliseconds=2_800))),
         ({"ack_wait": "30s", "max_deliver": 3}, ("600ms", 0.2)),
         ({"max_deliver": 2} | BACKOFF, (0,)),
     ],
     ids=["backoff", "none", "at once"],
 )
-async def test_a_handler_that_says_when_gets_its_job_back_just_then(
+async def test_a_job_comes_back_after_the_delay_that_its_handler_requests(
     connection: Connection, settings: ConnectionSettings, name: str, consumer: dict[str, Any], delays: tuple[Any, ...]
 ) -> None:
     if delays == (0,):
         consumer = consumer | {"backoff": ["2s", "2s"]}
     queue = await make_queue(connection, name, consumer=consumer)
-    clock = Clock(*(RetryLaterError(delay, "busy") for delay in delays))
+    handler = FailingHandler(*(RetryLaterError(delay, "busy") for delay in delays))
     await publish_jobs(connection, queue, ["a"])
-    async with running_worker(Worker(queue, "worker", clock.fail, settings)):
-        await eventually(lambda: len(clock.calls) == len(delays) + 1)
-    for wait, error in zip(clock.waits, (RetryLaterError(delay) for delay in delays), strict=True):
+    async with running_worker(Worker(queue, "worker", handler.fail, settings)):
+        await eventually(lambda: len(handler.calls) == len(delays) + 1)
+    for wait, error in zip(handler.waits, (RetryLaterError(delay) for delay in delays), strict=True):
         assert error.seconds <= wait < error.seconds + 0.4
 
 
@@ -80,17 +80,17 @@ async def test_jobs_that_failed_together_do_not_come_back_together_nor_before_th
     assert waits[-1] - waits[0] > 0.1
 
 
-async def test_the_last_attempt_that_wants_to_be_tried_later_dies_at_once(
+async def test_retry_later_on_the_last_attempt_makes_a_dead_letter_at_once(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
-    clock = Clock(RetryLaterError("1h", "busy"))
+    handler = FailingHandler(RetryLaterError("1h", "busy"))
     await publish_jobs(connection, queue, ["a"])
 
     async def dead() -> bool:
         # The worker's copy and the server's advisory.
         return await stored_count(connection, f"{name}-dead") == 2
 
-    async with running_worker(Worker(queue, "worker", clock.fail, settings)):
+    async with running_worker(Worker(queue, "worker", handler.fail, settings)):
         await eventually(dead, within=4)
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 0

@@ -1,4 +1,4 @@
-"""Stopping, and leaders that go away: nothing is lost, nothing runs again that need not, nobody asks in a busy loop."""
+"""Stopping and lost leaders: no job is lost or needlessly repeated, and there is no busy loop."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
 
 @pytest.fixture
 def cluster() -> Iterator[NatsCluster]:
-    """Three servers that the test may kill and restart."""
+    """A cluster that the test may kill and restart."""
     with NatsCluster() as servers:
         yield servers
 
 
-async def test_jobs_that_come_after_the_stop_are_handed_back_and_not_to_the_same_worker(
+async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_again_by_the_same_worker(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
@@ -43,7 +43,7 @@ async def test_jobs_that_come_after_the_stop_are_handed_back_and_not_to_the_same
     async with running_worker(worker):
         await eventually(lambda: waiting_pulls(connection, name))
         worker.stop()
-        # The open request brings them.
+        # The open pull request fetches them.
         await publish_jobs(connection, queue, "abc")
     assert jobs == []
     info = await consumer_info(connection, name, "worker")
@@ -53,7 +53,7 @@ async def test_jobs_that_come_after_the_stop_are_handed_back_and_not_to_the_same
     assert {job.attempt for job in jobs} <= {1, 2}
 
 
-async def test_a_job_that_comes_after_the_stop_on_its_last_delivery_is_done_rather_than_killed(
+async def test_a_job_that_arrives_after_the_stop_on_its_last_delivery_is_run_rather_than_handed_back(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
@@ -68,7 +68,7 @@ async def test_a_job_that_comes_after_the_stop_on_its_last_delivery_is_done_rath
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_what_is_cancelled_when_the_grace_is_over_is_anothers_at_once_and_a_thread_is_not(
+async def test_after_the_grace_time_a_cancelled_job_is_redelivered_at_once_and_one_in_a_thread_is_not(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
@@ -90,18 +90,18 @@ async def test_what_is_cancelled_when_the_grace_is_over_is_anothers_at_once_and_
     started.clear()
     try:
         async with running_worker(Worker(queue, "worker", hang_in_thread, settings, grace=0.1)):
-            # Thirty seconds of ack wait aren't waited for.
+            # Sooner than the ack wait of thirty seconds.
             await eventually(started.is_set, within=3)
         attempts: list[int] = []
         async with running_worker(Worker(queue, "worker", lambda job: attempts.append(job.attempt), settings)):
             await asyncio.sleep(1.5)
-            # It may still run, and its worker couldn't know.
+            # The handler may still run, and its worker couldn't end it.
             assert attempts == []
     finally:
         release.set()
 
 
-async def test_many_threads_that_go_on_after_the_stop_are_no_reason_to_complain(
+async def test_many_threads_that_go_on_after_the_stop_raise_no_error(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
@@ -121,7 +121,7 @@ async def test_many_threads_that_go_on_after_the_stop_are_no_reason_to_complain(
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 15
 
 
-async def test_an_async_handler_that_will_not_be_cancelled_does_not_keep_its_slot(
+async def test_an_async_handler_that_ignores_its_cancellation_does_not_block_the_next_job(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
@@ -143,11 +143,11 @@ async def test_an_async_handler_that_will_not_be_cancelled_does_not_keep_its_slo
         await eventually(lambda: len(done) == 2)
 
 
-async def test_a_cluster_that_loses_its_leaders_loses_no_job_and_is_not_asked_in_a_busy_loop(
+async def test_when_leaders_are_lost_no_job_is_lost_and_requests_are_not_repeated_in_a_busy_loop(
     cluster: NatsCluster, name: str
 ) -> None:
-    where = connection_settings({"servers": cluster.urls, "timeout": 10})
-    async with connect(where) as connection:
+    settings = connection_settings({"servers": cluster.urls, "timeout": 10})
+    async with connect(settings) as connection:
         queue = await make_queue(
             connection, name, consumer={"ack_wait": "2s", "max_deliver": 10}, num_replicas=3, archive=False
         )
@@ -163,16 +163,16 @@ async def test_a_cluster_that_loses_its_leaders_loses_no_job_and_is_not_asked_in
             pulls.append(asyncio.get_running_loop().time())
 
         await connection.client.subscribe(f"$JS.API.CONSUMER.MSG.NEXT.{name}.worker", cb=count)
-        async with running_worker(Worker(queue, "worker", handle, where, concurrency=4)):
+        async with running_worker(Worker(queue, "worker", handle, settings, concurrency=4)):
             await publish_jobs(connection, queue, map(str, range(300)))
             await eventually(lambda: len(jobs) > 20)
             leader = await asyncio.to_thread(cluster.consumer_leader, name, "worker")
             cluster.kill(leader)
-            # The client may have been connected to that one.
+            # The client may have been connected to the killed server.
             await eventually(lambda: connection.client.is_connected, within=20)
 
             async def empty() -> bool:
-                # What is asked during an election may never be answered.
+                # A request during an election may never be answered.
                 with suppress(TransientError):
                     return not await stored_count(connection, name)
                 return False
@@ -181,12 +181,12 @@ async def test_a_cluster_that_loses_its_leaders_loses_no_job_and_is_not_asked_in
             await asyncio.to_thread(cluster.restart, leader)
             before = len(pulls)
             await asyncio.sleep(3)
-            # About one a second while there is nothing to do.
+            # About one request a second while the worker is idle.
             assert 1 <= len(pulls) - before < 10
         assert set(jobs) == set(range(1, 301))
-        again = {sequence: times for sequence, times in Counter(jobs).items() if times > 1}
-        # Only what was in hand when the leader went may have run twice.
-        assert len(again) <= 8
+        repeated = {sequence: times for sequence, times in Counter(jobs).items() if times > 1}
+        # Only jobs in flight when the leader was lost may have run twice.
+        assert len(repeated) <= 8
         assert await stored_count(connection, f"{name}-events") == 300
 
 

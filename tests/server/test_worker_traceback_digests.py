@@ -1,4 +1,4 @@
-"""The same fault is known again, whatever was said, wherever the handler ran."""
+"""The same fault has the same digest, whatever the message and wherever the handler ran."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 from typing import TYPE_CHECKING
 
 import pytest
-from process_handlers import stumble, stumble_async
+from process_handlers import raise_from_body, raise_from_body_async
 
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -37,13 +37,13 @@ async def deaths(
     faults: Sequence[str] = tuple(FAULTS),
 ) -> dict[str, Death]:
     await publish_jobs(connection, queue, faults)
-    handler = stumble_async if runner == "task" else stumble
+    handler = raise_from_body_async if runner == "task" else raise_from_body
 
-    async def all_kept() -> bool:
+    async def all_recorded() -> bool:
         return len(await dead_letter_records(connection, queue)) == len(faults)
 
     async with running_worker(Worker(queue, "worker", handler, settings, processes=runner == "process")):
-        await eventually(all_kept, within=20)
+        await eventually(all_recorded, within=20)
     return {job.data.decode(): death for death, job in await dead_letter_records(connection, queue)}
 
 
@@ -52,38 +52,40 @@ async def test_the_same_fault_has_the_same_digest_and_another_place_has_another(
     connection: Connection, settings: ConnectionSettings, name: str, runner: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=ONCE)
-    found = await deaths(connection, settings, queue, runner)
-    digests = {fault: death.traceback_digest or "" for fault, death in found.items()}
+    records = await deaths(connection, settings, queue, runner)
+    digests = {fault: death.traceback_digest or "" for fault, death in records.items()}
     assert all(re.fullmatch(r"[0-9a-f]{12}", digest) for digest in digests.values())
     assert digests["feed one"] == digests["feed two words"]
     assert digests["give-up one"] == digests["give-up two words"]
     assert len({digests["feed one"], digests["fold one"], digests["give-up one"]}) == 3
-    places = {fault: (death.error_place or "").rpartition(":")[0] for fault, death in found.items()}
+    places = {fault: (death.error_place or "").rpartition(":")[0] for fault, death in records.items()}
     assert places == {fault: f"process_handlers:{'_fold' if fault.startswith('fold') else '_feed'}" for fault in FAULTS}
-    # What is said is told as before, and tells them apart where that is wanted.
-    assert found["give-up one"].explanation == "never one"
-    assert found["feed one"].fingerprint != found["feed two words"].fingerprint
+    # Explanation and fingerprint still distinguish the messages.
+    assert records["give-up one"].explanation == "never one"
+    assert records["feed one"].fingerprint != records["feed two words"].fingerprint
 
 
-async def test_a_process_tells_what_a_thread_would(
+async def test_a_process_records_the_same_digest_as_a_thread(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
-    found = {}
+    records = {}
     for runner in ("thread", "process"):
         queue = await make_queue(connection, f"{name}-{runner}", consumer=ONCE)
-        told = await deaths(connection, settings, queue, runner)
-        found[runner] = {fault: (death.traceback_digest, death.error_place) for fault, death in told.items()}
-    assert found["thread"] == found["process"]
+        records_of_runner = await deaths(connection, settings, queue, runner)
+        records[runner] = {
+            fault: (death.traceback_digest, death.error_place) for fault, death in records_of_runner.items()
+        }
+    assert records["thread"] == records["process"]
 
 
-async def test_letters_are_grouped_chosen_and_parked_by_where_their_handler_failed(
+async def test_letters_are_grouped_selected_and_parked_by_where_their_handler_failed(
     connection: Connection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=ONCE)
-    found = await deaths(connection, settings, queue, "thread", ["feed one", "feed two words", "fold one"])
-    feed, fold = found["feed one"], found["fold one"]
+    records = await deaths(connection, settings, queue, "thread", ["feed one", "feed two words", "fold one"])
+    feed, fold = records["feed one"], records["fold one"]
     summary = await summarise_dead_letters(connection, queue, group_by=["traceback_digest", "error_place"])
-    assert {group: each.count for group, each in summary.groups.items()} == {
+    assert {key: group.count for key, group in summary.groups.items()} == {
         (feed.traceback_digest, feed.error_place): 2,
         (fold.traceback_digest, fold.error_place): 1,
     }
@@ -91,7 +93,7 @@ async def test_letters_are_grouped_chosen_and_parked_by_where_their_handler_fail
     shown = await preview(connection, queue, RedriveRequest(same_fault))
     assert [letter["error_place"] for letter in shown.sample] == [feed.error_place] * 2
     parked = await redrive_dead_letters(
-        connection, queue, RedriveRequest(same_fault, max_redrives=0, why="mended soon")
+        connection, queue, RedriveRequest(same_fault, max_redrives=0, why="to be repaired")
     )
     assert list(parked.parked) == [1, 2]
     letters = (await find_dead_letters(connection, queue, Selection(parked=True))).letters

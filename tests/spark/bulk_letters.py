@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def make_letters(
-    given: Mapping[str, str], name: str, count: int, headers: Headers | None = None, **fields: Any
+    options: Mapping[str, str], name: str, count: int, headers: Headers | None = None, **fields: Any
 ) -> WorkQueue:
     """Make a queue of so many dead letters, whose bodies are the numbers from 1 on, as are their sequences."""
     consumer = {"max_ack_pending": -1, "filter_subject": f"{name}.jobs.>"} | fields.pop("consumer", {})
@@ -39,8 +39,8 @@ def make_letters(
         await provision(connection, queue)
         await publish(connection, queue, count, headers)
 
-    run_on_own_connection(given, make)
-    let_die(given, queue, count)
+    run_on_own_connection(options, make)
+    exhaust_deliveries(options, queue, count)
     return queue
 
 
@@ -53,7 +53,7 @@ async def publish(connection: BlockingConnection, queue: WorkQueue, count: int, 
     await map_concurrently(put, range(1, count + 1))
 
 
-def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
+def exhaust_deliveries(options: Mapping[str, str], queue: WorkQueue, count: int) -> None:
     """Take jobs and hand them back until they are dead, and the dead letter queue says so."""
 
     async def die(connection: BlockingConnection) -> None:
@@ -78,31 +78,34 @@ def let_die(given: Mapping[str, str], queue: WorkQueue, count: int) -> None:
             await probe_consumer(connection, queue.name, CONSUMER)
             await sleep(0.02)
 
-    run_on_own_connection(given, die)
+    run_on_own_connection(options, die)
 
 
-def messages_of(given: Mapping[str, str], stream: str, subject: str = ">") -> list[StoredMessage]:
+def stored_messages(stream_options: Mapping[str, str], stream: str, subject: str = ">") -> list[StoredMessage]:
     """Read all that a stream holds."""
 
     async def read(connection: BlockingConnection) -> list[StoredMessage]:
         return [message async for message in read_range(connection, stream, subject)]
 
-    return run_on_own_connection(given, read)
+    return run_on_own_connection(stream_options, read)
 
 
-def jobs_of(given: Mapping[str, str], queue: WorkQueue) -> Counter[int]:
+def waiting_jobs(stream_options: Mapping[str, str], queue: WorkQueue) -> Counter[int]:
     """Count the bodies of the jobs that wait for a worker; nothing else may be stored."""
 
     async def pending(connection: BlockingConnection) -> int:
         return int((await consumer_info(connection, queue.name, CONSUMER))["num_pending"])
 
-    found = messages_of(given, queue.name, f"{queue.name}.jobs.>")
-    assert run_on_own_connection(given, pending) == len(found)
+    found = stored_messages(stream_options, queue.name, f"{queue.name}.jobs.>")
+    assert run_on_own_connection(stream_options, pending) == len(found)
     return Counter(int(message.data) for message in found)
 
 
-def letter_records(given: Mapping[str, str], queue: WorkQueue) -> list[LetterRecord]:
+def letter_records(stream_options: Mapping[str, str], queue: WorkQueue) -> list[LetterRecord]:
     """Read what is written down about letters."""
     subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
     assert queue.audit
-    return [LetterRecord.model_validate_json(each.data) for each in messages_of(given, queue.audit.name, subject)]
+    return [
+        LetterRecord.model_validate_json(each.data)
+        for each in stored_messages(stream_options, queue.audit.name, subject)
+    ]

@@ -1,11 +1,11 @@
-"""A driver with two executors, each a process of its own, that redrives a frame's letters when it is told to."""
+"""A driver with two executor processes that redrives a frame's letters after a line from the test."""
 
 from __future__ import annotations
 
 import json
 import sys
 
-from local_cluster import local_cluster, tell
+from local_cluster import local_cluster, send_message
 
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -13,15 +13,15 @@ from airflow_provider_jetstream.spark.bulk_redrive import redrive_letters
 
 
 def main() -> None:
-    given: dict[str, str] = json.loads(sys.argv[1])
+    stream_options: dict[str, str] = json.loads(sys.argv[1])
     queue, protocol, count = WorkQueue.load(json.loads(sys.argv[2])), Protocol(sys.argv[3]), int(sys.argv[4])
     spark = local_cluster()
-    tell({"ready": spark.range(10).count()})
+    send_message({"ready": spark.range(10).count()})
     sys.stdin.readline()
     rows = spark.range(1, count + 1).withColumnRenamed("id", "sequence")
-    order = RedriveRequest(protocol=protocol, run="cluster")
-    report = redrive_letters(spark, rows, queue, order, given, tasks=2)
-    tell({"redriven": len(report.redriven), "gone": len(report.gone), "failed": dict(report.failed)})
+    request = RedriveRequest(protocol=protocol, run="cluster")
+    report = redrive_letters(spark, rows, queue, request, stream_options, tasks=2)
+    send_message({"redriven": len(report.redriven), "gone": len(report.gone), "failed": dict(report.failed)})
     spark.stop()
 
 

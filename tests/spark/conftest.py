@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from pyspark.sql import SparkSession
-from spark_streams import opened
+from spark_streams import open_stream
 
 from airflow_provider_jetstream.spark import register
 
@@ -23,14 +23,14 @@ _FOLDER = Path(__file__).parent
 
 
 @pytest.fixture
-def where(nats: NatsServer) -> dict[str, str]:
-    """Where and as whom, as the data source's options say it."""
+def connection_options(nats: NatsServer) -> dict[str, str]:
+    """The data source's connection options for the shared server."""
     return {"servers": nats.url}
 
 
 @pytest.fixture(scope="session")
 def spark(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
-    """A session whose tasks are tried up to four times, and which writes an event log."""
+    """A session whose tasks have up to four attempts, and which writes an event log."""
     scratch = tmp_path_factory.mktemp("spark")
     events = scratch / "events"
     events.mkdir()
@@ -63,13 +63,13 @@ def spark(nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterato
 
 
 @pytest.fixture
-def given(nats: NatsServer, name: str) -> dict[str, str]:
-    """Options for a stream of the test's own on the shared server."""
+def stream_options(nats: NatsServer, name: str) -> dict[str, str]:
+    """The data source's options for a stream of the test's own on the shared server."""
     return {"servers": nats.url, "stream": name}
 
 
 @pytest.fixture
-def stream(given: dict[str, str]) -> Iterator[SourceStream]:
-    """That stream, which the test has to make."""
-    with opened(given) as found:
-        yield found
+def stream(stream_options: dict[str, str]) -> Iterator[SourceStream]:
+    """The stream of ``stream_options``, which the test creates."""
+    with open_stream(stream_options) as source_stream:
+        yield source_stream

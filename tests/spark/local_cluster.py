@@ -1,4 +1,4 @@
-"""What drivers with two executors, each a process of its own, have in common; they are programs that tests start."""
+"""The session of drivers with two executor processes; the drivers are programs that tests start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 
 def local_cluster() -> SparkSession:
-    """Start a driver and its executors."""
+    """Start a session with two executors."""
     os.environ["PYSPARK_PYTHON"] = sys.executable
     os.environ["PYTHONPATH"] = str(Path(__file__).parents[2])
     builder = SparkSession.builder.master("local-cluster[2,1,512]").config("spark.executor.memory", "512m")
@@ -20,6 +20,6 @@ def local_cluster() -> SparkSession:
     return builder.config("spark.executor.extraJavaOptions", "-XX:TieredStopAtLevel=1").getOrCreate()
 
 
-def tell(what: object) -> None:
-    """Say something to the test."""
-    print(json.dumps(what), flush=True)
+def send_message(message: object) -> None:
+    """Send a message to the test."""
+    print(json.dumps(message), flush=True)

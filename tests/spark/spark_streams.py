@@ -21,11 +21,11 @@ METHODS = ("consumer", "direct", "api")
 
 
 @contextmanager
-def opened(given: Mapping[str, str]) -> Iterator[SourceStream]:
+def open_stream(stream_options: Mapping[str, str]) -> Iterator[SourceStream]:
     """Open a stream that the options name, whether it exists or not."""
-    wire = NatsSocket(socket_settings(given))
+    wire = NatsSocket(socket_settings(stream_options))
     try:
-        yield SourceStream(wire, given["stream"])
+        yield SourceStream(wire, stream_options["stream"])
     finally:
         wire.close()
 
@@ -55,7 +55,7 @@ def publish(stream: SourceStream, messages: Iterable[tuple[str, Mapping[str, str
         pass
 
 
-def count_up(stream: SourceStream, count: int, start: int = 0) -> None:
+def publish_numbers(stream: SourceStream, count: int, start: int = 0) -> None:
     """Publish numbers on seven subjects."""
     publish(stream, ((f"{stream.name}.{at % 7}", None, str(at).encode()) for at in range(start, start + count)))
 
@@ -72,18 +72,18 @@ def purge(stream: SourceStream, below: int) -> None:
 
 
 def read_all(
-    given: Mapping[str, str], *, names: Sequence[str] = ALL, first: int | None = None, last: int | None = None
+    stream_options: Mapping[str, str], *, names: Sequence[str] = ALL, first: int | None = None, last: int | None = None
 ) -> list[dict[str, Any]]:
     """Read a stream as tasks do, without Spark."""
-    options = read_options({**given, "includeHeaders": "true"}, "read")
-    with opened(given) as stream:
+    options = read_options({**stream_options, "includeHeaders": "true"}, "read")
+    with open_stream(stream_options) as stream:
         facts = stream.info()
         method = fetch_method(options, facts, stream.socket.version)
     columns = Columns(tuple(names), (True,) * len(names), options.decompress)
     rows: list[dict[str, Any]] = []
     low, high = first or facts.first, facts.last if last is None else last
     for part in plan_ranges(low, high, options, facts, method, options.filters):
-        for batch in read_range(given, options, columns, part):
+        for batch in read_range(stream_options, options, columns, part):
             batch.validate(full=True)
             rows += batch.to_pylist()
     return rows

@@ -1,4 +1,4 @@
-"""Gets over a wire: many messages for one request are the same as each by itself, by whatever way they come."""
+"""Reads over the blocking connection: batches return the same messages as single reads, with every kind of reader."""
 
 from __future__ import annotations
 
@@ -36,147 +36,147 @@ HEADERS = Headers([("Kind", "Größe"), ("Kind", "b"), ("Status", "204 EOB"), ("
 
 
 @pytest.fixture
-def over(nats: NatsServer) -> Iterator[BlockingConnection]:
+def blocking(nats: NatsServer) -> Iterator[BlockingConnection]:
     with blocking_connection({"servers": nats.url}) as connection:
         yield connection
 
 
-async def run(over: BlockingConnection, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
-    """Apart from the test's event loop, as in a task."""
-    return await asyncio.to_thread(over.run, coroutine)
+async def run(blocking: BlockingConnection, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine outside of the test's event loop, as a task does."""
+    return await asyncio.to_thread(blocking.run, coroutine)
 
 
-async def make(connection: BlockingConnection, name: str, **config: Any) -> None:
+async def make_stream(connection: BlockingConnection, name: str, **config: Any) -> None:
     declared = {"name": name, "subjects": [f"{name}.>"], "storage": "memory", **config}
     await connection.api(f"STREAM.CREATE.{name}", declared)
 
-    async def put(number: int) -> None:
+    async def store_number(number: int) -> None:
         body, headers = b"%d" % number if number % 3 else b"", HEADERS if number % 5 == 0 else None
         await store(connection, f"{name}.{number % 7}", body, headers)
 
-    await map_concurrently(put, range(1, COUNT + 1))
-    for gone in (1, 2, *range(300, 560), COUNT):
-        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": gone, "no_erase": True})
+    await map_concurrently(store_number, range(1, COUNT + 1))
+    for sequence in (1, 2, *range(300, 560), COUNT):
+        await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence, "no_erase": True})
     await connection.discover_capabilities([name])
 
 
-async def one_by_one(settings: ConnectionSettings, name: str, subject: str = ">") -> list[StoredMessage]:
+async def read_on_event_loop(settings: ConnectionSettings, name: str, subject: str = ">") -> list[StoredMessage]:
     async with connect(settings) as connection:
         return await read(connection, name, subject)
 
 
-async def read(connection: Connection, name: str, subject: str = ">", *part: int) -> list[StoredMessage]:
-    return [message async for message in read_range(connection, name, subject, *part)]
+async def read(connection: Connection, name: str, subject: str = ">", *bounds: int) -> list[StoredMessage]:
+    return [message async for message in read_range(connection, name, subject, *bounds)]
 
 
 @pytest.mark.parametrize("direct", [True, False])
-async def test_a_range_is_the_same_by_every_way(
-    over: BlockingConnection, settings: ConnectionSettings, name: str, *, direct: bool
+async def test_every_reader_reads_the_same_range(
+    blocking: BlockingConnection, settings: ConnectionSettings, name: str, *, direct: bool
 ) -> None:
-    await run(over, make(over, name, allow_direct=direct))
-    assert set(over.batch_readers) == ({name} if direct else set())
-    whole = await one_by_one(settings, name)
+    await run(blocking, make_stream(blocking, name, allow_direct=direct))
+    assert set(blocking.batch_readers) == ({name} if direct else set())
+    whole = await read_on_event_loop(settings, name)
     assert len(whole) == COUNT - 2 - 260 - 1
-    assert await run(over, read(over, name)) == whole
+    assert await run(blocking, read(blocking, name)) == whole
     for subject in (f"{name}.3", f"{name}.*", f"{name}.none"):
-        assert await run(over, read(over, name, subject)) == await one_by_one(settings, name, subject)
-    assert await run(over, read(over, name, ">", 250, 600)) == [each for each in whole if 250 <= each.sequence <= 600]
+        assert await run(blocking, read(blocking, name, subject)) == await read_on_event_loop(settings, name, subject)
+    assert await run(blocking, read(blocking, name, ">", 250, 600)) == [
+        message for message in whole if 250 <= message.sequence <= 600
+    ]
 
 
-async def test_an_answer_that_is_cut_for_its_size_is_gone_on_with(
-    over: BlockingConnection, settings: ConnectionSettings, name: str
+async def test_reading_continues_after_an_answer_that_ends_early_for_its_size(
+    blocking: BlockingConnection, settings: ConnectionSettings, name: str
 ) -> None:
     async def make_large() -> None:
-        await over.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
+        await blocking.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "allow_direct": True})
         for number in range(12):
-            await store(over, f"{name}.{number}", bytes([number]) * 900_000)
-        await over.discover_capabilities([name])
+            await store(blocking, f"{name}.{number}", bytes([number]) * 900_000)
+        await blocking.discover_capabilities([name])
 
-    await run(over, make_large())
-    whole = await one_by_one(settings, name)
-    assert [len(each.data) for each in await run(over, read(over, name))] == [900_000] * 12
-    assert await run(over, read(over, name)) == whole
+    await run(blocking, make_large())
+    whole = await read_on_event_loop(settings, name)
+    assert [len(message.data) for message in await run(blocking, read(blocking, name))] == [900_000] * 12
+    assert await run(blocking, read(blocking, name)) == whole
 
-    async def foreseen() -> list[StoredMessage | None]:
+    async def read_prefetched() -> list[StoredMessage | None]:
         subjects = [f"{name}.{number}" for number in range(12)]
-        async with over.prefetch([ReadPlan(name, range(1, 13), subjects)]):
-            by_sequence = [await get_message(over, name, number) for number in range(1, 13)]
-            assert [await last_message(over, name, each) for each in subjects] == by_sequence
+        async with blocking.prefetch([ReadPlan(name, range(1, 13), subjects)]):
+            by_sequence = [await get_message(blocking, name, number) for number in range(1, 13)]
+            assert [await last_message(blocking, name, subject) for subject in subjects] == by_sequence
             return by_sequence
 
-    assert await run(over, foreseen()) == whole
+    assert await run(blocking, read_prefetched()) == whole
 
 
 @pytest.mark.parametrize("direct", [True, False])
 @pytest.mark.parametrize("sequences", [range(200, 400), range(1, COUNT + 10, 17)])
-async def test_what_was_foreseen_is_what_is_there_and_is_forgotten(
-    over: BlockingConnection, settings: ConnectionSettings, name: str, sequences: range, *, direct: bool
+async def test_prefetched_messages_equal_the_stored_ones_and_are_dropped_afterwards(
+    blocking: BlockingConnection, settings: ConnectionSettings, name: str, sequences: range, *, direct: bool
 ) -> None:
-    await run(over, make(over, name, allow_direct=direct))
-    whole = {each.sequence: each for each in await one_by_one(settings, name)}
+    await run(blocking, make_stream(blocking, name, allow_direct=direct))
+    whole = {message.sequence: message for message in await read_on_event_loop(settings, name)}
     subjects = [f"{name}.{number}" for number in (3, 0, 99)]
 
-    async def foreseen() -> None:
-        async with over.prefetch([ReadPlan(name, sequences, subjects), ReadPlan(f"{name}-unknown", [1])]):
-            await over.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequences[10], "no_erase": True})
-            found = [await get_message(over, name, each) for each in sequences]
-            assert found == [whole.get(each) for each in sequences]
-            last = [await last_message(over, name, each) for each in subjects]
-            assert [each and each.sequence for each in last] == [696, 693, None]
-        # Only what was asked for in the meantime was known in advance.
-        assert await get_message(over, name, sequences[10]) is None
+    async def read_prefetched() -> None:
+        async with blocking.prefetch([ReadPlan(name, sequences, subjects), ReadPlan(f"{name}-unknown", [1])]):
+            await blocking.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequences[10], "no_erase": True})
+            messages = [await get_message(blocking, name, sequence) for sequence in sequences]
+            assert messages == [whole.get(sequence) for sequence in sequences]
+            last = [await last_message(blocking, name, subject) for subject in subjects]
+            assert [message and message.sequence for message in last] == [696, 693, None]
+        # After the block, messages are read anew.
+        assert await get_message(blocking, name, sequences[10]) is None
 
-    await run(over, foreseen())
+    await run(blocking, read_prefetched())
 
 
-async def test_a_stream_that_does_not_exist_is_told(over: BlockingConnection, name: str) -> None:
-    await run(over, over.discover_capabilities([name]))
+async def test_a_missing_stream_is_named(blocking: BlockingConnection, name: str) -> None:
+    await run(blocking, blocking.discover_capabilities([name]))
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
-        await run(over, get_message(over, name, 1))
+        await run(blocking, get_message(blocking, name, 1))
 
 
-async def test_an_answer_of_another_form_is_read_as_json(over: BlockingConnection, name: str) -> None:
-    await run(over, make(over, name, allow_direct=False))
+async def test_an_answer_with_another_spelling_is_decoded_as_json(blocking: BlockingConnection, name: str) -> None:
+    await run(blocking, make_stream(blocking, name, allow_direct=False))
     subject = f'{name}.a"b\\c'
 
-    async def put() -> StoredMessage | None:
+    async def store_and_read() -> StoredMessage | None:
         body = json.dumps({"not": "plain"}).encode()
-        stored = await store(over, subject, body)
-        return await get_message(over, name, stored.sequence)
+        ack = await store(blocking, subject, body)
+        return await get_message(blocking, name, ack.sequence)
 
-    message = await run(over, put())
+    message = await run(blocking, store_and_read())
     assert message
     assert (message.subject, json.loads(message.data)) == (subject, {"not": "plain"})
 
 
-async def test_answers_that_do_not_come_are_given_up_in_time(
-    nats: NatsServer, connection: Connection, name: str
-) -> None:
-    async def first_only(message: Msg) -> None:
+async def test_requests_without_an_answer_end_in_time(nats: NatsServer, connection: Connection, name: str) -> None:
+    async def answer_first(message: Msg) -> None:
         if message.data == b"0":
             await message.respond(b"here")
 
-    await connection.client.subscribe(name, cb=first_only)
+    await connection.client.subscribe(name, cb=answer_first)
     await connection.client.flush()
-    with blocking_connection({"servers": nats.url, "timeout": "0.5"}) as over:
-        for asked in (
+    with blocking_connection({"servers": nats.url, "timeout": "0.5"}) as blocking:
+        for request in (
             RequestMany([(name, b"0"), (name, b"1"), (name, b"2")]),
             RequestBatch(name, b"0"),
             Request(name, b"1"),
         ):
 
-            async def ask(what: RequestMany | RequestBatch | Request = asked) -> object:
-                return await what
+            async def send(request: RequestMany | RequestBatch | Request = request) -> object:
+                return await request
 
             with pytest.raises(DeadlineError, match=f"no answer on {name} within 0.5 s"):
-                await run(over, ask())
+                await run(blocking, send())
 
         async def both() -> list[object]:
-            return await gather([ask_each(b"1"), ask_each(b"0")])
+            return await gather([send_two(b"1"), send_two(b"0")])
 
-        async def ask_each(payload: bytes) -> list[bytes]:
+        async def send_two(payload: bytes) -> list[bytes]:
             return [body for _, body in await RequestMany([(name, b"0"), (name, payload)])]
 
-        late, come = await run(over, both())
+        late, answered = await run(blocking, both())
         assert isinstance(late, DeadlineError)
-        assert come == [b"here", b"here"]
+        assert answered == [b"here", b"here"]

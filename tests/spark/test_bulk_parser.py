@@ -4,21 +4,20 @@ import asyncio
 from typing import Any, NamedTuple
 
 import pytest
-from airflow_provider_jetstream.jetstream.client.blocking.subscription_id import new_sid
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from nats.protocol.parser import Parser
 
-from airflow_provider_jetstream.jetstream.client.blocking.parser import next_frame
+from airflow_provider_jetstream.jetstream.client.blocking.parser import new_sid, next_frame
 from airflow_provider_jetstream.jetstream.errors import WireError
-from airflow_provider_jetstream.spark import bulk_parser
+from airflow_provider_jetstream.spark.wire import bulk_parser
 from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 
 _MARKS = b"\x7f" * 7
 _SID = _MARKS + b"Abcdefg"
 
 
-class _Sent(NamedTuple):
+class _SentMessage(NamedTuple):
     subject: bytes
     reply: bytes
     header: bytes | None
@@ -34,8 +33,8 @@ class _Sent(NamedTuple):
         return b"HMSG %b%b\r\n%b%b\r\n" % (start, sizes, self.header, self.body)
 
 
-# What would mislead a parser that looks for marks and line ends: both are in bodies, headers and subjects.
-_NASTY = st.sampled_from(
+# Content that misleads a parser that searches marks and line ends: both are in bodies, headers and subjects.
+_MISLEADING = st.sampled_from(
     [
         b"\r\n",
         b"\n",
@@ -54,7 +53,7 @@ _NASTY = st.sampled_from(
         b" ",
     ]
 )
-_BODY = st.lists(st.one_of(st.binary(max_size=12), _NASTY), max_size=5).map(b"".join)
+_BODY = st.lists(st.one_of(st.binary(max_size=12), _MISLEADING), max_size=5).map(b"".join)
 _TOKEN = st.one_of(
     st.text("abcXYZ019-_$", min_size=1, max_size=8).map(str.encode), st.just(_SID), st.just("é".encode())
 )
@@ -74,7 +73,7 @@ _HEADER = st.one_of(
     st.just(b"NATS/1.0 404 No Messages\r\n\r\n"),
     _BODY.map(lambda value: b"NATS/1.0\r\nKey: " + value + b"\r\n\r\n"),
 )
-_MESSAGE = st.builds(_Sent, _SUBJECT, _REPLY, _HEADER, _BODY, st.just(_SID))
+_MESSAGE = st.builds(_SentMessage, _SUBJECT, _REPLY, _HEADER, _BODY, st.just(_SID))
 _CONTROL = st.sampled_from([b"PING\r\n", b"PONG\r\n", b"+OK\r\n", b"-ERR 'Slow Consumer'\r\n"])
 _FRAMES = st.lists(st.one_of(_MESSAGE, _MESSAGE, _MESSAGE, _CONTROL), max_size=25)
 _FUZZ = settings(deadline=None, max_examples=250, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -82,74 +81,76 @@ _FUZZ = settings(deadline=None, max_examples=250, suppress_health_check=[HealthC
 
 @pytest.fixture(params=[0, 64], ids=["always in bulk", "in bulk from 64 bytes"])
 def threshold(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> int:
-    # Below the real one everything would be walked.
+    # With the real threshold, these small buffers would all be parsed frame by frame.
     monkeypatch.setattr(bulk_parser, "_WORTHWHILE", max(request.param, 16))
     return int(request.param)
 
 
-def _walked(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
+def _parsed_by_frame(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
     rows: list[tuple[int, ...]] = []
     others: list[bytes] = []
-    at = 0
-    while frame := next_frame(data, at, len(data)):
-        at = frame.end
+    position = 0
+    while frame := next_frame(data, position, len(data)):
+        position = frame.end
         if frame.sid == _SID:
             rows.append(frame.offsets)
         else:
             others.append(frame.line)
-    return rows, others, at
+    return rows, others, position
 
 
-def _in_bulk(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
+def _parsed_in_bulk(data: bytes) -> tuple[list[tuple[int, ...]], list[bytes], int]:
     parsed = parse(data, len(data), _SID)
-    rows = list(zip(*(part.tolist() for part in parsed.rows), strict=True))
+    rows = list(zip(*(column.tolist() for column in parsed.rows), strict=True))
     return rows, [frame.line for frame in parsed.others], parsed.end
 
 
-def _told(data: bytes, parts: tuple[int, ...]) -> tuple[bytes, bytes, bytes, bytes]:
-    subject, subject_end, reply, reply_end, header, body, end = parts
+def _contents(data: bytes, offsets: tuple[int, ...]) -> tuple[bytes, bytes, bytes, bytes]:
+    subject, subject_end, reply, reply_end, header, body, end = offsets
     return data[subject:subject_end], data[reply:reply_end], data[header:body], data[body:end]
 
 
 @_FUZZ
 @given(frames=_FRAMES, cut=st.integers(0, 40))
 @pytest.mark.usefixtures("threshold")
-def test_the_bulk_parser_finds_what_the_walk_finds_wherever_the_buffer_ends(
-    frames: list[_Sent | bytes], cut: int
+def test_the_bulk_parser_equals_the_frame_parser_wherever_the_buffer_ends(
+    frames: list[_SentMessage | bytes], cut: int
 ) -> None:
     data = b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
     data = data[: max(0, len(data) - cut)]
-    assert _in_bulk(data) == _walked(data)
+    assert _parsed_in_bulk(data) == _parsed_by_frame(data)
 
 
 @_FUZZ
 @given(frames=_FRAMES, sizes=st.lists(st.integers(1, 90), min_size=1, max_size=12))
 @pytest.mark.usefixtures("threshold")
-def test_every_message_comes_out_once_whatever_the_chunks_are(frames: list[_Sent | bytes], sizes: list[int]) -> None:
+def test_every_message_is_parsed_once_whatever_the_chunks_are(
+    frames: list[_SentMessage | bytes], sizes: list[int]
+) -> None:
     data = b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
-    found: list[tuple[bytes, ...]] = []
+    messages: list[tuple[bytes, ...]] = []
     others: list[bytes] = []
-    held, at, turn = b"", 0, 0
-    while at < len(data):
-        size = sizes[turn % len(sizes)]
-        held, at, turn = held + data[at : at + size], at + size, turn + 1
+    held, position, chunk = b"", 0, 0
+    while position < len(data):
+        size = sizes[chunk % len(sizes)]
+        held, position, chunk = held + data[position : position + size], position + size, chunk + 1
         parsed = parse(held, len(held), _SID)
-        rows = zip(*(part.tolist() for part in parsed.rows), strict=True)
-        found += [_told(held, parts) for parts in rows]
+        rows = zip(*(column.tolist() for column in parsed.rows), strict=True)
+        messages += [_contents(held, offsets) for offsets in rows]
         others += [frame.line for frame in parsed.others]
         held = held[parsed.end :]
     assert held == b""
-    sent = [frame for frame in frames if isinstance(frame, _Sent)]
-    assert found == [(each.subject, each.reply, each.header or b"", each.body) for each in sent]
+    sent = [frame for frame in frames if isinstance(frame, _SentMessage)]
+    assert messages == [(frame.subject, frame.reply, frame.header or b"", frame.body) for frame in sent]
     assert others == [frame.removesuffix(b"\r\n") for frame in frames if isinstance(frame, bytes)]
 
 
 @pytest.mark.usefixtures("threshold")
-def test_a_mark_in_the_place_of_a_reply_is_not_taken_for_an_id() -> None:
-    frames = [_Sent(b"a.b", _SID, None, b"abc", b"9"), _Sent(b"a.b", b"", None, b"abc")] * 5
+def test_an_id_in_the_position_of_a_reply_subject_is_no_id() -> None:
+    frames = [_SentMessage(b"a.b", _SID, None, b"abc", b"9"), _SentMessage(b"a.b", b"", None, b"abc")] * 5
     data = b"".join(frame.wire() for frame in frames)
-    assert _in_bulk(data) == _walked(data)
-    assert len(_in_bulk(data)[0]) == 5
+    assert _parsed_in_bulk(data) == _parsed_by_frame(data)
+    assert len(_parsed_in_bulk(data)[0]) == 5
 
 
 @pytest.mark.parametrize(
@@ -165,15 +166,17 @@ def test_a_mark_in_the_place_of_a_reply_is_not_taken_for_an_id() -> None:
     ids=["only marks", "runs of marks", "ids", "line feeds", "messages", "replies"],
 )
 @pytest.mark.parametrize("cut", [0, 1, 3000])
-def test_bodies_made_to_mislead_come_out_whole(body: bytes, cut: int) -> None:
-    messages = [_Sent(b"a.b", b"", None, body[at:]) for at in range(6)] + [_Sent(b"c", b"d.%d" % 10**9, None, b"x")]
+def test_misleading_bodies_are_parsed_whole(body: bytes, cut: int) -> None:
+    messages = [_SentMessage(b"a.b", b"", None, body[start:]) for start in range(6)] + [
+        _SentMessage(b"c", b"d.%d" % 10**9, None, b"x")
+    ]
     data = b"".join(message.wire() for message in [*messages, messages[0]])
     data = data[: len(data) - cut]
-    assert _in_bulk(data) == _walked(data)
+    assert _parsed_in_bulk(data) == _parsed_by_frame(data)
 
 
-class _Listener:
-    """What nats-py's own parser calls."""
+class _Client:
+    """The methods that nats-py's own parser calls."""
 
     def __init__(self) -> None:
         self.messages: list[tuple[bytes, bytes, bytes, bytes]] = []
@@ -194,48 +197,51 @@ class _Listener:
 
 @settings(deadline=None, max_examples=200)
 @given(frames=st.lists(st.one_of(_MESSAGE, st.just(b"PING\r\n")), max_size=25))
-def test_the_walk_finds_what_the_client_library_finds(frames: list[_Sent | bytes]) -> None:
-    # The library wants numbers for ids.
+def test_the_frame_parser_equals_the_parser_of_the_client_library(frames: list[_SentMessage | bytes]) -> None:
+    # The library expects numbers as ids.
     for_library = b"".join(frame if isinstance(frame, bytes) else frame.wire(b"7") for frame in frames)
     data = b"".join(frame if isinstance(frame, bytes) else frame.wire() for frame in frames)
-    listener: Any = _Listener()
-    asyncio.run(Parser(listener).parse(for_library))
-    rows, others, end = _walked(data)
+    client: Any = _Client()
+    asyncio.run(Parser(client).parse(for_library))
+    rows, others, end = _parsed_by_frame(data)
     assert end == len(data)
-    assert [_told(data, parts) for parts in rows] == listener.messages
-    assert len(others) == listener.pings
+    assert [_contents(data, offsets) for offsets in rows] == client.messages
+    assert len(others) == client.pings
 
 
 @pytest.mark.parametrize("size", [0, 1, 9, 10, 999, 1 << 20, (1 << 20) + 1, 8 << 20])
 @pytest.mark.usefixtures("threshold")
-def test_messages_of_every_size_come_out_whole(size: int) -> None:
-    messages = [_Sent(b"a.b", b"", None, b"x" * size), _Sent(b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"y" * size)] * 3
+def test_messages_of_every_size_are_parsed_whole(size: int) -> None:
+    messages = [
+        _SentMessage(b"a.b", b"", None, b"x" * size),
+        _SentMessage(b"a.b", b"r", b"NATS/1.0\r\n\r\n", b"y" * size),
+    ] * 3
     data = b"".join(message.wire() for message in messages)
-    assert _in_bulk(data) == _walked(data)
-    assert _in_bulk(data)[2] == len(data)
+    assert _parsed_in_bulk(data) == _parsed_by_frame(data)
+    assert _parsed_in_bulk(data)[2] == len(data)
 
 
 @pytest.mark.parametrize("widths", [(100,), (5, 3000), (1, 20, 300)], ids=str)
 def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch, widths: tuple[int, ...]) -> None:
-    walked = 0
+    frames = 0
 
     def counting(*arguments: Any) -> Any:
-        nonlocal walked
-        walked += 1
+        nonlocal frames
+        frames += 1
         return next_frame(*arguments)
 
     monkeypatch.setattr(bulk_parser, "next_frame", counting)
     messages = [
-        _Sent(b"a.b", b"$JS.ACK.o.c.1.%d.%d.1.1" % (at, at), None, b"x" * widths[at % len(widths)])
-        for at in range(2000)
+        _SentMessage(b"a.b", b"$JS.ACK.o.c.1.%d.%d.1.1" % (number, number), None, b"x" * widths[number % len(widths)])
+        for number in range(2000)
     ]
     data = b"".join(message.wire() for message in messages)
     middle = len(data) // 2 // len(messages[0].wire()) * len(messages[0].wire())
     middle = data.index(b"MSG a.b", middle)
     noisy = data[:middle] + b"PING\r\n" + data[middle:] + data[:50]
-    rows, others, end = _in_bulk(noisy)
+    rows, others, end = _parsed_in_bulk(noisy)
     assert (len(rows), others, end) == (2000, [b"PING"], len(noisy) - 50)
-    assert walked < 60
+    assert frames < 60
 
 
 @pytest.mark.parametrize(
@@ -250,7 +256,7 @@ def test_most_of_a_real_buffer_is_parsed_in_bulk(monkeypatch: pytest.MonkeyPatch
         b"x" * (2 << 20),
     ],
 )
-def test_what_is_not_nats_is_told(garbage: bytes) -> None:
+def test_bytes_that_are_not_nats_are_refused(garbage: bytes) -> None:
     with pytest.raises(WireError, match="expected"):
         parse(garbage, len(garbage), _SID)
 

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.spark.dead_letters import read_snapshot, repair, snapshot, triage, write_report
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
@@ -46,7 +46,7 @@ def some_letter(number: int) -> DeadLetter:
     )
     headers = tuple((ORIGIN | TASK).items()) if number % 2 else ()
     subject, body, time = f"orders.{number % 40}.{SCRIPT.replace(' ', '')}", b"%d" % number, "2026-11-18T00:00:00Z"
-    source = Source.QUEUE if kind else Source.COPY
+    source = BodySource.QUEUE if kind else BodySource.COPY
     return DeadLetter(death, subject, body, headers, time, source, (number,), preserved=True, ready_at=death.died_at)
 
 

@@ -35,19 +35,19 @@ def tls(tmp_path_factory: pytest.TempPathFactory) -> TlsFiles:
     return make_tls(tmp_path_factory.mktemp("tls"))
 
 
-def _open(**given: str) -> dict[str, Any]:
-    wire = NatsSocket(socket_settings(given))
+def _open(**stream_options: str) -> dict[str, Any]:
+    socket = NatsSocket(socket_settings(stream_options))
     try:
-        return SourceStream(wire, "none").api("INFO")
+        return SourceStream(socket, "none").api("INFO")
     finally:
-        wire.close()
+        socket.close()
 
 
-def _refused(kind: type[JetStreamProviderError], **given: str) -> str:
-    with pytest.raises(kind) as caught:
-        _open(**given)
-    told = f"{caught.value!r} {caught.value} {caught.value.__cause__} {caught.value.__context__}"
-    assert _SECRET not in told
+def _refused(error: type[JetStreamProviderError], **stream_options: str) -> str:
+    with pytest.raises(error) as caught:
+        _open(**stream_options)
+    text = f"{caught.value!r} {caught.value} {caught.value.__cause__} {caught.value.__context__}"
+    assert _SECRET not in text
     return str(caught.value)
 
 
@@ -76,7 +76,7 @@ def _pair(kind: int) -> tuple[str, Any]:
     return bytes(seed).decode(), nkeys.from_seed(bytearray(seed))
 
 
-def test_a_key(tmp_path: Path) -> None:
+def test_an_nkey(tmp_path: Path) -> None:
     seed, pair = _pair(nkeys.PREFIX_BYTE_USER)
     file = tmp_path / "seed"
     file.write_text(f"{seed}\n")
@@ -89,11 +89,11 @@ def test_a_key(tmp_path: Path) -> None:
             ConnectionSettingsError, servers=server.url, nkeySeedSecret=f"SU{_SECRET}"
         )
     with NatsServer() as server:
-        assert "drop the nkey seed" in _refused(AuthenticationError, servers=server.url, nkeySeedSecret=seed)
+        assert "remove the nkey seed" in _refused(AuthenticationError, servers=server.url, nkeySeedSecret=seed)
 
 
 def _jwt(issuer: Any, subject: Any, kind: str, claims: dict[str, Any]) -> str:
-    def encoded(part: dict[str, Any]) -> str:
+    def encode(part: dict[str, Any]) -> str:
         return base64.urlsafe_b64encode(json.dumps(part).encode()).decode().rstrip("=")
 
     body = {
@@ -103,7 +103,7 @@ def _jwt(issuer: Any, subject: Any, kind: str, claims: dict[str, Any]) -> str:
         "sub": subject.public_key.decode(),
         "nats": {"type": kind, "version": 2, **claims},
     }
-    signed = f"{encoded({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{encoded(body)}"
+    signed = f"{encode({'typ': 'JWT', 'alg': 'ed25519-nkey'})}.{encode(body)}"
     signature = base64.urlsafe_b64encode(issuer.sign(signed.encode())).decode().rstrip("=")
     return f"{signed}.{signature}"
 
@@ -153,26 +153,26 @@ def test_tls_with_a_private_authority(tls: TlsFiles, tmp_path: Path) -> None:
 
 def test_a_client_certificate(tls: TlsFiles) -> None:
     with NatsServer(tls=tls, tls_verify=True) as server:
-        given = {"servers": server.url, "tlsCaFile": str(tls.ca)}
-        assert _open(**given, tlsCertFile=str(tls.client_cert), tlsKeyFile=str(tls.client_key))
+        stream_options = {"servers": server.url, "tlsCaFile": str(tls.ca)}
+        assert _open(**stream_options, tlsCertFile=str(tls.client_cert), tlsKeyFile=str(tls.client_key))
         with pytest.raises(JetStreamProviderError):
-            _open(**given)
+            _open(**stream_options)
 
 
-def test_credentials_never_leave_in_plaintext_where_tls_is_asked_for(tls: TlsFiles) -> None:
+def test_credentials_are_never_sent_in_plaintext_where_tls_was_requested(tls: TlsFiles) -> None:
     with NatsServer(config="debug: true\ntrace: true") as server:
-        told = _refused(
+        message = _refused(
             TLSError, servers=f"tls://{LOOPBACK}:{server.port}", tlsCaFile=str(tls.ca), user="u", password=_SECRET
         )
-        assert "nothing was sent to it" in told
+        assert "nothing was sent to it" in message
         assert "CONNECT" not in server.log()
 
 
-def test_a_server_that_is_away_is_passed_over(nats: NatsServer) -> None:
+def test_an_unreachable_server_is_skipped(nats: NatsServer) -> None:
     for _ in range(6):
         assert _open(servers=f"{LOOPBACK}:{free_port()},{nats.url}")
-    told = _refused(UnreachableError, servers=f"{LOOPBACK}:{free_port()},{LOOPBACK}:{free_port()}")
-    assert told.count("Connection refused") == 2
+    message = _refused(UnreachableError, servers=f"{LOOPBACK}:{free_port()},{LOOPBACK}:{free_port()}")
+    assert message.count("Connection refused") == 2
 
 
 def test_an_old_server_is_refused() -> None:
@@ -180,14 +180,14 @@ def test_an_old_server_is_refused() -> None:
         assert "expected nats-server 2.10.27 or later" in _refused(ServerTooOldError, servers=server.url)
 
 
-def test_a_server_that_says_nothing_is_told(nats: NatsServer) -> None:
-    # The monitoring endpoint waits to be asked.
-    told = _refused(UnreachableError, servers=f"{LOOPBACK}:{nats.monitor_port}", timeout="1")
-    assert "nothing came from the server within" in told
+def test_a_silent_server_is_reported(nats: NatsServer) -> None:
+    # The monitoring endpoint sends nothing before a request.
+    message = _refused(UnreachableError, servers=f"{LOOPBACK}:{nats.monitor_port}", timeout="1")
+    assert "nothing came from the server within" in message
 
 
 def provided(name: str) -> dict[str, str]:
-    """What a connectionProvider gives; named by a test."""
+    """Return the options of a connection; a test names this function as connectionProvider."""
     return {"servers": os.environ["TEST_PROVIDED_URL"], "user": name, "password": _SECRET}
 
 
@@ -206,9 +206,9 @@ def test_a_connection_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "kind", "told"),
+    ("options", "error", "message"),
     [
-        ({"connection": "none"}, ConnectionSettingsError, "expected NATS_NONE_URL and its like"),
+        ({"connection": "none"}, ConnectionSettingsError, "expected variables such as NATS_NONE_URL"),
         ({"connection": "a b"}, SparkOptionError, "expected a connection's name"),
         ({"connection": "a", "servers": "b"}, SparkOptionError, "either connection or servers, found both"),
         ({"connection": "a", "connectionProvider": "no.module:f"}, SparkOptionError, "package.module:function"),
@@ -217,15 +217,19 @@ def test_a_connection_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         ({}, ConnectionSettingsError, "expected servers, or connection, or NATS_URL"),
         ({"user": "u", "password": _SECRET}, ConnectionSettingsError, "expected servers"),
         ({"servers": f"nats://u:{_SECRET}@h:1"}, ConnectionSettingsError, "without credentials"),
-        ({"servers": "h", "token": _SECRET, "password": _SECRET, "user": "u"}, ConnectionSettingsError, "one way"),
+        (
+            {"servers": "h", "token": _SECRET, "password": _SECRET, "user": "u"},
+            ConnectionSettingsError,
+            "expected one authentication option",
+        ),
         ({"servers": "h", "token": _SECRET, "tokenFile": "f"}, ConnectionSettingsError, "either tokenFile or token"),
         ({"servers": "h", "tokenFile": "/no/such"}, ConnectionSettingsError, "readable file at /no/such"),
         ({"servers": "h", "tlsCertFile": "f"}, ConnectionSettingsError, "tlsCertFile and tlsKeyFile together"),
         ({"servers": "h", "timeout": "soon"}, ConnectionSettingsError, "timeout"),
     ],
 )
-def test_what_cannot_be_a_connection_is_told(
-    given: dict[str, str], kind: type[JetStreamProviderError], told: str, monkeypatch: pytest.MonkeyPatch
+def test_invalid_options_are_refused(
+    options: dict[str, str], error: type[JetStreamProviderError], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("NATS_URL", raising=False)
-    assert told in _refused(kind, **given)
+    assert message in _refused(error, **options)

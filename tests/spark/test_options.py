@@ -67,10 +67,10 @@ _FACTS = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, f
         ("write", {"msgIdPrefix": "a\nb"}, "msgIdPrefix: expected printable text"),
     ],
 )
-def test_an_option_that_is_not_understood_is_told(purpose: Purpose, given: dict[str, str], told: str) -> None:
+def test_an_option_that_is_not_understood_is_told(purpose: Purpose, stream_options: dict[str, str], told: str) -> None:
     read = write_options if purpose.startswith("write") else read_options
     with pytest.raises(SparkOptionError) as caught:
-        read({**_STREAM, **given}, purpose)
+        read({**_STREAM, **stream_options}, purpose)
     assert told in str(caught.value)
 
 
@@ -105,8 +105,8 @@ def test_a_domain_changes_the_api() -> None:
 @pytest.mark.parametrize(
     ("given", "count"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "30"}, 4)]
 )
-def test_ranges_follow_each_other(given: dict[str, str], count: int) -> None:
-    parts = plan_ranges(1, 100, read_options({**_STREAM, **given}, "read"), _FACTS, "api", ())
+def test_ranges_follow_each_other(stream_options: dict[str, str], count: int) -> None:
+    parts = plan_ranges(1, 100, read_options({**_STREAM, **stream_options}, "read"), _FACTS, "api", ())
     assert len(parts) == count
     assert [at for part in parts for at in range(part.first, part.last + 1)] == list(range(1, 101))
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
-from spark_streams import make_stream, opened, read_all
+from spark_streams import make_stream, open_stream, read_all
 
 from airflow_provider_jetstream.spark.errors import RowsNotStoredError
 from airflow_provider_jetstream.spark.source.options import write_options
@@ -24,10 +24,12 @@ _HEADERS = pa.list_(pa.struct([("key", pa.string()), ("value", pa.string())]))
 _SCHEMA = pa.schema([("value", pa.binary()), ("subject", pa.string()), ("headers", _HEADERS), ("msg_id", pa.string())])
 
 
-def _write(given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0") -> Publisher:
-    options = write_options(given, "write")
+def _write(
+    stream_options: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity: str = "write:0"
+) -> Publisher:
+    options = write_options(stream_options, "write")
     encoder = RowEncoder(options.stream, options.subject, identity)
-    publisher = Publisher(given, options, "partition 0")
+    publisher = Publisher(stream_options, options, "partition 0")
     try:
         for start in range(0, len(rows), 500):
             publisher.send(encoder.encode(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)))
@@ -37,7 +39,7 @@ def _write(given: Mapping[str, str], rows: Sequence[Mapping[str, Any]], identity
     return publisher
 
 
-def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: SourceStream) -> None:
+def test_rows_come_back_as_they_were_written(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     headers: list[dict[str, str | None]] = [
         {"key": "One", "value": "1"},
@@ -49,9 +51,9 @@ def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: Sour
         {"value": None, "subject": f"{stream.name}.b"},
         {"value": b"x", "subject": f"{stream.name}.c", "headers": []},
     ]
-    publisher = _write(given, rows)
+    publisher = _write(stream_options, rows)
     assert (publisher.stored, publisher.duplicates) == (3, 0)
-    read = read_all(given)
+    read = read_all(stream_options)
     assert [(row["subject"], row["value"]) for row in read] == [
         (f"{stream.name}.a", b"\r\n\x00"),
         (f"{stream.name}.b", b""),
@@ -66,25 +68,27 @@ def test_rows_come_back_as_they_were_written(given: dict[str, str], stream: Sour
     ]
 
 
-def test_writing_again_stores_nothing_twice(given: dict[str, str], stream: SourceStream) -> None:
+def test_writing_again_stores_nothing_twice(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": b"same", "subject": f"{stream.name}.a"} for _ in range(5000)]
-    first, again = _write(given, rows), _write(given, rows)
+    first, again = _write(stream_options, rows), _write(stream_options, rows)
     assert (first.stored, first.duplicates) == (5000, 0)
     assert (again.stored, again.duplicates) == (5000, 5000)
     assert stream.info().last == 5000
 
 
-def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(given: dict[str, str], stream: SourceStream) -> None:
+def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(
+    stream_options: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream)
     rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(10)]
-    _write(given, rows)
-    assert _write(given, rows[::-1]).duplicates == 0
-    assert _write(given, [{**row, "subject": f"{stream.name}.b"} for row in rows]).duplicates == 0
-    assert _write(given, rows, identity="write:1").duplicates == 0
+    _write(stream_options, rows)
+    assert _write(stream_options, rows[::-1]).duplicates == 0
+    assert _write(stream_options, [{**row, "subject": f"{stream.name}.b"} for row in rows]).duplicates == 0
+    assert _write(stream_options, rows, identity="write:1").duplicates == 0
 
 
-def test_every_row_that_fails_is_named(given: dict[str, str], stream: SourceStream) -> None:
+def test_every_row_that_fails_is_named(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_msg_size=200)
     good, other = f"{stream.name}.a", "elsewhere.a"
     rows: list[dict[str, Any]] = [{"value": b"x", "subject": good, "msg_id": f"id-{at}"} for at in range(20)]
@@ -98,7 +102,7 @@ def test_every_row_that_fails_is_named(given: dict[str, str], stream: SourceStre
     rows[11]["msg_id"] = "a\nb"
     rows[12]["subject"] = rows[14]["subject"] = other
     with pytest.raises(RowsNotStoredError) as caught:
-        _write({**given, "ackTimeout": "0.5"}, rows)
+        _write({**stream_options, "ackTimeout": "0.5"}, rows)
     told = str(caught.value)
     assert told.startswith("11 rows of partition 0, counted from 0, aren't known to be stored; 9 others are.")
     for expected in (
@@ -114,39 +118,41 @@ def test_every_row_that_fails_is_named(given: dict[str, str], stream: SourceStre
         f"such as {good} id-8, {good} id-9",
     ):
         assert expected in told
-    stored = {pair["value"] for row in read_all(given) for pair in row["headers"] if pair["key"] == "Nats-Msg-Id"}
+    stored = {
+        pair["value"] for row in read_all(stream_options) for pair in row["headers"] if pair["key"] == "Nats-Msg-Id"
+    }
     assert stored == {f"id-{at}" for at in (0, 1, 2, 13, 15, 16, 17, 18, 19)}
 
 
-def test_a_full_stream_names_the_rest(given: dict[str, str], stream: SourceStream) -> None:
+def test_a_full_stream_names_the_rest(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_msgs=50, discard="new")
     rows = [{"value": b"x", "subject": f"{stream.name}.a"} for _ in range(9000)]
     with pytest.raises(RowsNotStoredError) as caught:
-        _write({**given, "maxInFlight": "100"}, rows)
+        _write({**stream_options, "maxInFlight": "100"}, rows)
     assert re.search(r"rows 50-(\d+): maximum messages exceeded \(error 10077\)", str(caught.value))
     assert re.search(r"rows from (\d+) on: not tried after so many failures", str(caught.value))
 
 
-def test_another_stream_with_the_subject_stores_nothing(given: dict[str, str], stream: SourceStream) -> None:
+def test_another_stream_with_the_subject_stores_nothing(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
-    with opened({**given, "stream": f"{stream.name}x"}) as other:
+    with open_stream({**stream_options, "stream": f"{stream.name}x"}) as other:
         make_stream(other)
         with pytest.raises(RowsNotStoredError, match=r"rows 0: expected stream does not match \(error 10060\)"):
-            _write(given, [{"value": b"x", "subject": f"{other.name}.a"}])
+            _write(stream_options, [{"value": b"x", "subject": f"{other.name}.a"}])
         assert other.info().last == 0
 
 
 @pytest.mark.parametrize("window", ["1", "7", "10000"])
-def test_every_window_stores_every_row(given: dict[str, str], stream: SourceStream, window: str) -> None:
+def test_every_window_stores_every_row(stream_options: dict[str, str], stream: SourceStream, window: str) -> None:
     make_stream(stream)
     rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(500)]
-    assert _write({**given, "maxInFlight": window}, rows).stored == 500
-    assert [row["value"] for row in read_all(given)] == [row["value"] for row in rows]
+    assert _write({**stream_options, "maxInFlight": window}, rows).stored == 500
+    assert [row["value"] for row in read_all(stream_options)] == [row["value"] for row in rows]
 
 
 @pytest.mark.parametrize("window", ["2", "50", "1000"])
 def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
-    given: dict[str, str], stream: SourceStream, window: str
+    stream_options: dict[str, str], stream: SourceStream, window: str
 ) -> None:
     make_stream(stream)
     rows: list[dict[str, Any]] = [
@@ -158,40 +164,43 @@ def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
         row["subject"] = "a b" if at in bad else f"{stream.name}.a"
         row["headers"] = [{"key": "At", "value": str(at)}] if at % 3 == 0 else None
     with pytest.raises(RowsNotStoredError, match=r"rows 0-1, 250, 499-501, 1198-1199: its subject 'a b' can't be used"):
-        _write({**given, "maxInFlight": window}, rows)
+        _write({**stream_options, "maxInFlight": window}, rows)
     good = [row for at, row in enumerate(rows) if at not in bad]
-    read = read_all(given)
+    read = read_all(stream_options)
     assert [row["value"] for row in read] == [row["value"] for row in good]
     told = [{pair["key"]: pair["value"] for pair in row["headers"]} for row in read]
     assert [each["Nats-Msg-Id"] for each in told] == [row["msg_id"] for row in good]
     assert [each.get("At") for each in told] == [(row["headers"] or [{}])[0].get("value") for row in good]
 
 
-def test_rows_with_an_id_and_without_may_be_mixed(given: dict[str, str], stream: SourceStream) -> None:
+def test_rows_with_an_id_and_without_may_be_mixed(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": b"x", "subject": f"{stream.name}.a", "msg_id": "mine" if at == 1 else None} for at in range(3)]
-    _write(given, rows)
-    ids = [row["headers"][0]["value"] for row in read_all(given)]
+    _write(stream_options, rows)
+    ids = [row["headers"][0]["value"] for row in read_all(stream_options)]
     assert ids[1] == "mine"
-    assert [re.sub(r"[0-9a-f]{16}$", "…", given) for given in ids[::2]] == ["write:0:0:…", "write:0:2:…"]
-    assert _write(given, rows).duplicates == 3
+    assert [re.sub(r"[0-9a-f]{16}$", "…", stream_options) for stream_options in ids[::2]] == [
+        "write:0:0:…",
+        "write:0:2:…",
+    ]
+    assert _write(stream_options, rows).duplicates == 3
 
 
 def test_writing_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
-    given = {"servers": own_nats.url, "stream": name, "timeout": "3"}
-    with opened(given) as stream:
+    stream_options = {"servers": own_nats.url, "stream": name, "timeout": "3"}
+    with open_stream(stream_options) as stream:
         make_stream(stream)
     rows = [{"value": str(at).encode() + b"x" * 2000, "subject": f"{name}.a"} for at in range(30_000)]
-    killed = threading.Thread(target=_kill_at, args=(own_nats, given))
+    killed = threading.Thread(target=_kill_at, args=(own_nats, stream_options))
     killed.start()
-    publisher = _write(given, rows)
+    publisher = _write(stream_options, rows)
     killed.join()
     assert publisher.stored == 30_000
-    assert [row["value"] for row in read_all(given)] == [row["value"] for row in rows]
+    assert [row["value"] for row in read_all(stream_options)] == [row["value"] for row in rows]
 
 
-def _kill_at(server: NatsServer, given: Mapping[str, str]) -> None:
-    with opened(given) as stream:
+def _kill_at(server: NatsServer, stream_options: Mapping[str, str]) -> None:
+    with open_stream(stream_options) as stream:
         while stream.info().last < 3000:
             time.sleep(0.01)
     server.kill()
@@ -202,11 +211,11 @@ def test_rows_are_named_when_the_server_stays_away(
     own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.spark.source.publisher._PAUSE", 0.01)
-    given = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
-    with opened(given) as stream:
+    stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1", "ackTimeout": "1"}
+    with open_stream(stream_options) as stream:
         make_stream(stream)
-    options = write_options(given, "write")
-    publisher = Publisher(given, options, "partition 3")
+    options = write_options(stream_options, "write")
+    publisher = Publisher(stream_options, options, "partition 3")
     rows = [{"value": b"x", "subject": f"{name}.a"} for _ in range(10)]
     own_nats.kill()
     publisher.send(RowEncoder(name, None, "w:3").encode(pa.RecordBatch.from_pylist(rows, _SCHEMA)))
@@ -218,10 +227,10 @@ def test_rows_are_named_when_the_server_stays_away(
 def test_a_subject_that_may_not_be_published_to_is_named(name: str) -> None:
     user = f'{{user: u, password: p, permissions: {{publish: ["$JS.API.>", "{name}.a"], subscribe: "_INBOX.>"}}}}'
     with NatsServer(config=f"authorization {{ users: [{user}] }}") as server:
-        given = {"servers": server.url, "stream": name, "user": "u", "password": "p"}
-        with opened(given) as stream:
+        stream_options = {"servers": server.url, "stream": name, "user": "u", "password": "p"}
+        with open_stream(stream_options) as stream:
             make_stream(stream)
         rows = [{"value": b"x", "subject": f"{name}.{'ab'[at % 2]}"} for at in range(4)]
         with pytest.raises(RowsNotStoredError, match=rf"rows 1, 3: the server doesn't allow publishing to {name}\.b"):
-            _write(given, rows)
-        assert len(read_all(given)) == 2
+            _write(stream_options, rows)
+        assert len(read_all(stream_options)) == 2

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from gateway import Gateway
-from spark_streams import METHODS, count_up, make_stream, opened, publish, read_all
+from spark_streams import METHODS, make_stream, open_stream, publish, publish_numbers, read_all
+from tcp_proxy import TcpProxy
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
@@ -29,7 +29,9 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], stream: SourceStream, method: str) -> None:
+def test_every_way_gives_the_same_of_mixed_messages(
+    stream_options: dict[str, str], stream: SourceStream, method: str
+) -> None:
     make_stream(stream)
     sent: list[tuple[str, dict[str, str] | None, bytes]] = [
         (f"{stream.name}.plain", None, b"body"),
@@ -42,7 +44,7 @@ def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], strea
         (f"{stream.name}.status", {"Status": "404"}, _SPOOF),
     ]
     publish(stream, sent * 3)
-    rows = read_all({**given, "fetchMethod": method})
+    rows = read_all({**stream_options, "fetchMethod": method})
     expected = [
         (subject, [{"key": key, "value": value.strip()} for key, value in (headers or {}).items()], body)
         for subject, headers, body in sent * 3
@@ -53,94 +55,94 @@ def test_every_way_gives_the_same_of_mixed_messages(given: dict[str, str], strea
     for row in rows:
         stored = stream.next_message(row["seq"])
         assert stored is not None
-        assert int(row["timestamp"].timestamp() * 1_000_000) == stored.time // 1000
+        assert int(row["timestamp"].timestamp() * 1_000_000) == parse_time(stored.time) // 1000
 
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 7), (10, 10), (1, 6)])
 def test_a_range_is_read_to_the_message(
-    given: dict[str, str], stream: SourceStream, method: str, first: int, last: int
+    stream_options: dict[str, str], stream: SourceStream, method: str, first: int, last: int
 ) -> None:
     make_stream(stream)
-    count_up(stream, 10)
-    rows = read_all({**given, "fetchMethod": method, "fetchBatch": "4"}, first=first, last=last)
+    publish_numbers(stream, 10)
+    rows = read_all({**stream_options, "fetchMethod": method, "fetchBatch": "4"}, first=first, last=last)
     assert [row["seq"] for row in rows] == list(range(first, last + 1))
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_subjects_are_filtered_by_the_server(given: dict[str, str], stream: SourceStream, method: str) -> None:
+def test_subjects_are_filtered_by_the_server(stream_options: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
-    count_up(stream, 70)
+    publish_numbers(stream, 70)
     filters = f"{stream.name}.1,{stream.name}.5"
-    rows = read_all({**given, "fetchMethod": method, "filterSubjects": filters})
+    rows = read_all({**stream_options, "fetchMethod": method, "filterSubjects": filters})
     assert sorted(_numbers(rows)) == [at for at in range(70) if at % 7 in (1, 5)]
 
 
-def test_small_fetches_and_tight_bytes_lose_nothing(given: dict[str, str], stream: SourceStream) -> None:
+def test_small_fetches_and_tight_bytes_lose_nothing(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, bytes([at % 251]) * 9000) for at in range(300)))
     for method in METHODS:
-        rows = read_all({**given, "fetchMethod": method, "fetchMaxBytes": "1", "fetchBatch": "50"})
+        rows = read_all({**stream_options, "fetchMethod": method, "fetchMaxBytes": "1", "fetchBatch": "50"})
         assert [row["seq"] for row in rows] == list(range(1, 301))
         assert [row["value"][:1] for row in rows] == [bytes([at % 251]) for at in range(300)]
 
 
 @pytest.mark.parametrize("names", [("seq",), ("subject", "timestamp"), ("headers", "value"), ()])
 def test_columns_that_nobody_asks_for_are_left_out(
-    given: dict[str, str], stream: SourceStream, names: tuple[str, ...]
+    stream_options: dict[str, str], stream: SourceStream, names: tuple[str, ...]
 ) -> None:
     make_stream(stream)
-    count_up(stream, 20)
+    publish_numbers(stream, 20)
     for method in METHODS:
-        rows = read_all({**given, "fetchMethod": method}, names=names)
+        rows = read_all({**stream_options, "fetchMethod": method}, names=names)
         assert [tuple(row) for row in rows] == [names] * 20
 
 
 def test_bodies_do_not_travel_where_nobody_asks_for_them(
-    given: dict[str, str], stream: SourceStream, nats: NatsServer
+    stream_options: dict[str, str], stream: SourceStream, nats: NatsServer
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 100_000) for _ in range(100)))
     before = nats.monitor("varz")["out_bytes"]
-    assert len(read_all(given, names=["seq", "subject"])) == 100
+    assert len(read_all(stream_options, names=["seq", "subject"])) == 100
     assert nats.monitor("varz")["out_bytes"] - before < 100_000
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_compressed_bodies_are_decompressed(given: dict[str, str], stream: SourceStream, method: str) -> None:
+def test_compressed_bodies_are_decompressed(stream_options: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
     body, zeros = b"body " * 1000, zlib.compress(bytes(17 << 20))
     sent = [zlib.compress(body), gzip.compress(body), b"plain", b"", zlib.compress(body)[:-1], zeros]
     publish(stream, ((f"{stream.name}.a", None, each) for each in sent))
-    given = {**given, "fetchMethod": method, "payloadCompression": "zlib"}
-    assert [row["value"] for row in read_all(given)] == [body, body, *sent[2:]]
-    assert [row["value"] for row in read_all({**given, "payloadCompression": "none"})] == sent
+    stream_options = {**stream_options, "fetchMethod": method, "payloadCompression": "zlib"}
+    assert [row["value"] for row in read_all(stream_options)] == [body, body, *sent[2:]]
+    assert [row["value"] for row in read_all({**stream_options, "payloadCompression": "none"})] == sent
 
 
 def test_acknowledgements_of_the_second_version_are_understood(name: str) -> None:
     with NatsServer(config="feature_flags { js_ack_fc_v2: true }") as server:
-        given = {"servers": server.url, "stream": name}
-        with opened(given) as stream:
+        stream_options = {"servers": server.url, "stream": name}
+        with open_stream(stream_options) as stream:
             make_stream(stream)
-            count_up(stream, 100)
+            publish_numbers(stream, 100)
             stream.api(f"CONSUMER.CREATE.{name}.w", {"stream_name": name, "config": {"name": "w", "durable_name": "w"}})
-            reply = stream.socket.reply()
+            reply = stream.socket.new_reply_subject()
             stream.socket.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{name}.w {reply} 0\r\n\r\n".encode())
             stream.socket.receive(lambda buffer, filled: b"$JS.ACK." in buffer[:filled])
             first_line = bytes(stream.socket.buffer[: stream.socket.filled]).split(b"\r\n")[0]
         assert first_line.count(b".") > 9, f"expected a reply subject of the second version in {first_line!r}"
-        assert _numbers(read_all(given)) == list(range(100))
+        assert _numbers(read_all(stream_options)) == list(range(100))
 
 
 def test_a_read_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
-    given = {"servers": own_nats.url, "stream": name, "fetchBatch": "50", "timeout": "3"}
-    with opened(given) as stream:
+    stream_options = {"servers": own_nats.url, "stream": name, "fetchBatch": "50", "timeout": "3"}
+    with open_stream(stream_options) as stream:
         make_stream(stream)
         publish(stream, ((f"{name}.a", None, b"x" * 20_000) for _ in range(3000)))
     for method in METHODS:
         restarted = threading.Thread(target=_restart_soon, args=(own_nats,))
         restarted.start()
-        rows = read_all({**given, "fetchMethod": method}, names=["seq", "value"])
+        rows = read_all({**stream_options, "fetchMethod": method}, names=["seq", "value"])
         restarted.join()
         assert [row["seq"] for row in rows] == list(range(1, 3001)), method
 
@@ -153,26 +155,26 @@ def _restart_soon(server: NatsServer) -> None:
 
 def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
-    given = {"servers": own_nats.url, "stream": name, "timeout": "1"}
-    with opened(given) as stream:
+    stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1"}
+    with open_stream(stream_options) as stream:
         make_stream(stream)
-        count_up(stream, 10)
+        publish_numbers(stream, 10)
         monkeypatch.setattr("spark_streams.read_range", _killing(own_nats))
         with pytest.raises(UnreachableError, match="no NATS server reached"):
-            read_all(given)
+            read_all(stream_options)
 
 
 @pytest.mark.parametrize("method", METHODS)
 def test_a_server_that_goes_away_is_asked_five_times(
-    given: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
+    stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 10_000) for _ in range(2000)))
-    with Gateway(urlsplit(given["servers"]).port or 0, after=5_000_000) as gateway:
-        given = {**given, "servers": gateway.url, "fetchMethod": method, "fetchBatch": "100"}
+    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=5_000_000) as gateway:
+        stream_options = {**stream_options, "servers": gateway.url, "fetchMethod": method, "fetchBatch": "100"}
         with pytest.raises(UnreachableError):
-            read_all(given)
+            read_all(stream_options)
         # The first failure is that of the connection which broke.
         assert gateway.refused == 4
 
@@ -185,12 +187,14 @@ def _killing(server: NatsServer) -> Any:
     return read
 
 
-def test_a_work_queue_is_read_without_its_workers_noticing(given: dict[str, str], stream: SourceStream) -> None:
+def test_a_work_queue_is_read_without_its_workers_noticing(
+    stream_options: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream, retention="workqueue")
     config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 30_000_000_000, "max_deliver": 3}
     stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
-    count_up(stream, 1000)
-    reply = stream.socket.reply()
+    publish_numbers(stream, 1000)
+    reply = stream.socket.new_reply_subject()
     stream.socket.send(f"PUB $JS.API.CONSUMER.MSG.NEXT.{stream.name}.w {reply} 3\r\n100\r\n".encode())
     stream.socket.receive(lambda buffer, filled: buffer[:filled].count(b"$JS.ACK.") == 100)
     acks = [
@@ -200,15 +204,15 @@ def test_a_work_queue_is_read_without_its_workers_noticing(given: dict[str, str]
     stream.socket.consume(stream.socket.filled)
     before = _settled(stream)
     for method in ("direct", "api"):
-        rows = read_all({**given, "fetchMethod": method})
+        rows = read_all({**stream_options, "fetchMethod": method})
         assert _numbers(rows) == [*range(10), *range(60, 1000)]
-    assert read_all(given) == rows
+    assert read_all(stream_options) == rows
     after = _settled(stream)
     assert after == before
     assert before["num_ack_pending"] == 50
     assert stream.api(f"CONSUMER.NAMES.{stream.name}")["consumers"] == ["w"]
     with pytest.raises(SparkOptionError, match="takes messages from its workers"):
-        read_all({**given, "fetchMethod": "consumer"})
+        read_all({**stream_options, "fetchMethod": "consumer"})
 
 
 def _settled(stream: SourceStream) -> dict[str, Any]:
@@ -219,23 +223,23 @@ def _settled(stream: SourceStream) -> dict[str, Any]:
     return info
 
 
-def test_no_consumer_is_left_behind(given: dict[str, str], stream: SourceStream) -> None:
+def test_no_consumer_is_left_behind(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
-    count_up(stream, 1000)
-    assert len(read_all({**given, "minPartitions": "4"})) == 1000
+    publish_numbers(stream, 1000)
+    assert len(read_all({**stream_options, "minPartitions": "4"})) == 1000
     assert stream.api(f"CONSUMER.NAMES.{stream.name}")["total"] == 0
 
 
-def test_direct_gets_need_the_streams_permission(given: dict[str, str], stream: SourceStream) -> None:
+def test_direct_gets_need_the_streams_permission(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, retention="workqueue", allow_direct=False)
-    count_up(stream, 500)
-    assert _numbers(read_all(given)) == list(range(500))
+    publish_numbers(stream, 500)
+    assert _numbers(read_all(stream_options)) == list(range(500))
     with pytest.raises(SparkOptionError, match="allow_direct"):
-        read_all({**given, "fetchMethod": "direct"})
+        read_all({**stream_options, "fetchMethod": "direct"})
 
 
 def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
-    given: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch
+    stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_stream(stream)
     publish(stream, [(f"{stream.name}.a", None, _SPOOF)] * 2000)
@@ -258,16 +262,16 @@ def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
             wire.__dict__["rest"] = deceived[0]
             wire.filled = end
 
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.client.blocking.socket.Wire.receive", receive)
-    rows = read_all({**given, "fetchMethod": "direct"}, names=["seq"])
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.client.blocking.socket.NatsSocket.receive", receive)
+    rows = read_all({**stream_options, "fetchMethod": "direct"}, names=["seq"])
     assert [row["seq"] for row in rows] == list(range(1, 2001))
     assert len(deceived) == 1
     assert len(deceived[0]) > 0
 
 
-def test_a_stream_that_does_not_exist_is_told(given: dict[str, str]) -> None:
-    with pytest.raises(NotFoundError, match=f"expected the stream {given['stream']!r}, found none"):
-        read_all(given)
+def test_a_stream_that_does_not_exist_is_told(stream_options: dict[str, str]) -> None:
+    with pytest.raises(NotFoundError, match=f"expected the stream {stream_options['stream']!r}, found none"):
+        read_all(stream_options)
 
 
 def test_times_of_the_server_are_exact() -> None:

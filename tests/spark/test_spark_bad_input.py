@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
 import pytest
-from gateway import Gateway
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from spark_streams import count_up, make_stream
+from spark_streams import make_stream, publish_numbers
+from tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -20,8 +20,10 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 
-def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
-    return spark.read.format("jetstream").options(**{**given, **{k: str(v) for k, v in options.items()}}).load()
+def _load(spark: SparkSession, stream_options: Mapping[str, str], **options: object) -> DataFrame:
+    return (
+        spark.read.format("jetstream").options(**{**stream_options, **{k: str(v) for k, v in options.items()}}).load()
+    )
 
 
 def _error(action: Any) -> str:
@@ -30,15 +32,15 @@ def _error(action: Any) -> str:
     return str(caught.value)
 
 
-def _port(given: Mapping[str, str]) -> int:
-    return int(urlsplit(given["servers"]).port or 0)
+def _port(stream_options: Mapping[str, str]) -> int:
+    return int(urlsplit(stream_options["servers"]).port or 0)
 
 
-def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, given: dict[str, str]) -> None:
+def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, stream_options: dict[str, str]) -> None:
     rows = spark.range(1).select(f.lit("x").alias("value"))
-    with Gateway(_port(given)) as gateway:
+    with TcpProxy(_port(stream_options)) as gateway:
         gateway.shut = True
-        options = {**given, "servers": gateway.url, "timeout": "2"}
+        options = {**stream_options, "servers": gateway.url, "timeout": "2"}
         assert "no NATS server reached" in _error(lambda: _load(spark, options))
         assert gateway.refused == 1
         writer = rows.write.format("jetstream").options(**options, subject="a").mode("append")
@@ -47,11 +49,11 @@ def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, give
 
 
 def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, max_msgs=500, discard="new")
     rows = spark.range(0, 2000, 1, 2).select(f.col("id").cast("string").alias("value"))
-    writer = rows.write.format("jetstream").options(**given, subject=f"{stream.name}.a").mode("append")
+    writer = rows.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append")
     told = _error(writer.save)
     assert re.search(r"\d+ rows of partition [01], counted from 0, aren't known to be stored", told)
     assert re.search(r"rows [-0-9, ]+: maximum messages exceeded \(error 10077\) \(such as ", told)
@@ -59,14 +61,14 @@ def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
 
 
 def test_columns_of_another_type_are_told_before_anything_is_read_or_written(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
-    count_up(stream, 10)
+    publish_numbers(stream, 10)
     for schema in ("value string", "seq int", "body binary", "timestamp string"):
-        wrong = spark.read.format("jetstream").options(**given).schema(schema).load()
+        wrong = spark.read.format("jetstream").options(**stream_options).schema(schema).load()
         assert "expected columns of value binary, subject string" in _error(wrong.collect)
     numbers = spark.range(10).select(f.col("id").alias("value"))
-    writer = numbers.write.format("jetstream").options(**given, subject=f"{stream.name}.a").mode("append")
+    writer = numbers.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append")
     assert "found value bigint: select or cast before writing" in _error(writer.save)
     assert stream.info().last == 10

@@ -9,7 +9,7 @@ import pytest
 from failing_source import FailingDataSource
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from spark_streams import count_up, delete, make_stream, opened, publish, purge
+from spark_streams import delete, make_stream, open_stream, publish, publish_numbers, purge
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -22,13 +22,15 @@ if TYPE_CHECKING:
 _COUNT = 30_000
 
 
-def _load(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
-    return spark.read.format("jetstream").options(**{**given, **{k: str(v) for k, v in options.items()}}).load()
+def _load(spark: SparkSession, stream_options: Mapping[str, str], **options: object) -> DataFrame:
+    return (
+        spark.read.format("jetstream").options(**{**stream_options, **{k: str(v) for k, v in options.items()}}).load()
+    )
 
 
-def _save(frame: DataFrame, given: Mapping[str, str], **options: object) -> None:
-    given = {**given, **{key: str(value) for key, value in options.items()}}
-    frame.write.format("jetstream").options(**given).mode("append").save()
+def _save(frame: DataFrame, stream_options: Mapping[str, str], **options: object) -> None:
+    stream_options = {**stream_options, **{key: str(value) for key, value in options.items()}}
+    frame.write.format("jetstream").options(**stream_options).mode("append").save()
 
 
 def _error(action: Any) -> str:
@@ -37,7 +39,7 @@ def _error(action: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], stream: SourceStream) -> None:
+def test_what_is_written_is_read(spark: SparkSession, stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = spark.range(0, _COUNT, 1, 2).select(
         f.col("id").cast("string").alias("value"),
@@ -45,10 +47,10 @@ def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], str
         f.array(f.struct(f.lit("Id").alias("key"), f.col("id").cast("string").alias("value"))).alias("headers"),
         f.concat(f.lit("id-"), f.col("id")).alias("msg_id"),
     )
-    _save(rows, given)
-    _save(rows, given)
+    _save(rows, stream_options)
+    _save(rows, stream_options)
     assert stream.info().last == _COUNT
-    read = _load(spark, given, includeHeaders="true", minPartitions=3)
+    read = _load(spark, stream_options, includeHeaders="true", minPartitions=3)
     assert read.schema.simpleString() == (
         "struct<value:binary,subject:string,stream:string,seq:bigint,timestamp:timestamp,"
         "headers:array<struct<key:string,value:string>>>"
@@ -75,14 +77,14 @@ def test_what_is_written_is_read(spark: SparkSession, given: dict[str, str], str
 
 
 def test_a_load_is_about_the_messages_of_its_time(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
-    count_up(stream, 100)
-    loaded = _load(spark, given)
-    count_up(stream, 50, 100)
+    publish_numbers(stream, 100)
+    loaded = _load(spark, stream_options)
+    publish_numbers(stream, 50, 100)
     assert loaded.count() == 100
-    assert _load(spark, given).select("seq").agg(f.max("seq")).first() == (150,)
+    assert _load(spark, stream_options).select("seq").agg(f.max("seq")).first() == (150,)
     assert loaded.agg(f.max("seq")).first() == (100,)
 
 
@@ -95,36 +97,36 @@ def test_a_load_is_about_the_messages_of_its_time(
     ],
 )
 def test_bounds(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream, options: dict[str, str], expected: Any
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, options: dict[str, str], expected: Any
 ) -> None:
     make_stream(stream)
-    count_up(stream, 30)
+    publish_numbers(stream, 30)
     schema = options.pop("schema", None)
-    reader = spark.read.format("jetstream").options(**given, **options)
+    reader = spark.read.format("jetstream").options(**stream_options, **options)
     rows = (reader.schema(schema) if schema else reader).load().collect()
     assert [row.seq for row in rows] == list(expected)
     assert not schema or [row.subject for row in rows] == [f"{stream.name}.{at % 7}" for at in range(4)]
 
 
-def test_times_bound_a_read(spark: SparkSession, given: dict[str, str], stream: SourceStream) -> None:
+def test_times_bound_a_read(spark: SparkSession, stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     bounds = []
     for start in range(0, 30, 10):
-        count_up(stream, 10, start)
+        publish_numbers(stream, 10, start)
         time.sleep(0.02)
         bounds.append(datetime.now(UTC))
         time.sleep(0.02)
     delete(stream, [10, 11, 12])
     since, until = (int(bound.timestamp() * 1000) for bound in bounds[:2])
-    rows = _load(spark, given, startingTimestamp=since, endingTimestamp=until).collect()
+    rows = _load(spark, stream_options, startingTimestamp=since, endingTimestamp=until).collect()
     assert [row.seq for row in rows] == list(range(13, 21))
     assert all(bounds[0] <= row.timestamp.replace(tzinfo=UTC) < bounds[1] for row in rows)
-    rest = _load(spark, given, startingTimestamp=bounds[1].isoformat()).collect()
+    rest = _load(spark, stream_options, startingTimestamp=bounds[1].isoformat()).collect()
     assert [row.seq for row in rest] == list(range(21, 31))
 
 
 def test_filters_are_pushed_to_the_server(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream, nats: NatsServer
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, nats: NatsServer
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.{at % 7}", None, b"x" * 500) for at in range(7000)))
@@ -136,9 +138,9 @@ def test_filters_are_pushed_to_the_server(
         (f"subject = '{stream.name}.3'", 1000),
         (f"timestamp >= '{since}' and subject in ('{stream.name}.1', '{stream.name}.2', 'a b')", 900),
     ):
-        unpushed = sorted(row.seq for row in _load(spark, given).where(condition).select("seq").collect())
+        unpushed = sorted(row.seq for row in _load(spark, stream_options).where(condition).select("seq").collect())
         before = nats.monitor("varz")["out_msgs"]
-        pushed = _load(spark, given, pushFilters="true").where(condition)
+        pushed = _load(spark, stream_options, pushFilters="true").where(condition)
         assert sorted(row.seq for row in pushed.select("seq").collect()) == unpushed
         # Besides messages: answers to what planning and tasks ask.
         assert nats.monitor("varz")["out_msgs"] - before <= most + 80, condition
@@ -146,19 +148,19 @@ def test_filters_are_pushed_to_the_server(
 
 
 def test_a_work_queue_with_workers_at_work_is_read(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, retention="workqueue")
     config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 60_000_000_000}
     stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
-    count_up(stream, 20_000)
+    publish_numbers(stream, 20_000)
     delete(stream, range(500, 600))
     before = stream.api(f"CONSUMER.INFO.{stream.name}.w")
-    new_consumers = _new_consumers(given, stream.name)
-    loaded = _load(spark, given, minPartitions=2)
+    new_consumers = _new_consumers(stream_options, stream.name)
+    loaded = _load(spark, stream_options, minPartitions=2)
     done = threading.Event()
     worked: list[int] = []
-    worker = threading.Thread(target=_work, args=(given, done, worked))
+    worker = threading.Thread(target=_work, args=(stream_options, done, worked))
     assert loaded.select(f.count_distinct("seq")).first() == (19_900,)
     after = stream.api(f"CONSUMER.INFO.{stream.name}.w")
     assert {**after, "ts": ""} == {**before, "ts": ""}
@@ -175,34 +177,34 @@ def test_a_work_queue_with_workers_at_work_is_read(
     assert len(seen) == len(set(seen))
 
 
-def _new_consumers(given: Mapping[str, str], name: str) -> Callable[[], int]:
+def _new_consumers(stream_options: Mapping[str, str], name: str) -> Callable[[], int]:
     """Keep the server's announcements of new consumers of a stream, and make a question for their number."""
-    announced = {**given, "stream": f"{name}announced"}
-    with opened(announced) as kept:
+    announced = {**stream_options, "stream": f"{name}announced"}
+    with open_stream(announced) as kept:
         make_stream(kept, subjects=[f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{name}.>"])
 
     def asked() -> int:
-        with opened(announced) as kept:
+        with open_stream(announced) as kept:
             return kept.info().last
 
     return asked
 
 
 def test_a_stream_with_limits_is_read_by_consumers_of_its_own(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
-    count_up(stream, 100)
-    new_consumers = _new_consumers(given, stream.name)
-    assert _load(spark, given, minPartitions=2).count() == 100
+    publish_numbers(stream, 100)
+    new_consumers = _new_consumers(stream_options, stream.name)
+    assert _load(spark, stream_options, minPartitions=2).count() == 100
     deadline = time.monotonic() + 10
     while new_consumers() < 2 and time.monotonic() < deadline:
         time.sleep(0.02)
     assert new_consumers() == 2
 
 
-def _work(given: Mapping[str, str], done: threading.Event, worked: list[int]) -> None:
-    with opened(given) as stream:
+def _work(stream_options: Mapping[str, str], done: threading.Event, worked: list[int]) -> None:
+    with open_stream(stream_options) as stream:
         topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.w"
         while not worked or not done.is_set():
             reply = stream.socket.reply()
@@ -216,26 +218,26 @@ def _work(given: Mapping[str, str], done: threading.Event, worked: list[int]) ->
 
 
 def test_messages_that_are_gone_fail_a_read_unless_told_otherwise(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
-    count_up(stream, 100)
-    loaded = _load(spark, given)
-    tolerant = _load(spark, given, failOnDataLoss="false")
+    publish_numbers(stream, 100)
+    loaded = _load(spark, stream_options)
+    tolerant = _load(spark, stream_options, failOnDataLoss="false")
     purge(stream, 51)
     told = _error(loaded.collect)
     assert "begins at 51 now, and 1 was to be read" in told
     assert "set failOnDataLoss to false" in told
     assert tolerant.count() == 50
-    assert "begins at 51, startingOffsets is 1" in _error(_load(spark, given, startingOffsets=1).collect)
+    assert "begins at 51, startingOffsets is 1" in _error(_load(spark, stream_options, startingOffsets=1).collect)
 
 
 def test_a_task_goes_on_after_a_restart_of_the_server(spark: SparkSession, own_nats: NatsServer, name: str) -> None:
-    given = {"servers": own_nats.url, "stream": name, "timeout": "3"}
-    with opened(given) as stream:
+    stream_options = {"servers": own_nats.url, "stream": name, "timeout": "3"}
+    with open_stream(stream_options) as stream:
         make_stream(stream)
         publish(stream, ((f"{name}.a", None, b"x" * 5000) for _ in range(20_000)))
-    loaded = _load(spark, given, minPartitions=2, fetchBatch=100)
+    loaded = _load(spark, stream_options, minPartitions=2, fetchBatch=100)
     stop = threading.Event()
     restarting = threading.Thread(target=_restart, args=(own_nats, stop))
     restarting.start()
@@ -256,47 +258,51 @@ def _restart(server: NatsServer, stop: threading.Event) -> None:
 
 
 def test_a_task_that_is_tried_again_stores_nothing_twice(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     spark.dataSource.register(FailingDataSource)
     rows = spark.range(0, 20_000, 1, 2).select(f.lit("same").alias("value"))
-    rows.write.format("failing").options(**given, subject=f"{stream.name}.a").mode("append").save()
+    rows.write.format("failing").options(**stream_options, subject=f"{stream.name}.a").mode("append").save()
     assert stream.info().last == 20_000
 
 
-def test_rows_that_fail_are_named_to_the_user(spark: SparkSession, given: dict[str, str], stream: SourceStream) -> None:
+def test_rows_that_fail_are_named_to_the_user(
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream)
     rows = spark.range(0, 10, 1, 1).select(
         f.lit("x").alias("value"),
         f.when(f.col("id") == 7, "a b").otherwise(f"{stream.name}.a").alias("subject"),
     )
-    told = _error(lambda: _save(rows, given))
+    told = _error(lambda: _save(rows, stream_options))
     assert "1 rows of partition 0, counted from 0, aren't known to be stored; 9 others are." in told
     assert "rows 7: its subject 'a b' can't be used" in told
 
 
 def test_what_cannot_be_written_is_told_before_anything_is(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, duplicate_window=1_000_000_000)
     rows = spark.range(1).select(f.lit("x").alias("value"), f.lit(f"{stream.name}.a").alias("subject"))
-    assert "expected a duplicate_window of at least 120 s" in _error(lambda: _save(rows, given))
-    overwriting = rows.write.format("jetstream").options(**given).mode("overwrite")
+    assert "expected a duplicate_window of at least 120 s" in _error(lambda: _save(rows, stream_options))
+    overwriting = rows.write.format("jetstream").options(**stream_options).mode("overwrite")
     assert 'expected mode("append"), found overwrite' in _error(overwriting.save)
-    assert "found seq bigint" in _error(lambda: _save(rows.withColumn("seq", f.lit(1).cast("bigint")), given))
-    assert "expected a column subject or the option subject" in _error(lambda: _save(rows.select("value"), given))
-    assert "did you mean maxInFlight?" in _error(lambda: _save(rows, given, maxInFlite=1))
+    assert "found seq bigint" in _error(lambda: _save(rows.withColumn("seq", f.lit(1).cast("bigint")), stream_options))
+    assert "expected a column subject or the option subject" in _error(
+        lambda: _save(rows.select("value"), stream_options)
+    )
+    assert "did you mean maxInFlight?" in _error(lambda: _save(rows, stream_options, maxInFlite=1))
     assert stream.info().last == 0
-    _save(rows, given, minDuplicateWindow=1)
+    _save(rows, stream_options, minDuplicateWindow=1)
     assert stream.info().last == 1
 
 
 def test_what_cannot_be_read_is_told_at_loading(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
-    assert f"expected the stream {stream.name!r}, found none" in _error(lambda: _load(spark, given))
+    assert f"expected the stream {stream.name!r}, found none" in _error(lambda: _load(spark, stream_options))
     make_stream(stream)
-    assert "did you mean startingOffsets?" in _error(lambda: _load(spark, given, startingOffset=1))
-    wrong = spark.read.format("jetstream").options(**given).schema("value string").load()
+    assert "did you mean startingOffsets?" in _error(lambda: _load(spark, stream_options, startingOffset=1))
+    wrong = spark.read.format("jetstream").options(**stream_options).schema("value string").load()
     assert "from_json" in _error(wrong.collect)

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import pytest
-from gateway import Gateway
 from pyspark.errors import PySparkException
 from spark_streams import make_stream, publish, purge
+from tcp_proxy import TcpProxy
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Mapping
@@ -39,13 +39,13 @@ def _held(begun: Path, go: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 
 
 def _read_while_purging(
-    spark: SparkSession, given: Mapping[str, str], stream: SourceStream, folder: Path, *, fail: bool
+    spark: SparkSession, stream_options: Mapping[str, str], stream: SourceStream, folder: Path, *, fail: bool
 ) -> list[int]:
     begun, go = folder / "begun", folder / "go"
     # Less at a time, so that the reader has to wait for the step.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     try:
-        options = {**given, "fetchBatch": "50", "failOnDataLoss": str(fail).lower()}
+        options = {**stream_options, "fetchBatch": "50", "failOnDataLoss": str(fail).lower()}
         loaded = spark.read.format("jetstream").options(**options).load().select("seq", "value")
         with ThreadPoolExecutor(1) as pool:
             job = pool.submit(loaded.mapInArrow(_held(begun, go), "seq bigint").collect)
@@ -70,27 +70,27 @@ def large_stream(stream: SourceStream) -> SourceStream:
 
 
 def test_a_job_whose_messages_are_purged_while_it_reads_fails(
-    spark: SparkSession, given: dict[str, str], large_stream: SourceStream, tmp_path: Path
+    spark: SparkSession, stream_options: dict[str, str], large_stream: SourceStream, tmp_path: Path
 ) -> None:
     with pytest.raises(PySparkException, match=f"every message to be there still.* begins at {_KEPT} now"):
-        _read_while_purging(spark, given, large_stream, tmp_path, fail=True)
+        _read_while_purging(spark, stream_options, large_stream, tmp_path, fail=True)
 
 
 def test_a_job_that_may_lose_messages_gets_every_one_that_is_left(
-    spark: SparkSession, given: dict[str, str], large_stream: SourceStream, tmp_path: Path
+    spark: SparkSession, stream_options: dict[str, str], large_stream: SourceStream, tmp_path: Path
 ) -> None:
-    found = _read_while_purging(spark, given, large_stream, tmp_path, fail=False)
+    found = _read_while_purging(spark, stream_options, large_stream, tmp_path, fail=False)
     before = len([sequence for sequence in found if sequence < _KEPT])
     assert 0 < before < _KEPT - 1
     assert found == [*range(1, before + 1), *range(_KEPT, _COUNT + 1)]
 
 
 def test_a_job_whose_server_goes_away_fails_without_a_storm(
-    spark: SparkSession, given: dict[str, str], large_stream: SourceStream
+    spark: SparkSession, stream_options: dict[str, str], large_stream: SourceStream
 ) -> None:
     context = spark.sparkContext
-    with Gateway(urlsplit(given["servers"]).port or 0, after=20_000_000) as gateway:
-        options = {**given, "servers": gateway.url, "timeout": "1"}
+    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=20_000_000) as gateway:
+        options = {**stream_options, "servers": gateway.url, "timeout": "1"}
         loaded = spark.read.format("jetstream").options(**options).load()
         context.setJobGroup(large_stream.name, "a server that goes away")
         try:

@@ -9,7 +9,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
-from spark_streams import count_up, make_stream, opened
+from spark_streams import make_stream, open_stream, publish_numbers
 
 from testbed.nats_server import NatsServer
 
@@ -37,23 +37,23 @@ def test_no_secret_is_shown(spark: SparkSession, name: str, tmp_path: Path, caps
     file.write_text(_SECRET)
     with NatsServer(user="u", password=_SECRET) as server:
         for number, way in enumerate(({"password": _SECRET}, {"passwordFile": str(file)})):
-            given = {"servers": server.url, "stream": name, "user": "u", **way}
-            with opened(given) as stream:
+            stream_options = {"servers": server.url, "stream": name, "user": "u", **way}
+            with open_stream(stream_options) as stream:
                 if number == 0:
                     make_stream(stream)
-                    count_up(stream, 10)
-            loaded = spark.read.format("jetstream").options(**given).load()
+                    publish_numbers(stream, 10)
+            loaded = spark.read.format("jetstream").options(**stream_options).load()
             loaded.explain(extended=True)
             rows = loaded.select("value", f.lit(f"{name}.x").alias("subject"))
-            rows.write.format("jetstream").options(**given).mode("append").save()
-            running = spark.readStream.format("jetstream").options(**given, startingOffsets="earliest").load()
+            rows.write.format("jetstream").options(**stream_options).mode("append").save()
+            running = spark.readStream.format("jetstream").options(**stream_options, startingOffsets="earliest").load()
             query = running.writeStream.format("memory").queryName(f"m{name}{number}")
             started = query.trigger(availableNow=True).start()
             started.awaitTermination(60)
             started.explain(extended=True)
             shown = json.dumps([dict(progress) for progress in started.recentProgress], default=str)
             assert _SECRET not in shown
-        wrong = {**given, "password": _SECRET + "x"}
+        wrong = {**stream_options, "password": _SECRET + "x"}
         del wrong["passwordFile"]
         with pytest.raises(PySparkException) as caught:
             spark.read.format("jetstream").options(**wrong).load()
@@ -78,9 +78,9 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(spark: SparkSe
 
 
 def test_a_connection_is_named_rather_than_shown(spark: SparkSession, nats: NatsServer, name: str) -> None:
-    with opened({"servers": nats.url, "stream": name}) as stream:
+    with open_stream({"servers": nats.url, "stream": name}) as stream:
         make_stream(stream)
-        count_up(stream, 10)
+        publish_numbers(stream, 10)
     # conftest.py set NATS_SHARED_URL before Spark began.
     options: dict[str, Any] = {"connection": "shared", "stream": name}
     assert spark.read.format("jetstream").options(**options).load().count() == 10

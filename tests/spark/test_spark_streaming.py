@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from pyspark.errors import StreamingQueryException
 from pyspark.sql import functions as f
-from spark_streams import count_up, delete, make_stream, opened, purge, read_all
+from spark_streams import delete, make_stream, open_stream, publish_numbers, purge, read_all
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 
-def _stream(spark: SparkSession, given: Mapping[str, str], **options: object) -> DataFrame:
-    settings = {"startingOffsets": "earliest", **given, **{key: str(value) for key, value in options.items()}}
+def _stream(spark: SparkSession, stream_options: Mapping[str, str], **options: object) -> DataFrame:
+    settings = {"startingOffsets": "earliest", **stream_options, **{key: str(value) for key, value in options.items()}}
     return spark.readStream.format("jetstream").options(**settings).load()
 
 
@@ -40,33 +40,33 @@ def _values(spark: SparkSession, folder: Path) -> list[int]:
 
 
 def test_batches_are_bounded_and_a_restart_goes_on(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
-    count_up(stream, 2500)
+    publish_numbers(stream, 2500)
     delete(stream, range(1100, 2000))
-    first = _available(_stream(spark, given, maxOffsetsPerTrigger=1000, minPartitions=2), tmp_path)
+    first = _available(_stream(spark, stream_options, maxOffsetsPerTrigger=1000, minPartitions=2), tmp_path)
     # The second batch begins behind the gap.
     assert _sizes(first) == [1000, 99, 501] or sum(_sizes(first)) == 1600
-    count_up(stream, 300, 2500)
-    second = _available(_stream(spark, given, maxOffsetsPerTrigger=1000, startingOffsets=1), tmp_path)
+    publish_numbers(stream, 300, 2500)
+    second = _available(_stream(spark, stream_options, maxOffsetsPerTrigger=1000, startingOffsets=1), tmp_path)
     assert sum(_sizes(second)) == 300
     assert _values(spark, tmp_path) == [*range(1099), *range(1999, 2800)]
 
 
 def test_a_query_that_is_killed_again_and_again_reads_every_message_once(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
-    count_up(stream, 30_000)
-    frame = _stream(spark, given, maxOffsetsPerTrigger=5000).select("seq", f.col("value").cast("string"))
+    publish_numbers(stream, 30_000)
+    frame = _stream(spark, stream_options, maxOffsetsPerTrigger=5000).select("seq", f.col("value").cast("string"))
     for kill in range(3):
         writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
         _wait(lambda query=query, kill=kill: query.isActive and _begun(tmp_path) > kill)
         query.stop()
-    count_up(stream, 1000, 30_000)
-    _available(_stream(spark, given), tmp_path)
+    publish_numbers(stream, 1000, 30_000)
+    _available(_stream(spark, stream_options), tmp_path)
     assert _values(spark, tmp_path) == list(range(31_000))
 
 
@@ -83,14 +83,16 @@ def _wait(done: Any) -> None:
 
 
 def test_from_stream_to_stream_once(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
-    count_up(stream, 3000)
-    copies = {**given, "stream": f"{stream.name}c"}
-    with opened(copies) as copied:
+    publish_numbers(stream, 3000)
+    copies = {**stream_options, "stream": f"{stream.name}c"}
+    with open_stream(copies) as copied:
         make_stream(copied)
-        frame = _stream(spark, given).select("value", f.concat(f.lit(f"{copied.name}."), "subject").alias("subject"))
+        frame = _stream(spark, stream_options).select(
+            "value", f.concat(f.lit(f"{copied.name}."), "subject").alias("subject")
+        )
 
         def run() -> None:
             writer = frame.writeStream.format("jetstream").options(**copies)
@@ -102,28 +104,28 @@ def test_from_stream_to_stream_once(
         # As if the query had died after it stored everything, and before it could note that down.
         (tmp_path / "commits" / "0").unlink()
         (tmp_path / "commits" / ".0.crc").unlink()
-        count_up(stream, 500, 3000)
+        publish_numbers(stream, 500, 3000)
         run()
         assert copied.info().last == 3500
         assert [int(row["value"]) for row in read_all(copies)] == list(range(3500))
 
 
 def test_messages_that_are_gone_fail_a_query_unless_told_otherwise(
-    spark: SparkSession, given: dict[str, str], stream: SourceStream, tmp_path: Path
+    spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
-    count_up(stream, 100)
-    _available(_stream(spark, given), tmp_path)
-    count_up(stream, 100, 100)
+    publish_numbers(stream, 100)
+    _available(_stream(spark, stream_options), tmp_path)
+    publish_numbers(stream, 100, 100)
     purge(stream, 151)
     with pytest.raises(StreamingQueryException, match="begins at 151, and 101 wasn't read"):
-        _available(_stream(spark, given), tmp_path)
-    _available(_stream(spark, given, failOnDataLoss="false"), tmp_path)
+        _available(_stream(spark, stream_options), tmp_path)
+    _available(_stream(spark, stream_options, failOnDataLoss="false"), tmp_path)
     assert _values(spark, tmp_path) == [*range(100), *range(150, 200)]
     stream.api(f"STREAM.DELETE.{stream.name}")
     make_stream(stream)
-    count_up(stream, 500, 1000)
+    publish_numbers(stream, 500, 1000)
     with pytest.raises(StreamingQueryException, match="was deleted and recreated after sequence 200 was read"):
-        _available(_stream(spark, given), tmp_path)
-    _available(_stream(spark, given, failOnDataLoss="false"), tmp_path)
+        _available(_stream(spark, stream_options), tmp_path)
+    _available(_stream(spark, stream_options, failOnDataLoss="false"), tmp_path)
     assert _values(spark, tmp_path) == [*range(100), *range(150, 200), *range(1000, 1500)]

@@ -1,4 +1,4 @@
-"""The cluster of the testbed is one, and leaves nothing behind."""
+"""The testbed's cluster is a real one, and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 def stores(cluster: NatsCluster, stream: str) -> list[str]:
-    """Name the servers that have a store of a stream."""
+    """Return the names of the servers that store a stream."""
     return [name for name in cluster.servers if list(cluster.server(name).store.glob(f"**/streams/{stream}"))]
 
 
@@ -41,16 +41,16 @@ async def publish(connection: Connection, name: str, count: int) -> None:
 
 async def state(connection: Connection, name: str) -> tuple[int, int]:
     async def answer() -> dict[str, Any]:
-        # The server that this connection had may be the one that was killed.
+        # The connection's server may be the one that was killed.
         with suppress(JetStreamProviderError):
             return await connection.api(f"STREAM.INFO.{name}")
         return {}
 
-    found = (await eventually(answer, within=30))["state"]
-    return found["messages"], found["last_seq"]
+    stream_state = (await eventually(answer, within=30))["state"]
+    return stream_state["messages"], stream_state["last_seq"]
 
 
-async def test_a_cluster_starts_soon_and_leaves_nothing_behind() -> None:
+async def test_a_cluster_starts_within_20_seconds_and_leaves_nothing_behind() -> None:
     started = time.monotonic()
     with NatsCluster() as cluster:
         print(f"ready after {time.monotonic() - started:.2f} s")
@@ -60,7 +60,7 @@ async def test_a_cluster_starts_soon_and_leaves_nothing_behind() -> None:
         assert cluster.meta_leader() in cluster.servers
         pids = [server.pid for server in cluster.servers.values()]
         async with connect(connection_settings({"servers": cluster.urls})) as connection:
-            # Ready means that replicas can be placed on all of them at once.
+            # Once ready, all servers can take replicas.
             await create(connection, "three", num_replicas=3)
             await create(connection, "one", placement={"tags": ["n2"]})
         cluster.wait_settled("three")
@@ -75,26 +75,26 @@ async def test_a_cluster_starts_soon_and_leaves_nothing_behind() -> None:
 async def test_a_replicated_stream_survives_the_kill_of_its_leader() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 2})) as connection:
-            await create(connection, "kept", num_replicas=3)
+            await create(connection, "jobs", num_replicas=3)
             config = {"name": "w", "durable_name": "w", "ack_policy": "explicit"}
-            await connection.api("CONSUMER.CREATE.kept.w", {"stream_name": "kept", "config": config})
-            await publish(connection, "kept", 10)
-            cluster.wait_settled("kept")
-            killed = cluster.leader("kept")
+            await connection.api("CONSUMER.CREATE.jobs.w", {"stream_name": "jobs", "config": config})
+            await publish(connection, "jobs", 10)
+            cluster.wait_settled("jobs")
+            killed = cluster.leader("jobs")
             cluster.kill(killed)
             assert not cluster.server(killed).alive
-            with pytest.raises(NatsServerError, match="until all replicas of kept are current"):
-                cluster.wait_settled("kept", within=0.5)
-            assert cluster.leader("kept") != killed
-            assert cluster.consumer_leader("kept", "w") != killed
-            assert await state(connection, "kept") == (10, 10)
-            await publish(connection, "kept", 5)
+            with pytest.raises(NatsServerError, match="until all replicas of jobs are current"):
+                cluster.wait_settled("jobs", within=0.5)
+            assert cluster.leader("jobs") != killed
+            assert cluster.consumer_leader("jobs", "w") != killed
+            assert await state(connection, "jobs") == (10, 10)
+            await publish(connection, "jobs", 5)
             cluster.restart(killed)
-            cluster.wait_settled("kept")
-            # The restarted one has caught up: with another one gone it is needed for a majority.
-            cluster.kill(cluster.leader("kept"))
-            assert cluster.leader("kept") in cluster.alive
-            assert await state(connection, "kept") == (15, 15)
+            cluster.wait_settled("jobs")
+            # The restarted server has caught up: with another one killed it is needed for a majority.
+            cluster.kill(cluster.leader("jobs"))
+            assert cluster.leader("jobs") in cluster.alive
+            assert await state(connection, "jobs") == (15, 15)
 
 
 async def test_a_cluster_that_was_killed_as_a_whole_comes_back_with_its_data(tmp_path: Path) -> None:
@@ -102,21 +102,21 @@ async def test_a_cluster_that_was_killed_as_a_whole_comes_back_with_its_data(tmp
         assert cluster.folder == tmp_path
         urls = cluster.urls
         async with connect(connection_settings({"servers": cluster.urls})) as connection:
-            await create(connection, "kept", num_replicas=3)
-            await publish(connection, "kept", 10)
-            cluster.wait_settled("kept")
+            await create(connection, "jobs", num_replicas=3)
+            await publish(connection, "jobs", 10)
+            cluster.wait_settled("jobs")
         for name in cluster.servers:
             cluster.kill(name)
         assert cluster.alive == {}
         for name in cluster.servers:
             cluster.restart(name)
-        cluster.wait_settled("kept")
+        cluster.wait_settled("jobs")
         assert cluster.urls == urls
         async with connect(connection_settings({"servers": cluster.urls})) as connection:
-            assert await state(connection, "kept") == (10, 10)
+            assert await state(connection, "jobs") == (10, 10)
 
 
-def test_taken_ports_are_exchanged_for_all_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_makes_all_servers_choose_new_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server((LOOPBACK, 0)) as taken:
         offers = iter([[*free_ports(2), taken.getsockname()[1]]])
         monkeypatch.setattr("testbed.nats_cluster.free_ports", lambda count: next(offers, None) or free_ports(count))
@@ -126,7 +126,7 @@ def test_taken_ports_are_exchanged_for_all_servers(monkeypatch: pytest.MonkeyPat
             assert next(offers, None) is None
 
 
-def test_a_cluster_that_does_not_start_is_told_and_removed() -> None:
+def test_a_cluster_that_does_not_start_raises_and_is_removed() -> None:
     cluster = NatsCluster(jetstream_config="nonsense {")
     with pytest.raises(NatsServerError, match="Parse error"), cluster:
         pass

@@ -1,4 +1,4 @@
-"""The testbed runs what it says it runs, and leaves nothing behind."""
+"""The testbed runs real servers, and leaves nothing behind."""
 
 import asyncio
 import shutil
@@ -39,7 +39,7 @@ from airflow.sdk import BaseOperator, dag, task
 class Wait(BaseOperator):
     def execute(self, context):
         self.defer(
-            trigger=TimeDeltaTrigger(timedelta(seconds=12)),
+            trigger=TimeDeltaTrigger(timedelta(seconds=5)),
             method_name="resume",
             timeout=timedelta(seconds=90),
         )
@@ -95,10 +95,10 @@ def test_free_ports_are_distinct() -> None:
 
 
 def test_find_nats_server_prefers_the_named_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    named = tmp_path / "server"
-    shutil.copy(find_nats_server(), named)
-    monkeypatch.setenv("NATS_SERVER_BIN", str(named))
-    assert find_nats_server() == named
+    binary = tmp_path / "server"
+    shutil.copy(find_nats_server(), binary)
+    monkeypatch.setenv("NATS_SERVER_BIN", str(binary))
+    assert find_nats_server() == binary
     monkeypatch.setenv("NATS_SERVER_BIN", str(tmp_path / "absent"))
     with pytest.raises(FileNotFoundError, match="NATS_SERVER_BIN names"):
         find_nats_server()
@@ -191,14 +191,14 @@ def test_tls_with_client_certificate(tmp_path: Path) -> None:
         asyncio.run(use())
 
 
-def test_a_bad_configuration_is_told() -> None:
+def test_an_invalid_configuration_raises() -> None:
     server = NatsServer(config="nonsense {")
     with pytest.raises(NatsServerError, match="Parse error"), server:
         pass
     assert not server.folder.exists()
 
 
-def test_a_taken_port_is_exchanged_at_the_first_start(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_taken_port_makes_the_first_start_choose_another(monkeypatch: pytest.MonkeyPatch) -> None:
     with NatsServer() as first:
         offers = iter([[first.port, free_ports(1)[0]], free_ports(2)])
         monkeypatch.setattr("testbed.nats_server.free_ports", lambda _: next(offers))
@@ -252,25 +252,24 @@ def test_a_killed_python_leaves_no_server(tmp_path: Path) -> None:
     assert wait_until(lambda: not is_running(server))
 
 
-@pytest.fixture(scope="module")
-def template_db(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tmp_path_factory.mktemp("template-db")
+# One process runs them, since they share an Airflow.
+ON_AIRFLOW = pytest.mark.xdist_group("airflow")
 
 
 @pytest.fixture(scope="module")
-def airflow(tmp_path_factory: pytest.TempPathFactory, template_db: Path) -> Iterator[Airflow]:
+def airflow(tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path) -> Iterator[Airflow]:
     folder = tmp_path_factory.mktemp("airflow")
     dags = folder / "dags"
     dags.mkdir()
     (dags / "testbed_dags.py").write_text(DAGS)
-    # A dead triggerer is found out soon.
-    soon = {"JOB_HEARTBEAT_SEC": "1", "TRIGGERER_HEALTH_CHECK_THRESHOLD": "4"}
+    # Airflow notices a dead triggerer within seconds.
+    settings = {"JOB_HEARTBEAT_SEC": "1", "TRIGGERER_HEALTH_CHECK_THRESHOLD": "4"}
     instance = Airflow(
         folder / "home",
         dags,
         connections={"nats_test": '{"conn_type": "generic", "host": "127.0.0.1", "port": 4222}'},
-        env={f"AIRFLOW__TRIGGERER__{name}": value for name, value in soon.items()},
-        template_db=template_db,
+        env={f"AIRFLOW__TRIGGERER__{name}": value for name, value in settings.items()},
+        template_db=migrated_databases,
     )
     instance.start("trivial", "waits")
     yield instance
@@ -282,6 +281,7 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, template_db: Path) -> Iter
     assert instance.pids() == {}
 
 
+@ON_AIRFLOW
 def test_airflow_runs_a_dag(airflow: Airflow) -> None:
     seen: list[str] = []
     run_id = airflow.trigger("trivial", {"number": 21})
@@ -293,6 +293,7 @@ def test_airflow_runs_a_dag(airflow: Airflow) -> None:
     assert "doubling" in airflow.task_log("trivial", run_id, "double")
 
 
+@ON_AIRFLOW
 def test_airflow_has_a_viewer(airflow: Airflow) -> None:
     viewer = AirflowClient(airflow.url, "viewer", "viewer")
     assert viewer.dag("trivial") is not None
@@ -303,6 +304,7 @@ def test_airflow_has_a_viewer(airflow: Airflow) -> None:
     assert airflow.request("GET", "dags", anonymous=True).status_code == 401
 
 
+@ON_AIRFLOW
 def test_a_deferred_task_survives_its_triggerer(airflow: Airflow) -> None:
     run_id = airflow.trigger("waits")
 
@@ -320,19 +322,36 @@ def test_a_deferred_task_survives_its_triggerer(airflow: Airflow) -> None:
     assert airflow.xcom("waits", run_id, "wait") == "resumed"
 
 
+@ON_AIRFLOW
 def test_the_airflow_command_works_on_it(airflow: Airflow) -> None:
     done = airflow.cli("connections", "get", "nats_test", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert '"nats_test"' in done.stdout
 
 
-def test_a_broken_dag_is_told(tmp_path: Path, template_db: Path, airflow: Airflow) -> None:
-    # Beside the other one: the two share nothing but the template of the database.
-    dags = tmp_path / "dags"
-    dags.mkdir()
-    (dags / "broken.py").write_text("from airflow.sdk import dag\nraise ValueError('as expected')\n")
-    other = Airflow(tmp_path / "home", dags, template_db=template_db)
-    assert other.port != airflow.port
+@ON_AIRFLOW
+def test_a_broken_dag_raises(airflow: Airflow) -> None:
+    broken = airflow.dags_folder / "broken.py"
+    broken.write_text("from airflow.sdk import dag\nraise ValueError('as expected')\n")
     with pytest.raises(AirflowNotReadyError, match=r"(?s)broken\.py.*as expected"):
-        other.start("broken")
+        airflow.wait_for_dags("broken")
+    broken.unlink()
+
+
+@ON_AIRFLOW
+def test_a_start_that_fails_leaves_nothing_behind(airflow: Airflow, tmp_path: Path, migrated_databases: Path) -> None:
+    # Beside the other one: the two share nothing but the template of the database.
+    (tmp_path / "dags").mkdir()
+    other = Airflow(tmp_path / "home", tmp_path / "dags", template_db=migrated_databases)
+    assert other.port != airflow.port
+    with pytest.raises(AirflowNotReadyError, match="Airflow isn't ready"):
+        other.start("absent", timeout=1)
+    assert sorted(log.stem for log in other.component_logs.iterdir()) == [
+        "api-server",
+        "dag-processor",
+        "scheduler",
+        "triggerer",
+    ]
     assert other.pids() == {}
+    folders = {process.pid: process.info["cwd"] for process in psutil.process_iter(["cwd"])}
+    assert str(other.home) not in folders.values()

@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from airflow_provider_jetstream.jetstream.advisories import (
     AckMetric,
     Completion,
-    Nak,
     MaxDeliveries,
+    Nak,
     Terminated,
     parse_advisory,
 )
@@ -32,14 +32,14 @@ ACK = (
 )
 
 
-def test_used_up_deliveries_are_read_with_their_time() -> None:
+def test_a_max_deliver_advisory_is_parsed_with_its_time() -> None:
     advisory = parse_advisory(MAX_DELIVER)
     assert isinstance(advisory, MaxDeliveries)
     assert (advisory.stream, advisory.consumer, advisory.stream_seq, advisory.deliveries) == ("orders", "w", 1, 2)
     assert advisory.timestamp == datetime(2026, 11, 20, 17, 7, 20, 271234, UTC)
 
 
-def test_a_termination_is_read_with_its_reason_and_without_one() -> None:
+def test_a_termination_is_parsed_with_and_without_a_reason() -> None:
     advisory = parse_advisory(TERMINATED)
     assert isinstance(advisory, Terminated)
     assert (advisory.reason, advisory.stream_seq) == ("bad printer", 3)
@@ -48,7 +48,7 @@ def test_a_termination_is_read_with_its_reason_and_without_one() -> None:
     assert unexplained.reason == ""
 
 
-def test_a_job_handed_back_and_an_acknowledgement_are_read() -> None:
+def test_a_nak_and_an_acknowledgement_are_parsed() -> None:
     assert isinstance(parse_advisory(NAKED), Nak)
     metric = parse_advisory(ACK)
     assert isinstance(metric, AckMetric)
@@ -56,7 +56,7 @@ def test_a_job_handed_back_and_an_acknowledgement_are_read() -> None:
 
 
 @pytest.mark.parametrize("result", [None, "text", 0, [1, None], {"größe": {"a": None}}], ids=repr)
-def test_a_completion_is_read_as_it_was_written(result: object) -> None:
+def test_a_completion_is_parsed_as_it_was_encoded(result: object) -> None:
     written = Completion(
         timestamp=datetime(2026, 1, 1, tzinfo=UTC),
         stream="orders",
@@ -70,7 +70,7 @@ def test_a_completion_is_read_as_it_was_written(result: object) -> None:
     assert parse_advisory(written.model_dump_json(exclude_none=True).encode()) == written
 
 
-def test_a_completion_of_a_worker_in_another_language_needs_only_what_tells_the_job() -> None:
+def test_a_completion_of_a_worker_in_another_language_needs_only_the_fields_that_identify_the_job() -> None:
     body = {
         "type": "io.airflow.jetstream.v1.completion",
         "timestamp": "2026-01-01T00:00:00Z",
@@ -107,7 +107,7 @@ def changed(**changes: Any) -> bytes:
     ],
     ids=repr,
 )
-def test_anything_else_is_none(body: bytes) -> None:
+def test_any_other_body_is_none(body: bytes) -> None:
     assert parse_advisory(body) is None
 
 

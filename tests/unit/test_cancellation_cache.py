@@ -14,8 +14,8 @@ _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
 _HOUR = timedelta(hours=1)
 
 
-async def _waiting(book: CancellationCache, job_id: str, stored_at: datetime) -> asyncio.Task[Cancellation]:
-    task = asyncio.create_task(book.wait(job_id, stored_at))
+async def _waiting(cache: CancellationCache, job_id: str, stored_at: datetime) -> asyncio.Task[Cancellation]:
+    task = asyncio.create_task(cache.wait(job_id, stored_at))
     await asyncio.sleep(0)
     return task
 
@@ -26,49 +26,49 @@ def test_the_subject_of_a_cancellation_is_the_documented_one() -> None:
 
 
 @pytest.mark.parametrize(("stored_at", "meant"), [(_NOON - _HOUR, True), (_NOON, True), (_NOON + _HOUR, False)])
-def test_a_cancellation_is_about_jobs_that_were_stored_before_it(stored_at: datetime, *, meant: bool) -> None:
-    book = CancellationCache()
-    book.add(Cancellation("a", _NOON))
-    assert (book.get("a", stored_at) is not None) == meant
-    assert book.get("b", stored_at) is None
+def test_a_cancellation_covers_jobs_that_were_stored_before_it(stored_at: datetime, *, meant: bool) -> None:
+    cache = CancellationCache()
+    cache.add(Cancellation("a", _NOON))
+    assert (cache.get("a", stored_at) is not None) == meant
+    assert cache.get("b", stored_at) is None
 
 
-async def test_everybody_who_waits_for_a_job_learns_and_nobody_else() -> None:
-    book = CancellationCache()
-    both = [await _waiting(book, "a", _NOON) for _ in range(2)]
-    other, newer = await _waiting(book, "b", _NOON), await _waiting(book, "a", _NOON + 2 * _HOUR)
-    book.add(Cancellation("a", _NOON + _HOUR, "wrong"))
+async def test_a_cancellation_ends_the_waits_for_its_job_and_no_others() -> None:
+    cache = CancellationCache()
+    both = [await _waiting(cache, "a", _NOON) for _ in range(2)]
+    other, newer = await _waiting(cache, "b", _NOON), await _waiting(cache, "a", _NOON + 2 * _HOUR)
+    cache.add(Cancellation("a", _NOON + _HOUR, "wrong"))
     assert {(await task).why for task in both} == {"wrong"}
     assert (other.done(), newer.done()) == (False, False)
-    book.add(Cancellation("a", _NOON + 3 * _HOUR, "again"))
+    cache.add(Cancellation("a", _NOON + 3 * _HOUR, "again"))
     assert (await newer).why == "again"
     other.cancel()
     with pytest.raises(asyncio.CancelledError):
         await other
-    assert (await book.wait("a", _NOON)).why == "again"
+    assert (await cache.wait("a", _NOON)).why == "again"
 
 
-async def test_who_waits_when_nothing_more_will_be_learnt_is_told() -> None:
-    book = CancellationCache()
-    task = await _waiting(book, "a", _NOON)
-    book.add(Cancellation("b", _NOON))
-    book.fail(UnreachableError("the connection is closed"))
-    for waiting in (task, book.wait("c", _NOON)):
+async def test_a_wait_fails_when_no_more_cancellations_arrive() -> None:
+    cache = CancellationCache()
+    task = await _waiting(cache, "a", _NOON)
+    cache.add(Cancellation("b", _NOON))
+    cache.fail(UnreachableError("the connection is closed"))
+    for waiting in (task, cache.wait("c", _NOON)):
         with pytest.raises(UnreachableError):
             await waiting
-    assert book.get("b", _NOON)
+    assert cache.get("b", _NOON)
 
 
-def test_what_the_server_has_forgotten_is_forgotten() -> None:
-    book = CancellationCache(keep=_HOUR)
-    book.add(Cancellation("a", _NOON))
-    book.add(Cancellation("b", _NOON))
-    book.add(Cancellation("a", _NOON + _HOUR))
-    book.add(Cancellation("c", _NOON + 1.5 * _HOUR))
-    assert [bool(book.get(job_id, _NOON - _HOUR)) for job_id in "abc"] == [True, False, True]
+def test_cancellations_older_than_the_server_stores_are_removed() -> None:
+    cache = CancellationCache(max_age=_HOUR)
+    cache.add(Cancellation("a", _NOON))
+    cache.add(Cancellation("b", _NOON))
+    cache.add(Cancellation("a", _NOON + _HOUR))
+    cache.add(Cancellation("c", _NOON + 1.5 * _HOUR))
+    assert [bool(cache.get(job_id, _NOON - _HOUR)) for job_id in "abc"] == [True, False, True]
 
 
-def test_a_jobs_ends_share_an_id_so_that_one_is_stored() -> None:
+def test_the_ends_of_a_job_share_an_id_so_that_one_is_stored() -> None:
     end = cancelled_message(
         Cancellation("a", _NOON, "wrong"),
         queue="q",

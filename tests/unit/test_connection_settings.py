@@ -23,7 +23,7 @@ def _refused(**values: Any) -> str:
 
 
 @pytest.mark.parametrize(
-    ("given", "server"),
+    ("address", "server"),
     [
         ("nats-1.example.org", "nats://nats-1.example.org:4222"),
         ("nats-1.example.org:4223", "nats://nats-1.example.org:4223"),
@@ -35,8 +35,8 @@ def _refused(**values: Any) -> str:
         ("[2001:db8::1]:4333", "nats://[2001:db8::1]:4333"),
     ],
 )
-def test_an_address_is_completed(given: str, server: str) -> None:
-    assert connection_settings({"servers": (given,)}).servers == (server,)
+def test_an_address_is_completed(address: str, server: str) -> None:
+    assert connection_settings({"servers": (address,)}).servers == (server,)
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_credentials_in_an_address_are_refused_without_repeating_them(server: st
 
 
 @pytest.mark.parametrize("server", ["host:0", "host:4222/path", "host?x=1", "host#x", "nats://", "", ":4222"])
-def test_anything_but_host_and_port_is_refused(server: str) -> None:
+def test_an_address_with_more_than_host_and_port_is_refused(server: str) -> None:
     message = _refused(servers=(server,))
     assert "servers: expected nothing but host and port in the address, found " in message
     assert repr(server) in message
 
 
 @pytest.mark.parametrize("server", ["host:65536", "host:port", "host:-1", "::1", "nats://[::1"])
-def test_a_port_that_is_none_and_ipv6_without_brackets_are_refused(server: str) -> None:
+def test_an_invalid_port_and_ipv6_without_brackets_are_refused(server: str) -> None:
     message = _refused(servers=(server,))
     assert "expected host:port with a port from 1 to 65535, and brackets around IPv6" in message
     assert repr(server) in message
@@ -79,7 +79,7 @@ def test_another_scheme_is_refused(scheme: str) -> None:
     assert message.endswith(f"servers: expected a nats:// or tls:// address, found the scheme '{scheme}'")
 
 
-def test_no_server_at_all_is_refused() -> None:
+def test_an_empty_list_of_servers_is_refused() -> None:
     assert "servers: Tuple should have at least 1 item" in _refused(servers=())
 
 
@@ -91,16 +91,16 @@ def test_no_server_at_all_is_refused() -> None:
         {"token": _SECRET, "password": _SECRET},
     ],
 )
-def test_two_ways_to_authenticate_are_refused(credentials: dict[str, str]) -> None:
+def test_two_kinds_of_credentials_are_refused(credentials: dict[str, str]) -> None:
     assert _refused(**credentials).endswith("settings: expected a token or user and password, found both: keep one")
 
 
 @pytest.mark.parametrize("credentials", [{"user": "u"}, {"password": _SECRET}])
-def test_half_of_user_and_password_is_refused(credentials: dict[str, str]) -> None:
+def test_a_user_or_a_password_alone_is_refused(credentials: dict[str, str]) -> None:
     assert _refused(**credentials).endswith("settings: expected user and password together, found only one of them")
 
 
-def test_plaintext_and_tls_side_by_side_are_refused() -> None:
+def test_plaintext_and_tls_addresses_together_are_refused() -> None:
     message = _refused(servers=("tls://one", "two"), user="u", password=_SECRET)
     assert message.endswith("settings: expected either tls:// for all servers or for none, found both")
 
@@ -125,13 +125,13 @@ def test_every_bad_field_is_named() -> None:
     assert [part in message for part in ("timeout:", "bogus:", "servers:")] == [True, True, True]
 
 
-def test_the_class_itself_refuses_as_the_function_does() -> None:
+def test_the_class_refuses_what_the_function_refuses() -> None:
     with pytest.raises(ConnectionSettingsError, match="found both: keep one") as caught:
         ConnectionSettings(user="u", password=SecretStr(_SECRET), token=SecretStr(_SECRET))
     assert caught.value.__context__ is None
 
 
-def test_pydantics_own_way_in_shows_no_secret_either() -> None:
+def test_pydantics_own_validation_shows_no_secret_either() -> None:
     with pytest.raises(ValidationError, match="found both: keep one") as caught:
         ConnectionSettings.model_validate({"user": "u", "password": _SECRET, "token": _SECRET})
     assert _SECRET not in f"{caught.value} {caught.value!r}" + "".join(traceback.format_exception(caught.value))
@@ -159,11 +159,11 @@ def test_equal_settings_are_one_key_and_different_secrets_are_not() -> None:
         ({"servers": ("nats://a",)}, False),
     ],
 )
-def test_tls_is_asked_for_by_the_scheme_or_an_authority(values: dict[str, Any], encrypted: bool) -> None:  # noqa: FBT001
+def test_the_scheme_or_an_authority_requests_tls(values: dict[str, Any], encrypted: bool) -> None:  # noqa: FBT001
     assert connection_settings(values).encrypted is encrypted
 
 
-def test_the_environment_gives_the_settings() -> None:
+def test_settings_are_read_from_the_environment() -> None:
     settings = ConnectionSettings.from_environment(
         {
             "NATS_URL": "tls://one:4223, tls://two",

@@ -129,11 +129,11 @@ def test_the_plugin_brings_nothing_that_only_its_page_needs() -> None:
     # Every Airflow process loads it.
     loaded = _modules_after(
         f"import {_PACKAGE}.plugins.monitor",
-        beyond="from airflow.providers.common.compat.sdk import AirflowPlugin",
+        beyond="from airflow.sdk.plugins_manager import AirflowPlugin",
     )
     assert not any(name.startswith(("fastapi", "nats", "airflow.api_fastapi", "sqlalchemy")) for name in loaded)
     own = {name.removeprefix(f"{_PACKAGE}.") for name in loaded if name.startswith(f"{_PACKAGE}.")}
-    assert own == {"airflow_version", "plugins", "plugins.monitor"}
+    assert own == {"airflow_compat", "airflow_version", "plugins", "plugins.monitor"}
 
 
 def test_declarations_and_errors_load_no_client() -> None:

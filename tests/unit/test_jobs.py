@@ -45,7 +45,7 @@ def _endless() -> list[Any]:
 
 
 @pytest.mark.parametrize(
-    ("body", "found"),
+    ("body", "description"),
     [
         (object(), "object: Object of type object is not JSON serializable"),
         ({1, 2}, "set: Object of type set is not JSON serializable"),
@@ -58,14 +58,14 @@ def _endless() -> list[Any]:
     ],
     ids=["object", "set", "NaN", "infinity", "tuple key", "bytearray", "lone surrogate", "too deep"],
 )
-def test_a_body_that_cannot_be_written_is_told_with_its_type(body: object, found: str) -> None:
+def test_a_body_that_cannot_be_serialised_is_refused_with_its_type(body: object, description: str) -> None:
     with pytest.raises(JobNotSerializableError) as caught:
         Job(body).payload()
-    assert str(caught.value).startswith(f"expected a body of bytes, text or JSON values, found {found}")
+    assert str(caught.value).startswith(f"expected a body of bytes, text or JSON values, found {description}")
     assert str(caught.value).endswith("; convert it before publishing")
 
 
-def test_an_object_that_holds_itself_is_refused() -> None:
+def test_a_cyclic_object_is_refused() -> None:
     body: dict[str, Any] = {}
     body["self"] = body
     with pytest.raises(JobNotSerializableError, match="Circular reference"):
@@ -80,7 +80,7 @@ def test_a_json_object_may_carry_id_and_advisory() -> None:
     assert Job.of(b"{}") == Job(b"{}")
 
 
-def test_a_job_of_a_task_tells_where_it_comes_from() -> None:
+def test_a_job_of_a_task_has_the_headers_of_its_origin() -> None:
     (job,) = _prepared(Job(b"x", id="order-1", advisory="done.1", headers={"Colour": "grün", "Priority": "high"}))
     assert job.headers == {
         "Colour": "grün",
@@ -101,7 +101,7 @@ def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
     assert job.headers == {"Nats-Msg-Id": "batch/#0", "Job-Id": "batch/#0"}
 
 
-def test_ids_are_the_same_at_every_try_of_a_task() -> None:
+def test_ids_are_the_same_in_every_try_of_a_task() -> None:
     items = [b"a", {"id": 1}, Job("c", id="x/y")]
     first, second = _prepared(*items), _prepared(*items)
     assert [job.message_id for job in first] == [job.message_id for job in second]

@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.plugins.monitor import letter_index
-from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex
+from airflow_provider_jetstream.plugins.monitor.letter_index import IndexedLetter, LetterIndex
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 
@@ -20,15 +20,21 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 def letter(sequence: int, *, run: str = "run", parked: str | None = None, **death: Any) -> DeadLetter:
     """Make a dead letter."""
     died_at = NOON + timedelta(seconds=sequence)
-    told = {"stream": "q", "created": "", "consumer": "worker", "reason": Reason.TERMINATED, "died_at": died_at} | death
+    fields = {
+        "stream": "q",
+        "created": "",
+        "consumer": "worker",
+        "reason": Reason.TERMINATED,
+        "died_at": died_at,
+    } | death
     headers = (("Airflow-Dag-Id", "dag"), ("Airflow-Run-Id", run), ("Airflow-Task-Id", "task"))
     return DeadLetter(
-        death=Death(sequence=sequence, **told),
+        death=Death(sequence=sequence, **fields),
         subject=f"jobs.{sequence % 2}",
         body=b"",
         headers=headers,
         time="",
-        source=Source.COPY,
+        source=BodySource.COPY,
         entries=(sequence * 10,),
         preserved=True,
         ready_at=died_at,
@@ -36,13 +42,17 @@ def letter(sequence: int, *, run: str = "run", parked: str | None = None, **deat
     )
 
 
+def add(index: LetterIndex, letter: DeadLetter) -> None:
+    index.add(letter.sequence, IndexedLetter.of(letter))
+
+
 @pytest.fixture
 def index() -> LetterIndex:
-    found = LetterIndex()
+    letters = LetterIndex()
     for sequence in range(1, 11):
         error = {"error_class": "app.BusyError"} if sequence > 4 else {}
-        found.add(letter(sequence, run=f"run{sequence % 3}", parked="poison" if sequence == 10 else None, **error))
-    return found
+        add(letters, letter(sequence, run=f"run{sequence % 3}", parked="poison" if sequence == 10 else None, **error))
+    return letters
 
 
 @pytest.mark.parametrize(
@@ -57,7 +67,7 @@ def index() -> LetterIndex:
         ({"reasons": ["terminated", "orphan"], "run_id": "run0"}, [3, 6, 9]),
     ],
 )
-def test_letters_are_found_as_a_selection_means_them(
+def test_a_selection_matches_its_letters(
     index: LetterIndex, select: dict[str, Any], sequences: range | list[int]
 ) -> None:
     selection = Selection.of(select)
@@ -65,7 +75,7 @@ def test_letters_are_found_as_a_selection_means_them(
     assert index.count(selection) == len(sequences)
 
 
-def test_pages_follow_one_another(index: LetterIndex) -> None:
+def test_a_page_begins_after_the_one_before(index: LetterIndex) -> None:
     assert index.page(Selection(), 0, 4) == ([1, 2, 3, 4], True)
     assert index.page(Selection(), 4, 5) == ([5, 6, 7, 8, 9], False)
     assert index.page(Selection(), 9, 5) == ([], False)
@@ -74,7 +84,9 @@ def test_pages_follow_one_another(index: LetterIndex) -> None:
 @pytest.mark.parametrize(
     "group_by", [("reason", "error_class", "fingerprint"), ("fingerprint",), ("subject",), ("run_id", "subject")]
 )
-def test_the_selection_of_a_group_means_just_its_letters(index: LetterIndex, group_by: tuple[GroupField, ...]) -> None:
+def test_the_selection_of_a_group_matches_exactly_its_letters(
+    index: LetterIndex, group_by: tuple[GroupField, ...]
+) -> None:
     groups, left_out = index.groups(Selection(), group_by)
     assert left_out == 0
     assert sum(group.count for group in groups) == 9
@@ -86,7 +98,7 @@ def test_the_selection_of_a_group_means_just_its_letters(index: LetterIndex, gro
         assert group.first_seen == NOON + timedelta(seconds=group.example)
 
 
-def test_a_group_that_no_selection_means_has_none(index: LetterIndex) -> None:
+def test_a_group_without_a_value_to_select_by_has_no_selection(index: LetterIndex) -> None:
     groups, _ = index.groups(Selection(), ("error_class",))
     assert {group.key["error_class"]: group.select for group in groups} == {
         None: None,
@@ -94,20 +106,18 @@ def test_a_group_that_no_selection_means_has_none(index: LetterIndex) -> None:
     }
 
 
-def test_what_was_not_spoken_of_again_is_carried_over(index: LetterIndex) -> None:
-    after = LetterIndex()
-    assert after.take(index, 3, 30)
-    assert not after.take(index, 4, 41)
-    assert not after.take(index, 99, 990)
-    assert after.groups(Selection(), ("run_id",))[0][0].first_seen == NOON + timedelta(seconds=3)
+def test_a_letter_without_a_new_entry_is_found(index: LetterIndex) -> None:
+    assert index.find(3, 30) == IndexedLetter.of(letter(3, run="run0"))
+    assert index.find(4, 41) is None
+    assert index.find(99, 990) is None
 
 
 def test_the_letters_of_a_run_are_counted(index: LetterIndex) -> None:
-    assert index.of_origin("dag", "run1") == {("task", -1): (3, 1)}
-    assert index.of_origin("dag", "other") == {}
+    assert index.count_by_task("dag", "run1") == {("task", -1): (3, 1)}
+    assert index.count_by_task("dag", "other") == {}
 
 
-def test_it_stops_where_it_would_become_too_large(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(letter_index, "MOST_LETTERS", 10)
-    index.add(letter(11))
+def test_it_stops_growing_at_its_maximum(index: LetterIndex, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(letter_index, "MAX_LETTERS", 10)
+    add(index, letter(11))
     assert (len(index), index.complete) == (10, False)

@@ -1,4 +1,4 @@
-"""The files of the monitor's page: libraries as they are pinned, small modules, nothing from elsewhere."""
+"""The files of the monitor's page: pinned libraries, small modules, nothing loaded from other hosts."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ LIBRARIES = {name: file for _, name, file in vendored(json.loads(MANIFEST.read_t
 
 
 @pytest.mark.parametrize("name", LIBRARIES)
-def test_a_library_is_what_is_pinned(name: str) -> None:
+def test_a_library_has_the_pinned_digest(name: str) -> None:
     assert sha256((VENDOR / name).read_bytes()) == LIBRARIES[name]["sha256"]
 
 
-def test_every_library_is_pinned_and_brings_its_licence() -> None:
+def test_every_library_is_pinned_and_has_its_licence() -> None:
     assert {path.name for path in VENDOR.iterdir()} == {*LIBRARIES, MANIFEST.name}
     for package in json.loads(MANIFEST.read_text())["packages"]:
         assert any(file["from"] == "LICENSE" for file in package["files"].values()), package["name"]
@@ -32,7 +32,7 @@ def test_every_library_is_pinned_and_brings_its_licence() -> None:
 
 
 @pytest.mark.parametrize("path", SCRIPTS, ids=lambda path: path.stem)
-def test_a_script_is_short_says_what_it_is_for_and_imports_what_is_there(path: Path) -> None:
+def test_a_script_is_short_has_a_comment_and_imports_existing_files(path: Path) -> None:
     text = path.read_text()
     assert len(text.splitlines()) < 300
     assert text.startswith("/** ")
@@ -42,12 +42,12 @@ def test_a_script_is_short_says_what_it_is_for_and_imports_what_is_there(path: P
 
 
 @pytest.mark.parametrize("path", OWN, ids=lambda path: path.name)
-def test_nothing_is_written_as_html_nor_fetched_from_elsewhere(path: Path) -> None:
+def test_a_file_inserts_no_html_and_names_no_other_host(path: Path) -> None:
     text = path.read_text()
     assert not re.findall(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|eval\(|new Function", text)
     assert not re.findall(r"https?://|//cdn|(?:href|src)=\"/", text)
 
 
-def test_the_page_has_no_script_and_no_style_of_its_own() -> None:
+def test_the_page_has_no_inline_script_or_style() -> None:
     text = (STATIC / "index.html").read_text()
     assert not re.findall(r"<style|style=|<script(?![^>]*src=)|\son\w+=", text)

@@ -34,7 +34,7 @@ def test_the_hash_is_the_documented_one(key: str, digest: int, of_4: int, of_10:
     assert (partition_of(key, 4), partition_of(key.encode(), 10)) == (of_4, of_10)
 
 
-def test_the_documented_vectors_are_these() -> None:
+def test_the_documented_vectors_are_the_tested_ones() -> None:
     contracts = (Path(__file__).parents[2] / "docs" / "contracts.md").read_text(encoding="utf-8")
     for key, *numbers in VECTORS:
         shown = f"`{key}`" if key else "(empty)"
@@ -52,7 +52,7 @@ def test_keys_spread_over_the_partitions_and_there_is_at_least_one() -> None:
 
 def test_one_line_declares_the_consumers_of_all_partitions() -> None:
     queue = _queue(metadata={"team": "mail"}, backoff=["1s", "2s"])
-    assert [(each.name, each.filter_subjects) for each in queue.consumers] == [
+    assert [(consumer.name, consumer.filter_subjects) for consumer in queue.consumers] == [
         (f"worker-{number}", (f"tasks.{number}.>",)) for number in range(4)
     ]
     config = queue.consumer("worker-3").config()
@@ -66,11 +66,11 @@ def test_a_dead_letter_queue_may_have_consumers_in_partitions_too() -> None:
     letters = {"name": "dead", "retention": "workqueue", "consumers": [handler]}
     queue = WorkQueue(name="q", subjects=["q.>"], dead_letters=letters)
     assert queue.dead_letters is not None
-    assert [each.name for each in queue.dead_letters.consumers] == ["handler-0", "handler-1"]
+    assert [consumer.name for consumer in queue.dead_letters.consumers] == ["handler-0", "handler-1"]
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "message"),
     [
         (
             {"filter_subject": "tasks.>"},
@@ -93,12 +93,12 @@ def test_a_dead_letter_queue_may_have_consumers_in_partitions_too() -> None:
         ({"partition": 1, "partitions": None, "filter_subject": "tasks.1.>"}, "expected partition 1 to be one of its"),
     ],
 )
-def test_partitions_that_make_no_sense_are_refused(changes: dict[str, Any], found: str) -> None:
+def test_invalid_partitions_are_refused(changes: dict[str, Any], message: str) -> None:
     worker = {"name": "worker", "filter_subject": "tasks.{partition}.>", "partitions": 4, "max_deliver": 5} | changes
     worker = {field: value for field, value in worker.items() if value is not ...}
     with pytest.raises(QueueDeclarationError) as caught:
         WorkQueue(name="TASKS", subjects=["tasks.>"], consumers=[worker])
-    assert found in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_partitions_that_overlap_with_another_consumer_are_refused() -> None:
@@ -112,7 +112,7 @@ def _subjects(*jobs: object, subject: str | None = "tasks.{partition}.email", qu
     return [job.subject for job in prepare_jobs(jobs, subject=subject, origin=None, batch="b", queue=queue)]
 
 
-def test_the_partition_of_its_key_takes_its_place_in_a_jobs_subject() -> None:
+def test_the_partition_of_the_key_replaces_the_placeholder_in_the_subject() -> None:
     jobs = [Job(b"", partition_key="customer-17"), Job(b"", "tasks.{partition}.resize.big", partition_key="a")]
     number = partition_of("customer-17", 4)
     assert _subjects(*jobs, queue=_queue()) == [f"tasks.{number}.email", "tasks.0.resize.big"]
@@ -131,7 +131,7 @@ def test_each_subject_has_the_number_of_partitions_of_its_consumer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "queue", "found"),
+    ("job", "queue", "message"),
     [
         (Job(b""), _queue(), "job 0 has no partition_key, which 'tasks.{partition}.email' needs: set it on the job"),
         (
@@ -147,7 +147,7 @@ def test_each_subject_has_the_number_of_partitions_of_its_consumer() -> None:
         ),
     ],
 )
-def test_a_job_whose_partition_is_unknown_is_refused(job: Job, queue: WorkQueue | None, found: str) -> None:
+def test_a_job_whose_partition_is_unknown_is_refused(job: Job, queue: WorkQueue | None, message: str) -> None:
     with pytest.raises(JobError) as caught:
         _subjects(job, queue=queue)
-    assert found in str(caught.value)
+    assert message in str(caught.value)

@@ -50,7 +50,7 @@ def test_the_package_name_is_the_distributions_canonical_name() -> None:
     assert _INFO["versions"] == [distribution.version] == [__version__]
 
 
-def test_every_module_that_it_names_is_there() -> None:
+def test_every_named_module_can_be_imported() -> None:
     named = [module for kind in _COMPONENTS for group in _INFO[kind] for module in group["python-modules"]]
     assert len(named) >= len(_COMPONENTS)
     for module in named:
@@ -58,7 +58,7 @@ def test_every_module_that_it_names_is_there() -> None:
 
 
 @pytest.mark.parametrize("kind", _COMPONENTS)
-def test_every_component_of_the_package_is_in_a_module_that_it_names(kind: str) -> None:
+def test_every_component_of_the_package_is_in_a_named_module(kind: str) -> None:
     named = {module for group in _INFO[kind] for module in group["python-modules"]}
     folder = Path(airflow_provider_jetstream.__file__).parent / kind
     modules = [importlib.import_module(f"{_PACKAGE}.{kind}.{file.stem}") for file in folder.glob("[a-z]*.py")]
@@ -71,7 +71,7 @@ def test_every_component_of_the_package_is_in_a_module_that_it_names(kind: str) 
     assert holding == named
 
 
-def test_every_integration_that_a_component_names_is_declared() -> None:
+def test_every_integration_of_a_component_is_declared() -> None:
     declared = {integration["integration-name"] for integration in _INFO["integrations"]}
     used = {group["integration-name"] for kind in _COMPONENTS for group in _INFO[kind]}
     assert used == declared
@@ -85,7 +85,7 @@ def test_the_connection_type_is_the_hooks_own() -> None:
     assert hook.default_conn_name == "nats_default"
 
 
-def test_the_form_masks_what_is_secret() -> None:
+def test_the_form_masks_the_token() -> None:
     (connection_type,) = _INFO["connection-types"]
     fields = connection_type["conn-fields"]
     assert fields["token"]["schema"]["format"] == "password"
@@ -93,7 +93,7 @@ def test_the_form_masks_what_is_secret() -> None:
         jsonschema.Draft202012Validator.check_schema(field["schema"])
 
 
-def test_the_entry_points_lead_to_what_exists() -> None:
+def test_every_entry_point_can_be_loaded() -> None:
     points = {
         (point.group, point.name): point for point in metadata.distribution("airflow-provider-jetstream").entry_points
     }

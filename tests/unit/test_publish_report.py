@@ -32,7 +32,7 @@ def _report(*errors: JetStreamProviderError | None) -> PublishReport:
 
 
 @given(st.lists(st.integers(min_value=0, max_value=40)))
-def test_ranges_hold_exactly_the_sequences_in_the_fewest_spans(sequences: list[int]) -> None:
+def test_ranges_hold_exactly_the_sequences_in_the_fewest_ranges(sequences: list[int]) -> None:
     spans = sequence_ranges(sequences)
     assert [number for low, high in spans for number in range(low, high + 1)] == sorted(set(sequences) - {0})
     assert all(later[0] - earlier[1] > 1 for earlier, later in pairwise(spans))
@@ -44,27 +44,27 @@ def test_all_stored_raises_nothing() -> None:
     assert report.stored == 2
 
 
-def test_failures_that_time_mends_are_incomplete_and_transient() -> None:
+def test_transient_failures_make_the_report_incomplete() -> None:
     with pytest.raises(PublishIncompleteError, match=r"1 of 2 jobs are stored in q \(sequences 1\)") as caught:
         _report(None, QueueFullError("full")).raise_for_failures()
     assert isinstance(caught.value, TransientError)
     assert not isinstance(caught.value, TerminalError)
 
 
-def test_one_failure_that_no_time_mends_makes_the_whole_refused() -> None:
+def test_one_terminal_failure_makes_the_report_refused() -> None:
     with pytest.raises(PublishRefusedError, match=r"job 1 \(id id-1\) is not stored: full; job 2") as caught:
         _report(None, QueueFullError("full"), JobError("never")).raise_for_failures()
     assert isinstance(caught.value, TerminalError)
 
 
-def test_a_long_list_of_failures_is_cut_short_in_the_message_but_not_in_the_report() -> None:
+def test_a_long_list_of_failures_is_shortened_in_the_message_but_not_in_the_report() -> None:
     with pytest.raises(PublishIncompleteError) as caught:
         _report(*[QueueFullError("full")] * 40).raise_for_failures()
     assert str(caught.value).endswith("job 4 (id id-4) is not stored: full; and 35 more")
     assert len(caught.value.report.failures) == 40
 
 
-def test_many_gaps_are_cut_short_in_the_message() -> None:
+def test_many_ranges_are_shortened_in_the_message() -> None:
     errors = [None if index % 2 else JobError("never") for index in range(40)]
     with pytest.raises(PublishRefusedError, match=r"in q \(sequences 2, 4, 6, 8, 10, …\)"):
         _report(*errors).raise_for_failures()

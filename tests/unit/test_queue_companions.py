@@ -1,4 +1,4 @@
-"""The streams beside a queue: which it has by default, how they are said, and what they may not be."""
+"""The companions of a queue: defaults, forms of declaration, and conflicts."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ def _again(queue: WorkQueue) -> WorkQueue:
 
 
 @pytest.mark.parametrize("part", _PARTS)
-@pytest.mark.parametrize("said", [None, True, {}], ids=["nothing", "true", "no fields"])
-def test_a_queue_with_dead_letters_has_an_archive_and_an_audit(part: str, said: object) -> None:
-    queue = _queue() if said is None else _queue(**{part: said})
+@pytest.mark.parametrize("declared", [None, True, {}], ids=["nothing", "true", "no fields"])
+def test_a_queue_with_dead_letters_has_an_archive_and_an_audit(part: str, declared: object) -> None:
+    queue = _queue() if declared is None else _queue(**{part: declared})
     stream = getattr(queue, part)
     assert (stream.name, stream.subjects) == (f"q-{part}", (f"{part}.q.>",))
     assert (stream.storage, stream.num_replicas, stream.discard, stream.allow_direct) == ("file", 1, "old", True)
@@ -42,14 +42,14 @@ def test_a_queue_with_dead_letters_has_an_archive_and_an_audit(part: str, said: 
 
 @pytest.mark.parametrize("part", _PARTS)
 @pytest.mark.parametrize("off", [None, False])
-def test_a_part_is_off_where_that_is_said(part: str, off: object) -> None:
+def test_a_companion_can_be_disabled(part: str, off: object) -> None:
     queue = _queue(**{part: off})
     assert getattr(queue, part) is None
     assert getattr(_again(queue), part) is None
     assert (queue.archive_disabled, _again(queue).archive_disabled) == (part == "archive",) * 2
 
 
-def test_a_queue_without_dead_letters_says_nothing_about_an_archive() -> None:
+def test_a_queue_without_dead_letters_has_no_archive_by_default() -> None:
     queue = _queue(dead_letters=None)
     assert queue.companions() == ()
     assert (queue.archive_disabled, _again(queue).archive_disabled) == (False, False)
@@ -58,10 +58,10 @@ def test_a_queue_without_dead_letters_says_nothing_about_an_archive() -> None:
 
 @pytest.mark.parametrize("part", _PARTS)
 @pytest.mark.parametrize("form", ["name", "dict", "object"])
-def test_a_part_is_declared_by_its_name_or_its_fields(part: str, form: str) -> None:
+def test_a_companion_is_declared_by_its_name_or_its_fields(part: str, form: str) -> None:
     fields = {"name": "mine", "max_age": "30d", "max_bytes": "1MB"}
-    said: Any = {"name": "mine", "dict": fields, "object": _PARTS[part](**fields)}[form]
-    queue = _queue(dead_letters=None, **{part: said})
+    declared: Any = {"name": "mine", "dict": fields, "object": _PARTS[part](**fields)}[form]
+    queue = _queue(dead_letters=None, **{part: declared})
     stream = getattr(queue, part)
     assert (stream.name, stream.subjects) == ("mine", (f"{part}.q.>",))
     assert (stream.max_age == 30 * _DAY, stream.max_bytes == 1_048_576) == (form != "name",) * 2
@@ -70,20 +70,20 @@ def test_a_part_is_declared_by_its_name_or_its_fields(part: str, form: str) -> N
 
 
 @pytest.mark.parametrize("part", _PARTS)
-def test_a_part_has_the_replicas_and_storage_of_its_queue_unless_it_says_otherwise(part: str) -> None:
+def test_a_companion_inherits_replicas_and_storage_unless_it_declares_others(part: str) -> None:
     alike = getattr(_queue(storage="memory", num_replicas="3"), part)
     assert (alike.storage, alike.num_replicas) == ("memory", 3)
     other = getattr(_queue(storage="memory", num_replicas=3, **{part: {"storage": "file", "num_replicas": 1}}), part)
     assert (other.storage, other.num_replicas) == ("file", 1)
 
 
-def test_a_bad_value_that_the_parts_would_take_over_is_told_once() -> None:
+def test_an_invalid_value_that_companions_inherit_is_reported_once() -> None:
     with pytest.raises(QueueDeclarationError) as caught:
         _queue(num_replicas=9, storage="tape", events="events")
     assert [problem.split(":")[0] for problem in caught.value.problems] == ["storage", "num_replicas"]
 
 
-def test_the_companions_are_in_the_order_in_which_they_are_provisioned_and_keep_apart() -> None:
+def test_the_companions_are_in_the_order_of_provisioning_and_their_subjects_do_not_overlap() -> None:
     queue = _queue(events="events", atomic_redrive=True)
     assert [part.kind for part in queue.companions()] == [
         "dead letter queue",
@@ -97,7 +97,7 @@ def test_the_companions_are_in_the_order_in_which_they_are_provisioned_and_keep_
         assert [(a, b) for a in one.captured_subjects() for b in other.captured_subjects() if overlaps(a, b)] == []
 
 
-def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_the_headers_ask_for() -> None:
+def test_an_archived_queue_republishes_every_subject_and_its_archive_has_the_features_of_the_headers() -> None:
     queue = _queue(subjects=["a.>", "b"])
     assert queue.archive is not None
     assert queue.config()["republish"] == {"src": ">", "dest": "archive.q.>"}
@@ -122,7 +122,8 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_
         (
             {"audit": {"subjects": ["audit.other.>"]}},
             (
-                "the audit stream q-audit doesn't capture audit.q.>, so what is done to dead letters would not be recorded: add that subject"
+                "the audit stream q-audit doesn't capture audit.q.>, so what is done to dead letters would not be"
+                " recorded: add that subject"
             ),
         ),
         (
@@ -155,7 +156,7 @@ def test_an_archived_queue_republishes_every_subject_and_its_archive_takes_what_
         ),
     ],
 )
-def test_parts_that_get_in_each_others_way_are_refused(changes: dict[str, Any], message: str) -> None:
+def test_conflicting_companions_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(QueueDeclarationError) as caught:
         _queue(**changes)
     assert any(problem.startswith(message) for problem in caught.value.problems), str(caught.value)
@@ -221,11 +222,11 @@ def test_parts_that_get_in_each_others_way_are_refused(changes: dict[str, Any], 
         ),
     ],
 )
-def test_what_works_but_will_hurt_is_warned_of(changes: dict[str, Any], warnings: list[str]) -> None:
+def test_settings_that_cause_trouble_later_are_warned_of(changes: dict[str, Any], warnings: list[str]) -> None:
     assert _queue(**changes).warnings() == warnings
 
 
-def test_an_atomic_queue_captures_markers_that_none_of_its_consumers_takes() -> None:
+def test_an_atomic_queue_captures_markers_that_no_consumer_gets() -> None:
     queue = _queue(subjects=["a.>", "b"], atomic_redrive=True)
     assert queue.subjects == ("a.>", "b")
     config = queue.config()
@@ -242,7 +243,7 @@ def test_an_atomic_queue_captures_markers_that_none_of_its_consumers_takes() -> 
     [("100%", True), ("5", True), ("0", False), ("0%", False), (None, False)],
 )
 @pytest.mark.parametrize("form", [dict, Consumer], ids=["dict", "object"])
-def test_the_events_capture_the_servers_metrics_where_a_consumer_asks_for_them(
+def test_the_events_capture_ack_metrics_where_a_consumer_samples_them(
     share: str | None, form: Any, *, captured: bool
 ) -> None:
     consumers = [form(name="v", filter_subject="q.v", max_deliver=2)]
@@ -258,7 +259,7 @@ def test_the_events_capture_the_servers_metrics_where_a_consumer_asks_for_them(
     assert _again(queue) == queue
 
 
-def test_events_with_subjects_of_their_own_keep_them() -> None:
+def test_declared_subjects_of_events_are_kept() -> None:
     consumers = [{"name": "w", "max_deliver": 2, "sample_freq": "100%"}]
     queue = _queue(consumers=consumers, events=Events(name="events", subjects=("completed.q.>",)))
     assert queue.events is not None

@@ -27,7 +27,7 @@ _MAX = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES"
 
 @pytest.fixture(params=["python", "dict", "yaml"])
 def load(request: pytest.FixtureRequest, tmp_path: Path) -> Callable[[dict[str, Any]], WorkQueue]:
-    """Take a declaration in one of the three forms in which people give it."""
+    """Load a declaration in one of its three forms."""
 
     def from_yaml(values: dict[str, Any]) -> WorkQueue:
         file = tmp_path / "queue.yaml"
@@ -198,8 +198,8 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
         "consumers.0: expected filter_subject or filter_subjects, found both: keep one",
     ),
     "sample_freq that is no share": (
-        _consumer(sample_freq="often"),
-        "consumer w: expected sample_freq such as \"100%\", found 'often'",
+        _consumer(sample_freq="short_interval"),
+        "consumer w: expected sample_freq such as \"100%\", found 'short_interval'",
     ),
     "bare seconds": (
         _consumer(ack_wait=30),
@@ -214,7 +214,9 @@ _BAD: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("case", _BAD)
-def test_a_bad_declaration_is_refused_with_what_to_do(case: str, load: Callable[[dict[str, Any]], WorkQueue]) -> None:
+def test_an_invalid_declaration_is_refused_with_what_to_do(
+    case: str, load: Callable[[dict[str, Any]], WorkQueue]
+) -> None:
     values, message = _BAD[case]
     with pytest.raises(QueueDeclarationError) as caught:
         load(deepcopy(values))
@@ -222,11 +224,13 @@ def test_a_bad_declaration_is_refused_with_what_to_do(case: str, load: Callable[
     assert f"the declaration of work queue '{values.get('name', '?')}' can't be used:\n  - " in str(caught.value)
 
 
-def test_the_declaration_that_the_bad_ones_vary_is_good(load: Callable[[dict[str, Any]], WorkQueue]) -> None:
+def test_the_declaration_on_which_the_invalid_ones_are_based_is_valid(
+    load: Callable[[dict[str, Any]], WorkQueue],
+) -> None:
     assert load(deepcopy(_GOOD)).consumer("w").ack_wait == 30_000_000_000
 
 
-def test_every_problem_is_listed_rather_than_the_first(load: Callable[[dict[str, Any]], WorkQueue]) -> None:
+def test_every_problem_is_listed(load: Callable[[dict[str, Any]], WorkQueue]) -> None:
     values = _with(
         name="q",
         subjects=["q.>", "q.a", "$JS.API.>"],
@@ -279,12 +283,12 @@ def test_problems_of_several_fields_and_consumers_are_listed_together() -> None:
         (Audit, "audit stream"),
     ],
 )
-def test_a_part_declared_by_itself_is_named_as_what_it_is(declare: Callable[..., object], kind: str) -> None:
+def test_a_declaration_outside_a_queue_is_named_by_its_kind(declare: Callable[..., object], kind: str) -> None:
     with pytest.raises(QueueDeclarationError, match=f"the declaration of {kind} 'part' can't be used:\n  - bogus: no"):
         declare(name="part", bogus=1)
 
 
-def test_a_consumer_that_is_not_declared_is_answered_with_those_that_are() -> None:
+def test_an_unknown_consumer_is_refused_with_the_declared_names() -> None:
     with pytest.raises(QueueDeclarationError, match=r"expected one of its consumers \(w\), found 'x'"):
         WorkQueue.load(_GOOD).consumer("x")
 

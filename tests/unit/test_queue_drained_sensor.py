@@ -1,4 +1,4 @@
-"""What the sensor takes, before it has a server to look at."""
+"""The arguments of the sensor, without a server."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.providers.common.compat.sdk import AirflowFailException, TaskDeferred
 from airflow.sdk import DAG
 from airflow.sdk.definitions.xcom_arg import XComArg
+from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
@@ -30,29 +30,29 @@ def sensor(**kwargs: Any) -> JetStreamQueueDrainedSensor:
 
 
 @pytest.mark.parametrize(
-    ("given", "chosen"),
+    ("consumers", "names"),
     [(None, None), ("a", ("a",)), (["a"], ("a",)), (("b", "a", "b"), ("b", "a"))],
 )
-def test_consumers_are_a_list_or_one_name(given: Any, chosen: tuple[str, ...] | None) -> None:
-    assert chosen_consumers(given) == chosen
-    assert sensor(consumers=given).consumers == given
+def test_consumers_are_a_list_or_one_name(consumers: Any, names: tuple[str, ...] | None) -> None:
+    assert chosen_consumers(consumers) == names
+    assert sensor(consumers=consumers).consumers == consumers
 
 
-@pytest.mark.parametrize("given", [[], "", " ", ["a", ""], [1], [None]])
-def test_consumers_that_name_nothing_are_refused_in_the_dag_file(given: Any) -> None:
+@pytest.mark.parametrize("consumers", [[], "", " ", ["a", ""], [1], [None]])
+def test_consumers_without_a_name_are_refused_in_the_dag_file(consumers: Any) -> None:
     with pytest.raises(NotFoundError, match=r"^expected names of consumers to look at, found "):
-        sensor(consumers=given)
+        sensor(consumers=consumers)
 
 
 @pytest.mark.parametrize("rendered", ["", " ", "None", None, []])
-def test_consumers_whose_template_renders_to_nothing_do_not_mean_all(rendered: Any) -> None:
+def test_consumers_whose_template_renders_to_nothing_do_not_select_all(rendered: Any) -> None:
     waiting = sensor(consumers="{{ params.consumer }}")
     waiting.consumers = rendered
     with pytest.raises(AirflowFailException, match=r"^JS113 expected names of consumers to look at, found "):
         waiting.poke({})
 
 
-def test_what_is_only_known_later_is_left_alone() -> None:
+def test_a_template_is_not_checked_in_the_dag_file() -> None:
     with DAG("dag", schedule=None):
         chosen: Any = XComArg(sensor(task_id="other"))
         assert sensor(consumers=chosen).consumers is chosen
@@ -63,7 +63,8 @@ def test_what_is_only_known_later_is_left_alone() -> None:
 def test_whether_it_defers_is_airflows_default() -> None:
     code = (
         "from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor as Sensor\n"
-        "print(*(Sensor(task_id='sensor', work_queue={}, **said).deferrable for said in ({}, {'deferrable': False})))"
+        "arguments = {'task_id': 'sensor', 'work_queue': {}}\n"
+        "print(Sensor(**arguments).deferrable, Sensor(**arguments, deferrable=False).deferrable)"
     )
     env = {**os.environ, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=60, check=True)
@@ -73,7 +74,7 @@ def test_whether_it_defers_is_airflows_default() -> None:
 @pytest.mark.parametrize("queue", [QUEUE, WorkQueue(**QUEUE)])
 def test_a_deferral_has_a_timeout_and_a_trigger_that_is_all_json(queue: Any, mocker: MockerFixture) -> None:
     waiting = sensor(work_queue=queue, consumers="worker", deferrable=True, poke_interval=7, timeout=90)
-    # What a look that finds jobs gives.
+    # The result of a poll that finds jobs.
     mocker.patch.object(JetStreamQueueDrainedSensor, "poke").return_value.is_done = False
     with pytest.raises(TaskDeferred) as deferred:
         waiting.execute({})
@@ -95,5 +96,5 @@ def test_a_trigger_that_ends_without_a_result_fails_the_task() -> None:
         sensor().execute_complete({})
     with pytest.raises(AirflowFailException, match=r"^JS113 gone$"):
         sensor().execute_complete({}, {"status": "error", "message": "JS113 gone"})
-    found = {"queue": "queue", "drained": True}
-    assert sensor().execute_complete({}, {"status": "found", "found": found}, later="more") == found
+    report = {"queue": "queue", "drained": True}
+    assert sensor().execute_complete({}, {"status": "found", "found": report}, later="more") == report

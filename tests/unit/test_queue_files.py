@@ -99,11 +99,11 @@ _NO_DEAD_LETTERS = "no dead_letters: jobs that use up their deliveries stay in t
     ],
     ids=["jobs", "TASKS", "TASKS partitioned", "IMAGES", "orders"],
 )
-def test_the_queues_of_the_source_documents_are_good_and_warn_of_their_traps(source: Any, warnings: list[str]) -> None:
+def test_the_queues_of_the_source_documents_are_valid_and_warn_of_their_risks(source: Any, warnings: list[str]) -> None:
     assert WorkQueue.load(source).warnings() == warnings
 
 
-def test_the_jobs_queue_is_told_to_the_server_in_its_own_units() -> None:
+def test_the_jobs_queue_is_written_in_the_units_of_the_server() -> None:
     queue = WorkQueue.load(_JOBS)
     assert queue.dead_letters is not None
     assert queue.config() == {
@@ -128,7 +128,7 @@ def test_the_jobs_queue_is_told_to_the_server_in_its_own_units() -> None:
     assert queue.dead_letters.config()["retention"] == "limits"
 
 
-def test_a_dropping_queue_and_slow_detection_are_warned_of() -> None:
+def test_a_queue_that_drops_jobs_and_a_long_ack_wait_are_warned_of() -> None:
     queue = WorkQueue(
         name="q",
         subjects="q.>",
@@ -157,18 +157,18 @@ def test_a_queue_of_names_alone_gets_streams_that_capture_all_ends() -> None:
     assert queue.events.subjects == ("completed.q.>", "cancelled.q.>", "published.q.*")
 
 
-def test_a_filter_wider_than_the_subjects_is_good_as_long_as_it_gets_jobs() -> None:
+def test_a_filter_wider_than_the_subjects_is_valid_while_it_gets_jobs() -> None:
     consumers = [{"name": "w", "filter_subject": "jobs.>", "max_deliver": 2}]
     queue = WorkQueue(name="q", subjects=["jobs.high.*", "jobs.low.*"], consumers=consumers)
     assert queue.consumer("w").filter_subjects == ("jobs.>",)
 
 
-def test_a_queue_is_taken_as_it_is() -> None:
+def test_loading_a_queue_returns_it() -> None:
     queue = WorkQueue.load(_JOBS)
     assert WorkQueue.load(queue) is queue
 
 
-def test_a_missing_file_is_told_by_its_path(tmp_path: Path) -> None:
+def test_a_missing_file_is_reported_by_its_path(tmp_path: Path) -> None:
     path = tmp_path / "absent.yaml"
     with pytest.raises(QueueDeclarationError) as caught:
         WorkQueue.load(path)
@@ -176,7 +176,7 @@ def test_a_missing_file_is_told_by_its_path(tmp_path: Path) -> None:
     assert caught.value.problems == ("expected a YAML file at this path, found: No such file or directory",)
 
 
-def test_a_folder_in_place_of_a_file_is_told(tmp_path: Path) -> None:
+def test_a_folder_instead_of_a_file_is_reported(tmp_path: Path) -> None:
     with pytest.raises(QueueDeclarationError, match="expected a YAML file at this path, found: Is a directory"):
         WorkQueue.load(str(tmp_path))
 
@@ -194,7 +194,9 @@ def test_a_folder_in_place_of_a_file_is_told(tmp_path: Path) -> None:
         (b"\xff\xfe\x00", "expected YAML, found something else:"),
     ],
 )
-def test_a_file_that_is_no_declaration_is_told_what_it_is(content: bytes, problem: str, tmp_path: Path) -> None:
+def test_a_file_without_a_declaration_is_refused_with_what_it_holds(
+    content: bytes, problem: str, tmp_path: Path
+) -> None:
     path = tmp_path / "queue.yaml"
     path.write_bytes(content)
     with pytest.raises(QueueDeclarationError) as caught:
@@ -204,6 +206,6 @@ def test_a_file_that_is_no_declaration_is_told_what_it_is(content: bytes, proble
 
 
 @pytest.mark.parametrize("source", [None, 5, ["q"], b"queue.yaml"])
-def test_what_is_no_source_at_all_is_told(source: Any) -> None:
+def test_a_value_that_is_no_source_is_refused(source: Any) -> None:
     with pytest.raises(QueueDeclarationError, match=f"expected a mapping .* found {type(source).__name__}"):
         WorkQueue.load(source)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive.repair import UNCHANGED, Content, Repair, repaired_content
 
@@ -23,7 +23,7 @@ NOW = datetime(2026, 1, 1, tzinfo=UTC)
 def letter(body: bytes = b"body", headers: Pairs = ()) -> DeadLetter:
     death = Death("q", "2026-01-01T00:00:00Z", 7, "worker", Reason.MAX_DELIVERIES, NOW)
     return DeadLetter(
-        death, "q.jobs.a", body, headers, "2026-01-01T00:00:00Z", Source.QUEUE, (), preserved=False, ready_at=NOW
+        death, "q.jobs.a", body, headers, "2026-01-01T00:00:00Z", BodySource.QUEUE, (), preserved=False, ready_at=NOW
     )
 
 

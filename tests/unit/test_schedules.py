@@ -44,7 +44,7 @@ def test_a_time_or_delay_is_written_as_the_server_reads_it(at: Any, delay: Any, 
 
 
 @pytest.mark.parametrize(
-    ("at", "delay", "found"),
+    ("at", "delay", "message"),
     [
         (_NOW.replace(tzinfo=None), None, "expected a datetime with its time zone, found datetime.datetime(2026, 11"),
         ("2026-01-01T00:00:00Z", None, "expected a datetime with its time zone, found '2026-01-01T00:00:00Z'"),
@@ -53,10 +53,10 @@ def test_a_time_or_delay_is_written_as_the_server_reads_it(at: Any, delay: Any, 
         (None, 30, 'write "30s" for seconds'),
     ],
 )
-def test_what_is_no_time_is_refused(at: Any, delay: Any, found: str) -> None:
+def test_an_invalid_time_is_refused(at: Any, delay: Any, message: str) -> None:
     with pytest.raises(ValueError, match=r"expected|nanoseconds") as caught:
         schedule_once(at, delay, _NOW)
-    assert found in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -77,18 +77,18 @@ def test_a_repetition_is_written_as_the_server_reads_it(every: Any, expected: st
 
 
 @pytest.mark.parametrize("every", ["500ms", "0", "-1", "now and then", "@fortnightly", "", 5, None, "@every"])
-def test_what_is_no_repetition_is_refused(every: Any) -> None:
+def test_an_invalid_repetition_is_refused(every: Any) -> None:
     with pytest.raises(ValueError, match=r'expected a duration of at least a second such as "30s", or a cron'):
         schedule_repeated(every)
 
 
-def test_a_cron_expression_of_five_fields_is_told_what_is_missing() -> None:
+def test_a_cron_expression_of_five_fields_is_refused_with_what_is_missing() -> None:
     with pytest.raises(ValueError, match=r'put one for seconds in front, as in "0 30 3 \* \* \*"'):
         schedule_repeated("30 3 * * *")
 
 
 @pytest.mark.parametrize(
-    ("every", "found"),
+    ("every", "message"),
     [
         (
             "60 * * * * *",
@@ -109,15 +109,17 @@ def test_a_cron_expression_of_five_fields_is_told_what_is_missing() -> None:
         ),
     ],
 )
-def test_a_cron_expression_that_the_server_would_refuse_is_told_where_it_is_wrong(every: str, found: str) -> None:
+def test_a_cron_expression_that_the_server_would_refuse_is_refused_with_the_wrong_field(
+    every: str, message: str
+) -> None:
     with pytest.raises(ValueError, match="expected") as caught:
         schedule_repeated(every)
-    assert found in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize("time_zone", ["Europe/Vienna", ZoneInfo("Europe/Vienna")])
 @pytest.mark.parametrize("every", ["0 30 8 * * *", "@daily"])
-def test_a_cron_expression_may_be_meant_in_a_time_zone(every: str, time_zone: str | ZoneInfo) -> None:
+def test_a_cron_expression_can_have_a_time_zone(every: str, time_zone: str | ZoneInfo) -> None:
     job = _prepared(Job(b"", id="a", every=every, time_zone=time_zone), _queue())
     schedule = {key: value for key, value in job.headers.items() if key.startswith("Nats-")}
     assert schedule == {
@@ -128,7 +130,7 @@ def test_a_cron_expression_may_be_meant_in_a_time_zone(every: str, time_zone: st
 
 
 @pytest.mark.parametrize(
-    ("job", "found"),
+    ("job", "message"),
     [
         *(
             (
@@ -145,13 +147,13 @@ def test_a_cron_expression_may_be_meant_in_a_time_zone(every: str, time_zone: st
         (Job(b"", time_zone="UTC"), "found 'UTC' without every: leave it out"),
     ],
 )
-def test_a_time_zone_that_cannot_be_meant_is_refused(job: Job, found: str) -> None:
+def test_an_unusable_time_zone_is_refused(job: Job, message: str) -> None:
     with pytest.raises(JobError) as caught:
         _prepared(job, _queue())
-    assert found in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_machine_without_time_zones_leaves_them_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_without_a_time_zone_database_leaves_the_check_to_the_server(monkeypatch: pytest.MonkeyPatch) -> None:
     # Neither the system's folders nor the package tzdata, as in small images.
     monkeypatch.setattr("importlib.resources.files", _nothing)
     monkeypatch.setattr("importlib.resources.open_binary", _nothing, raising=False)
@@ -196,19 +198,19 @@ def test_jobs_of_one_id_from_two_publishers_have_schedules_of_their_own() -> Non
 def test_a_repeated_job_has_one_schedule_for_its_id_whoever_publishes_it() -> None:
     job = Job(b"", id="nightly report", every="0 0 3 * * *")
     prepared = [_prepared(job, _queue(), Origin("d", run, "t")) for run in "12"]
-    assert {each.subject for each in prepared} == {f"scheduled.q.every.{sha256(b'nightly report').hexdigest()}"}
-    assert ["Nats-Msg-Id" in each.headers for each in prepared] == [False, False]
+    assert {job.subject for job in prepared} == {f"scheduled.q.every.{sha256(b'nightly report').hexdigest()}"}
+    assert ["Nats-Msg-Id" in job.headers for job in prepared] == [False, False]
     assert (prepared[0].headers["Nats-Schedule"], prepared[0].api_level) == ("0 0 3 * * *", 4)
 
 
-def test_a_job_for_later_may_be_for_a_partition() -> None:
+def test_a_scheduled_job_can_have_a_partition() -> None:
     worker = {"name": "w", "filter_subject": "q.{partition}.>", "partitions": 1, "max_deliver": 2}
     job = _prepared(Job(b"", "q.{partition}.a", delay="1h", partition_key="x"), _queue(consumers=[worker]))
     assert job.headers["Nats-Schedule-Target"] == "q.0.a"
 
 
 @pytest.mark.parametrize(
-    ("job", "queue", "found"),
+    ("job", "queue", "message"),
     [
         (
             Job(b"", delay="1h"),
@@ -227,13 +229,13 @@ def test_a_job_for_later_may_be_for_a_partition() -> None:
         (Job(b"", delay="soon"), _queue(), "job 0: expected a duration such as"),
     ],
 )
-def test_a_job_for_later_that_the_queue_cannot_have_is_refused(job: Job, queue: WorkQueue | None, found: str) -> None:
+def test_a_scheduled_job_that_the_queue_cannot_have_is_refused(job: Job, queue: WorkQueue | None, message: str) -> None:
     with pytest.raises(JobError) as caught:
         _prepared(job, queue)
-    assert found in str(caught.value)
+    assert message in str(caught.value)
 
 
-def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_what_comes_of_them() -> None:
+def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_accepts_the_jobs_made_of_them() -> None:
     queue = _queue(dead_letters="dead", consumers=[{"name": "w", "max_deliver": 2}])
     assert queue.captured_subjects() == ("q.>", "scheduled.q.>")
     assert queue.config()["allow_msg_schedules"]
@@ -248,11 +250,11 @@ def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_wha
 
 
 @pytest.mark.parametrize(
-    ("changes", "found"),
+    ("changes", "message"),
     [
         (
             {"discard": "new"},
-            'schedules and discard "new" of stream q exclude each other, as the server has it: declare discard "old"',
+            'schedules and discard "new" of stream q exclude each other on the server: declare discard "old"',
         ),
         (
             {"archive": {"discard": "new"}},
@@ -273,8 +275,8 @@ def test_a_queue_with_schedules_has_a_subject_for_them_and_its_archive_takes_wha
         ),
     ],
 )
-def test_what_cannot_be_together_with_schedules_is_refused(changes: dict[str, Any], found: str) -> None:
+def test_settings_that_exclude_schedules_are_refused(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(QueueDeclarationError) as caught:
         _queue(**changes)
-    assert found in str(caught.value)
+    assert message in str(caught.value)
     _queue(**changes | {"schedules": False})

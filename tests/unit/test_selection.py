@@ -9,8 +9,9 @@ from typing import Any, get_args
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
-from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection, group_of
+from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_of
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)
@@ -41,7 +42,7 @@ LETTER = DeadLetter(
         ("Airflow-Map-Index", "3"),
     ),
     time="2026-01-01T11:00:00Z",
-    source=Source.COPY,
+    source=BodySource.COPY,
     entries=(1, 2),
     preserved=True,
     ready_at=DIED,

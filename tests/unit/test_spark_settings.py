@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.spark.application.error_transport import error_message
+from airflow_provider_jetstream.spark.application.messages import error_message
 from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 from airflow_provider_jetstream.tasks.spark_connection import SparkSettings, spark_settings
@@ -107,7 +107,7 @@ def test_extras_are_those_of_the_spark_provider_and_properties(given: Callable[.
         ({"extra": {"quue": _SECRET}}, None, "found quue; remove or correct them"),
         ({"extra": {"conf": "local"}}, None, "conf: expected properties such as"),
         ({"extra": {"conf": {"executor.memory": "1g"}}}, None, "expected a property of Spark, spark.…, found 'exec"),
-        ({}, {"spark.master": "local"}, "expected no spark.master, which the connection's host gives"),
+        ({}, {"spark.master": "local"}, "expected no spark.master, which is set from the connection's host"),
         ({}, "nothing", "spark_conf: expected properties such as"),
     ],
 )

@@ -20,7 +20,7 @@ _SUBJECTS = [".".join(tokens) for length in range(1, _LONGEST + 1) for tokens in
 
 
 def _matches(pattern: list[str], subject: list[str]) -> bool:
-    """Match by recursion, written from the protocol's words rather than from the package."""
+    """Match by recursion, as the protocol describes it and independent of the package."""
     if not pattern:
         return not subject
     if not subject:
@@ -35,7 +35,7 @@ def _matched_by(pattern: str) -> frozenset[str]:
     return frozenset(subject for subject in _SUBJECTS if _matches(pattern.split("."), subject.split(".")))
 
 
-# One token shorter than the longest subject: what ">" matches beyond a filter's own length has to show.
+# One token shorter than the longest subject, so that ">" matches more tokens than a filter has.
 _HEADS = ("a", "b", "*")
 _FILTERS = [
     ".".join((*tokens, last))
@@ -57,7 +57,7 @@ def test_a_filter_covers_another_if_and_only_if_it_matches_all_that_the_other_do
 
 
 @given(_filters, _filters)
-def test_overlapping_has_no_direction_and_covering_implies_it(left: str, right: str) -> None:
+def test_overlapping_is_symmetric_and_covering_implies_it(left: str, right: str) -> None:
     assert overlaps(left, right) == overlaps(right, left)
     assert overlaps(left, right) or not covers(left, right)
 
@@ -86,7 +86,7 @@ def test_the_first_overlap_is_a_pair_that_overlaps_or_none_where_all_are_disjoin
     assert pair is None or _matched_by(pair[0]) & _matched_by(pair[1])
 
 
-def test_one_of_several_filters_has_to_cover_the_whole() -> None:
+def test_several_filters_together_do_not_cover_what_none_of_them_covers() -> None:
     assert covered_by_any(["x", "jobs.>"], "jobs.high.*")
     assert not covered_by_any(["jobs.high", "jobs.low"], "jobs.*")
     assert not covered_by_any([], "jobs")
@@ -107,12 +107,12 @@ def test_one_of_several_filters_has_to_cover_the_whole() -> None:
         (">.a", "> may only be the last token"),
     ],
 )
-def test_a_subject_that_cannot_be_is_told_why(subject: str, problem: str) -> None:
+def test_an_invalid_subject_has_a_problem(subject: str, problem: str) -> None:
     assert problem in (subject_problem(subject) or "")
 
 
 @pytest.mark.parametrize("subject", ["a", "jobs.*.*", "jobs.>", ">", "$JS.EVENT.ADVISORY.>", "grün.überall"])
-def test_a_good_subject_has_no_problem(subject: str) -> None:
+def test_a_valid_subject_has_no_problem(subject: str) -> None:
     assert subject_problem(subject) is None
 
 

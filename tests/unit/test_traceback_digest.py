@@ -1,4 +1,4 @@
-"""Knowing again where a handler failed."""
+"""The digest of where a handler failed."""
 
 from __future__ import annotations
 
@@ -90,27 +90,27 @@ def raised(call: Callable[..., object], *arguments: object) -> Exception:
         call(*arguments)
     assert done.error is not None
     trace = done.error.__traceback__
-    # This function is part of no handler.
+    # This function isn't part of a handler.
     assert trace is not None
     return done.error.with_traceback(trace.tb_next)
 
 
 def failure(call: Callable[..., object], *arguments: object) -> Failure:
-    found = failure_of(raised(call, *arguments))
-    assert found is not None
-    return found
+    result = failure_of(raised(call, *arguments))
+    assert result is not None
+    return result
 
 
 def line_of(text: str, source: str = _SHOP) -> int:
     return source.splitlines().index(text) + 1
 
 
-def test_a_digest_is_short_and_a_place_says_where_to_look() -> None:
-    found = failure(SHOP["sell"], "pear")
-    assert re.fullmatch(r"[0-9a-f]{12}", found.digest)
+def test_a_digest_is_short_and_a_place_names_function_and_line() -> None:
+    result = failure(SHOP["sell"], "pear")
+    assert re.fullmatch(r"[0-9a-f]{12}", result.digest)
     line = line_of('    raise ValueError(f"no price for {item}")')
-    assert found.place == f"shop.prices:price:{line}"
-    assert failure(SHOP["Till"]().open, "pear").place == found.place
+    assert result.place == f"shop.prices:price:{line}"
+    assert failure(SHOP["Till"]().open, "pear").place == result.place
 
 
 @pytest.mark.parametrize(
@@ -123,25 +123,25 @@ def test_a_digest_is_short_and_a_place_says_where_to_look() -> None:
         ("sell_all", ["a"], ["b", "c"]),
     ],
 )
-def test_values_messages_and_depth_do_not_count(call: str, one: object, other: object) -> None:
+def test_values_messages_and_depth_do_not_change_the_digest(call: str, one: object, other: object) -> None:
     assert failure(SHOP[call], one) == failure(SHOP[call], other)
 
 
-def test_lines_and_where_the_sources_lie_do_not_count() -> None:
+def test_line_numbers_and_folders_do_not_change_the_digest() -> None:
     moved = shop("# A new line.\n\n\n" + _SHOP, file="/opt/release-2/prices.py")
     now, then = failure(moved["sell"], "pear"), failure(SHOP["sell"], "pear")
     assert now.digest == then.digest
     assert int(now.place.rpartition(":")[2]) == int(then.place.rpartition(":")[2]) + 3
 
 
-def test_the_main_module_is_the_same_in_the_processes_that_it_starts() -> None:
+def test_the_main_module_is_the_same_in_its_child_processes() -> None:
     main, child = shop(name="__main__"), shop(name="__mp_main__")
     assert failure(main["sell"], "pear") == failure(child["sell"], "pear")
 
 
-def test_another_place_another_way_there_another_error_and_another_cause_are_other_faults() -> None:
+def test_another_place_call_path_error_or_cause_is_another_fault() -> None:
     other_module = shop(name="shop.offers")
-    found = [
+    result = [
         failure(SHOP["price"], "pear"),
         failure(SHOP["price"], "gone"),
         failure(SHOP["sell"], "pear"),
@@ -152,20 +152,20 @@ def test_another_place_another_way_there_another_error_and_another_cause_are_oth
         failure(SHOP["sell_lazily"], "pear"),
         failure(other_module["sell"], "pear"),
     ]
-    assert len({each.digest for each in found}) == len(found)
+    assert len({failed.digest for failed in result}) == len(result)
 
 
-def test_the_place_is_that_of_the_cause_of_all() -> None:
+def test_the_place_is_that_of_the_root_cause() -> None:
     assert failure(SHOP["sell_or_close"], "pear").place == failure(SHOP["price"], "pear").place
-    # A cause that was made, but not raised, was nowhere.
+    # A cause that was never raised has no place.
     error = raised(SHOP["sell"], "pear")
     error.__cause__ = KeyError("made")
-    found, without = failure_of(error), failure(SHOP["sell"], "pear")
-    assert found is not None
-    assert (found.place, found.digest != without.digest) == (without.place, True)
+    result, without = failure_of(error), failure(SHOP["sell"], "pear")
+    assert result is not None
+    assert (result.place, result.digest != without.digest) == (without.place, True)
 
 
-def test_the_functions_of_libraries_do_not_count() -> None:
+def test_the_functions_of_libraries_do_not_change_the_digest() -> None:
     assert failure(SHOP["read"], "{").place.startswith("shop.prices:read:")
     library = shop(name="library", file="/venv/lib/python3.12/site-packages/library.py")
     source = "def use(item):\n    return call(item)\n"
@@ -180,7 +180,7 @@ def test_a_handler_that_is_an_installed_package_has_places_too() -> None:
     assert failure(installed["sell"], "pear") == failure(SHOP["sell"], "pear")
 
 
-def test_the_order_in_which_tasks_of_a_group_fail_does_not_count() -> None:
+def test_the_order_in_an_exception_group_does_not_change_the_digest() -> None:
     errors = [raised(SHOP["sell"], "pear"), raised(SHOP["lend"], "gone")]
     assert failure(SHOP["fall_apart"], errors) == failure(SHOP["fall_apart"], errors[::-1])
     fewer = failure(SHOP["fall_apart"], errors[:1])
@@ -195,7 +195,7 @@ def test_a_circle_of_causes_ends() -> None:
     assert failure_of(error) == expected
 
 
-def test_the_workers_own_functions_do_not_count(job: Delivery) -> None:
+def test_the_workers_own_functions_do_not_change_the_digest(job: Delivery) -> None:
     handle = shop("def handle(job):\n    return job.json()['item']\n")["handle"]
     assert failure(Handler(handle), job) == failure(handle, job)
 
@@ -209,7 +209,7 @@ def job() -> Delivery:
     return Delivery(id="1", subject="orders", body=b"{}", headers={}, sequence=1, attempt=1)
 
 
-def test_where_no_handler_was_running_there_is_no_place(job: Delivery) -> None:
+def test_there_is_no_place_where_no_handler_was_running(job: Delivery) -> None:
     error = raised(Handler(SHOP["sell"], Order), job)
     assert isinstance(error, InvalidBodyError)
     assert failure_of(error) is None
@@ -217,18 +217,18 @@ def test_where_no_handler_was_running_there_is_no_place(job: Delivery) -> None:
     assert failure_of(raised(json.loads, "{")) is None
 
 
-def test_what_a_process_found_is_kept_with_the_error_that_came_without_its_traceback() -> None:
+def test_a_failure_can_be_attached_to_an_unpickled_error_without_traceback() -> None:
     error = raised(SHOP["sell"], "pear")
-    found = failure_of(error)
-    came = ForkingPickler.loads(ForkingPickler.dumps(error))
-    assert failure_of(came) is None
-    attach_failure(came, ForkingPickler.loads(ForkingPickler.dumps(found)))
-    assert failure_of(came) == found
+    result = failure_of(error)
+    unpickled = ForkingPickler.loads(ForkingPickler.dumps(error))
+    assert failure_of(unpickled) is None
+    attach_failure(unpickled, ForkingPickler.loads(ForkingPickler.dumps(result)))
+    assert failure_of(unpickled) == result
 
 
 def test_a_place_fits_a_header() -> None:
-    found = failure(SHOP["größe"], "pear")
-    assert found.place.isascii()
+    result = failure(SHOP["größe"], "pear")
+    assert result.place.isascii()
     long = shop(f"def {'a' * 900}(item):\n    raise ValueError\n")["a" * 900]
     assert len(failure(long, "pear").place) < 220
     assert failure(long, "pear").place.endswith("a:2")

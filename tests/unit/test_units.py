@@ -37,22 +37,22 @@ _CENTURIES = 10**19
         ("-1", -1),
     ],
 )
-def test_a_duration_is_read_from_text(text: str, nanoseconds: int) -> None:
+def test_a_duration_is_parsed_from_text(text: str, nanoseconds: int) -> None:
     assert parse_duration(text) == nanoseconds
 
 
 @given(st.integers(min_value=-1, max_value=_CENTURIES))
-def test_a_formatted_duration_is_read_back_exactly(nanoseconds: int) -> None:
+def test_a_formatted_duration_is_parsed_back_exactly(nanoseconds: int) -> None:
     assert parse_duration(format_duration(nanoseconds)) == nanoseconds
 
 
 @given(st.integers(min_value=0, max_value=10**9), st.sampled_from(sorted(_UNITS)))
-def test_every_unit_counts_exactly(number: int, unit: str) -> None:
+def test_every_unit_is_exact(number: int, unit: str) -> None:
     assert parse_duration(f"{number}{unit}") == number * _UNITS[unit]
 
 
 @given(st.timedeltas(min_value=timedelta(), max_value=timedelta.max))
-def test_a_timedelta_is_read_to_the_microsecond(value: timedelta) -> None:
+def test_a_timedelta_is_parsed_to_the_microsecond(value: timedelta) -> None:
     expected = ((value.days * 86_400 + value.seconds) * 1_000_000 + value.microseconds) * 1_000
     assert parse_duration(value) == expected
 
@@ -63,7 +63,7 @@ def test_an_integer_is_nanoseconds(nanoseconds: int) -> None:
 
 
 @given(st.integers(min_value=1, max_value=999_999))
-def test_a_bare_small_number_is_refused_with_what_to_write_instead(number: int) -> None:
+def test_a_bare_small_number_is_refused_with_the_text_to_write_instead(number: int) -> None:
     with pytest.raises(ValueError, match=rf'{number} ns is shorter than any limit: write "{number}s" for seconds'):
         parse_duration(number)
 
@@ -72,7 +72,7 @@ def test_a_bare_small_number_is_refused_with_what_to_write_instead(number: int) 
     "value",
     ["", "30", "s", "30 s", "30S", "1e3s", "5s!", "-5s", "1h-3m", "five", -2, -(10**9), True, None, 1.5, [], b"5s"],
 )
-def test_what_is_no_duration_is_refused_with_examples(value: Any) -> None:
+def test_an_invalid_duration_is_refused_with_examples(value: Any) -> None:
     with pytest.raises(ValueError, match=r'expected a duration such as "30s".*found') as caught:
         parse_duration(value)
     assert repr(value) in str(caught.value)
@@ -101,7 +101,7 @@ def test_a_negative_timedelta_is_refused() -> None:
         (7, 7),
     ],
 )
-def test_a_size_is_read_in_powers_of_1024(value: str | int, size: int) -> None:
+def test_a_size_is_parsed_in_powers_of_1024(value: str | int, size: int) -> None:
     assert parse_size(value) == size
 
 
@@ -113,7 +113,7 @@ def test_every_spelling_of_a_size_means_the_same(number: int, power: int) -> Non
 
 
 @pytest.mark.parametrize("value", ["", "MB", "1.5GB", "1PB", "-2", "-5MB", -2, True, None, 1.5, [], b"5MB"])
-def test_what_is_no_size_is_refused_with_an_example(value: Any) -> None:
+def test_an_invalid_size_is_refused_with_an_example(value: Any) -> None:
     with pytest.raises(ValueError, match=r'expected a size such as "256MB" or bytes as an integer, found') as caught:
         parse_size(value)
     assert repr(value) in str(caught.value)

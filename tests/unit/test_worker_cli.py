@@ -36,7 +36,7 @@ unnamed = lambda job: None
 
 @pytest.fixture
 def queue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Give a queue's file in a folder that is also the working folder, with handlers of all kinds."""
+    """Write a queue's file into the working folder, with handlers of all kinds."""
     file = tmp_path / "orders.yaml"
     file.write_text(QUEUE)
     (tmp_path / "command_handlers.py").write_text(HANDLERS)
@@ -53,7 +53,9 @@ def run(queue: Path, *arguments: str, handler: str = "command_handlers:process",
 
 
 @pytest.mark.parametrize("path", ["command_handlers", "command_handlers:", ":process", "", ".command_handlers:process"])
-def test_a_handler_that_is_no_path_is_told_the_form(queue: Path, path: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_handler_path_is_refused_with_the_expected_form(
+    queue: Path, path: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(queue, handler=path) == 2
     assert capsys.readouterr().err == (
         f"jetstream-worker: expected a handler as package.module:function, found {path!r}\n"
@@ -61,21 +63,21 @@ def test_a_handler_that_is_no_path_is_told_the_form(queue: Path, path: str, caps
 
 
 @pytest.mark.parametrize(
-    ("path", "found"),
+    ("path", "finding"),
     [
         ("no_such_module:process", "found none: No module named 'no_such_module'"),
         ("command_handlers:other", "found none: module 'command_handlers' has no attribute 'other'"),
         ("command_broken:process", "found none: No module named 'no_such_package'"),
     ],
 )
-def test_a_handler_that_is_not_there_is_named_with_the_cause(
-    queue: Path, path: str, found: str, capsys: pytest.CaptureFixture[str]
+def test_a_handler_that_cannot_be_imported_is_named_with_the_cause(
+    queue: Path, path: str, finding: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(queue, handler=path) == 2
-    assert capsys.readouterr().err == f"jetstream-worker: expected a handler at {path}, {found}\n"
+    assert capsys.readouterr().err == f"jetstream-worker: expected a handler at {path}, {finding}\n"
 
 
-def test_a_handler_that_is_no_function_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_handler_that_is_not_callable_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(queue, handler="command_handlers:NUMBER") == 2
     assert capsys.readouterr().err == ("jetstream-worker: expected a function at command_handlers:NUMBER, found int\n")
 
@@ -88,11 +90,11 @@ def test_a_consumer_that_the_queue_does_not_declare_is_named(queue: Path, capsys
     )
 
 
-def test_a_queue_file_that_is_not_there_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_queue_file_is_named(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(queue.parent / "missing.yaml") == 2
-    told = capsys.readouterr().err
-    assert "missing.yaml' can't be used:" in told
-    assert "expected a YAML file at this path, found: No such file or directory" in told
+    message = capsys.readouterr().err
+    assert "missing.yaml' can't be used:" in message
+    assert "expected a YAML file at this path, found: No such file or directory" in message
 
 
 def test_a_queue_file_with_an_unknown_key_is_refused(queue: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -105,22 +107,22 @@ def test_a_queue_file_with_an_unknown_key_is_refused(queue: Path, capsys: pytest
 
 
 @pytest.mark.parametrize(
-    ("handler", "options", "told"),
+    ("handler", "options", "message"),
     [
         ("command_handlers:nothing", [], "expected a handler that takes a job, or a pydantic model and a job"),
         ("command_handlers:wait", ["--processes"], "expected a plain function for processes, found an async one"),
         ("command_handlers:unnamed", ["--processes"], "expected a handler that another process can import"),
     ],
 )
-def test_a_handler_that_cannot_be_run_in_that_way_is_refused(
-    queue: Path, handler: str, options: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_a_handler_that_does_not_fit_the_options_is_refused(
+    queue: Path, handler: str, options: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(queue, *options, handler=handler) == 2
-    assert f"jetstream-worker: {told}" in capsys.readouterr().err
+    assert f"jetstream-worker: {message}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    ("option", "told"),
+    ("option", "message"),
     [
         ("--deadline=soon", 'expected a duration such as "30s"'),
         ("--deadline=0", "expected more than no time, or \"none\" for any, found '0'"),
@@ -131,13 +133,13 @@ def test_a_handler_that_cannot_be_run_in_that_way_is_refused(
         ("--log-format=xml", "invalid choice: 'xml'"),
     ],
 )
-def test_an_option_that_is_not_understood_is_told_what_is_expected(
-    queue: Path, option: str, told: str, capsys: pytest.CaptureFixture[str]
+def test_an_invalid_option_is_refused_with_what_is_expected(
+    queue: Path, option: str, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
         run(queue, option)
     assert ended.value.code == 2
-    assert f"{option.split('=')[0]}: {told}" in capsys.readouterr().err
+    assert f"{option.split('=')[0]}: {message}" in capsys.readouterr().err
 
 
 def test_connection_settings_that_contradict_each_other_are_named_without_their_values(
@@ -147,13 +149,13 @@ def test_connection_settings_that_contradict_each_other_are_named_without_their_
     monkeypatch.setenv("NATS_PASSWORD", "hunter2")
     monkeypatch.setenv("NATS_TOKEN", "s3cret")
     assert run(queue) == 2
-    told = capsys.readouterr().err
-    assert "expected a token or user and password, found both: keep one" in told
-    assert "hunter2" not in told
-    assert "s3cret" not in told
+    message = capsys.readouterr().err
+    assert "expected a token or user and password, found both: keep one" in message
+    assert "hunter2" not in message
+    assert "s3cret" not in message
 
 
-def test_a_server_that_is_not_there_is_named(
+def test_an_unreachable_server_is_named(
     queue: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("NATS_URL", "nats://127.0.0.1:1")
@@ -172,17 +174,17 @@ def test_a_concurrency_that_is_no_positive_number_is_refused(
 
 
 @pytest.mark.parametrize("missing", ["--queue", "--consumer", "--handler"])
-def test_an_option_that_is_needed_is_asked_for(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
-    given = {"--queue": "orders.yaml", "--consumer": "processor", "--handler": "orders:process"}
-    del given[missing]
+def test_a_missing_option_is_named(missing: str, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = {"--queue": "orders.yaml", "--consumer": "processor", "--handler": "orders:process"}
+    del arguments[missing]
     with pytest.raises(SystemExit) as ended:
-        main(["run", *(part for option in given.items() for part in option)])
+        main(["run", *(argument for option in arguments.items() for argument in option)])
     assert ended.value.code == 2
     assert f"the following arguments are required: {missing}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("fallback", ["", ":low", "low.yaml:", ":"])
-def test_a_fallback_that_is_neither_a_consumer_nor_one_of_a_file_is_told_the_forms(
+def test_an_invalid_fallback_is_refused_with_the_expected_forms(
     queue: Path, fallback: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit) as ended:
@@ -195,7 +197,7 @@ def test_a_fallback_that_is_neither_a_consumer_nor_one_of_a_file_is_told_the_for
 
 
 @pytest.mark.parametrize(
-    ("fallbacks", "told"),
+    ("fallbacks", "message"),
     [
         (
             ["low"],
@@ -206,8 +208,8 @@ def test_a_fallback_that_is_neither_a_consumer_nor_one_of_a_file_is_told_the_for
         (["missing.yaml:low"], "expected a YAML file at this path, found: No such file or directory"),
     ],
 )
-def test_a_fallback_that_cannot_be_is_named(
-    queue: Path, fallbacks: list[str], told: str, capsys: pytest.CaptureFixture[str]
+def test_an_unusable_fallback_is_named(
+    queue: Path, fallbacks: list[str], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(queue, *(argument for each in fallbacks for argument in ("--fallback", each))) == 2
-    assert told in capsys.readouterr().err
+    assert run(queue, *(argument for fallback in fallbacks for argument in ("--fallback", fallback))) == 2
+    assert message in capsys.readouterr().err

@@ -49,11 +49,11 @@ def taken_port() -> Iterator[int]:
 
 
 def test_a_port_that_is_taken_is_named(taken_port: int) -> None:
-    with pytest.raises(WorkerSetupError, match=f"expected a free port for metrics, fields {taken_port}: "):
+    with pytest.raises(WorkerSetupError, match=f"expected a free port for metrics, found {taken_port}: "):
         PrometheusMetrics(taken_port, "3")
 
 
 def test_metrics_without_prometheus_client_are_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(WorkerSetupError, match="expected prometheus-client to serve metrics, fields none"):
+    with pytest.raises(WorkerSetupError, match="expected prometheus-client to serve metrics, found none"):
         PrometheusMetrics(0, "3")

@@ -1,4 +1,4 @@
-"""All cancellations of a queue in memory, for those who look often: workers."""
+"""All cancellations of a queue in memory, for workers, which check for each job."""
 
 from __future__ import annotations
 
@@ -24,109 +24,97 @@ if TYPE_CHECKING:
 
 
 class CancellationCache:
-    """The cancellations of a queue, kept up to date; see :func:`follow_cancellations`.
+    """The cancellations of a queue; :func:`follow_cancellations` updates it.
 
-    :param keep: how long a cancellation is stored, and remembered; for ever where zero
+    :param max_age: how long a cancellation is stored, and held here; without end where zero
     """
 
-    def __init__(self, keep: timedelta = timedelta()) -> None:
-        self._keep = keep
-        self._known: dict[str, Cancellation] = {}
-        self._waiting: dict[str, set[asyncio.Future[None]]] = {}
+    def __init__(self, max_age: timedelta = timedelta()) -> None:
+        self._max_age = max_age
+        self._cancellations: dict[str, Cancellation] = {}
+        self._waiters: dict[str, set[asyncio.Future[None]]] = {}
         self._failure: JetStreamProviderError | None = None
 
     def get(self, job_id: str, stored_at: datetime) -> Cancellation | None:
-        """Tell whether a job is cancelled as far as is known; ask before it is started.
+        """Return the cancellation of a job, if there is one.
 
-        :param job_id: its id
-        :param stored_at: when it was stored, by the server's clock
-        :return: its cancellation, if there is one
+        :param stored_at: when the job was stored, by the server's clock
         """
-        found = self._known.get(job_id)
-        return found if found and found.covers(stored_at) else None
+        cancellation = self._cancellations.get(job_id)
+        return cancellation if cancellation and cancellation.covers(stored_at) else None
 
     async def wait(self, job_id: str, stored_at: datetime) -> Cancellation:
-        """Wait until a job is cancelled, for ever if it isn't; await it beside the handler.
+        """Wait until a job is cancelled, without end if it isn't; awaited beside the handler.
 
-        :param job_id: its id
-        :param stored_at: when it was stored, by the server's clock
-        :return: its cancellation
-        :raises JetStreamProviderError: nothing more will be learnt: the connection was closed, or the events are gone
+        :param stored_at: when the job was stored, by the server's clock
+        :raises JetStreamProviderError: no more cancellations arrive: the connection was closed, or the events are gone
         """
-        while (found := self.get(job_id, stored_at)) is None:
+        while (cancellation := self.get(job_id, stored_at)) is None:
             if self._failure:
                 raise self._failure
-            rung = asyncio.get_running_loop().create_future()
-            waiting = self._waiting.setdefault(job_id, set())
-            waiting.add(rung)
+            changed = asyncio.get_running_loop().create_future()
+            waiters = self._waiters.setdefault(job_id, set())
+            waiters.add(changed)
             try:
-                await rung
+                await changed
             finally:
-                waiting.discard(rung)
-                if not waiting:
-                    self._waiting.pop(job_id, None)
-        return found
+                waiters.discard(changed)
+                if not waiters:
+                    self._waiters.pop(job_id, None)
+        return cancellation
 
     def add(self, cancellation: Cancellation) -> None:
-        """Take in a cancellation, and forget those that the server has forgotten.
-
-        :param cancellation: the newest
-        """
-        # At the end of the order, where the newest are.
-        self._known.pop(cancellation.job_id, None)
-        self._known[cancellation.job_id] = cancellation
-        while self._keep and (oldest := next(iter(self._known.values()))).at < cancellation.at - self._keep:
-            del self._known[oldest.job_id]
-        self._ring(self._waiting.get(cancellation.job_id, ()))
+        """Add the newest cancellation, and remove those that the server has removed."""
+        # Inserted anew, since the dictionary is in the order of time.
+        self._cancellations.pop(cancellation.job_id, None)
+        self._cancellations[cancellation.job_id] = cancellation
+        oldest_kept = cancellation.at - self._max_age
+        while self._max_age and (oldest := next(iter(self._cancellations.values()))).at < oldest_kept:
+            del self._cancellations[oldest.job_id]
+        self._wake(self._waiters.get(cancellation.job_id, ()))
 
     def fail(self, error: JetStreamProviderError) -> None:
-        """Take in that nothing more will be learnt.
-
-        :param error: why
-        """
+        """End every wait with an error, since no more cancellations arrive."""
         self._failure = error
-        for waiting in self._waiting.values():
-            self._ring(waiting)
+        for waiters in self._waiters.values():
+            self._wake(waiters)
 
-    def _ring(self, waiting: Iterable[asyncio.Future[None]]) -> None:
-        for rung in waiting:
-            if not rung.done():
-                rung.set_result(None)
+    def _wake(self, waiters: Iterable[asyncio.Future[None]]) -> None:
+        for waiter in waiters:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 @asynccontextmanager
 async def follow_cancellations(connection: Connection, queue: WorkQueue) -> AsyncIterator[CancellationCache]:
-    """Know all cancellations of a queue, those to come too, until the block is left.
+    """Fill a cache with the stored cancellations of a queue, and update it until the block ends.
 
-    :param connection: the server
-    :param queue: the queue
-    :return: a book that already holds what was stored before
-    :raises QueueDeclarationError: the queue declares no events that would take them
+    :raises QueueDeclarationError: the queue declares no events that capture cancellations
     :raises NotFoundError: the events don't exist
     """
     events, subject = events_stream(queue), cancellation_filter(queue.name)
     info = await stream_info(connection, events)
     last = int(info["state"]["last_seq"])
-    book = CancellationCache(timedelta(microseconds=info["config"].get("max_age", 0) / 1_000))
+    cache = CancellationCache(timedelta(microseconds=info["config"].get("max_age", 0) / 1_000))
     async for message in read_range(connection, events, subject, stop=last):
-        _enter(book, message)
+        _add(cache, message)
 
-    async def go_on() -> None:
+    async def follow_events() -> None:
         try:
             async for message in follow(connection, events, subject, last + 1):
-                _enter(book, message)
+                _add(cache, message)
         except JetStreamProviderError as error:
-            book.fail(error)
+            cache.fail(error)
 
-    following = asyncio.create_task(go_on())
+    follower = asyncio.create_task(follow_events())
     try:
-        yield book
+        yield cache
     finally:
-        following.cancel()
+        follower.cancel()
         with suppress(asyncio.CancelledError):
-            await following
+            await follower
 
 
-def _enter(book: CancellationCache, message: StoredMessage) -> None:
-    if found := read_cancellation(message):
-        book.add(found)
+def _add(cache: CancellationCache, message: StoredMessage) -> None:
+    if cancellation := read_cancellation(message):
+        cache.add(cancellation)

@@ -1,11 +1,11 @@
-"""Cancelling jobs by their ids: stored in the events stream, obeyed by workers of their own accord.
+"""Cancels jobs by their ids: a cancellation is stored in the events stream, and workers act on it.
 
-A cancellation is about the jobs of an id that were stored before it: later ones, such as a redrive or another run's job
-of that id, are new. A worker looks before it starts a job, learns of it while one runs, and then stores that the job
-was cancelled where it would store its completion, so that whoever waits for it learns how it ended.
+A cancellation covers the jobs of an id that were stored before it; a later one, such as a redrive or another run's job
+of that id, is new. A worker checks before it starts a job, is notified while a job runs, and then stores the end of the
+cancelled job where it would store its completion, so that waiters learn of it.
 
-The models are imported when there is something to read or write: pydantic would be most of what importing a worker
-costs.
+The models are imported when there is something to read or write: importing pydantic would take most of the time in
+which a worker starts.
 """
 
 from __future__ import annotations
@@ -42,12 +42,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Cancellation:
-    """That jobs of an id are not to be done.
+    """A stored cancellation of the jobs with an id.
 
-    :param job_id: their id
     :param at: when it was stored, by the server's clock
     :param why: a reason for people
-    :param by: who wants it
+    :param by: the person or system that cancels
     """
 
     job_id: str
@@ -56,19 +55,15 @@ class Cancellation:
     by: str | None = None
 
     def covers(self, stored_at: datetime) -> bool:
-        """Tell whether a job is meant.
-
-        :param stored_at: when a job of this id was stored, by the server's clock
-        :return: whether that was before the cancellation
-        """
+        """Return whether a job of this id that was stored at a time of the server's clock is cancelled."""
         return stored_at <= self.at
 
 
 @dataclass(frozen=True, slots=True)
 class CancelReport:
-    """What was done to cancel jobs.
+    """The result of cancelling jobs.
 
-    :param cancellation: what workers will read
+    :param cancellation: what workers read
     :param schedules: how many schedules of such jobs were removed
     """
 
@@ -81,40 +76,35 @@ async def cancel(
 ) -> CancelReport:
     """Cancel the jobs of an id that are stored now, and schedules of such jobs.
 
-    Nobody knows here whether there is such a job, or whether it has ended.
+    Whether there is such a job, and whether it has ended, isn't checked.
 
-    :param connection: the server
-    :param queue: the queue
     :param job_id: the jobs' id: their header ``Job-Id``
     :param why: a reason for people
-    :param by: who wants it
-    :return: what was done
-    :raises QueueDeclarationError: the queue declares no events that would take it
-    :raises NotFoundError: the queue or its events don't exist, or the events don't take cancellations yet
+    :param by: the person or system that cancels
+    :raises QueueDeclarationError: the queue declares no events that capture cancellations
+    :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
     """
     events = events_stream(queue)
     await _require_capture(connection, queue.name, events)
-    # In this order: what a schedule makes until it is removed is stored before the cancellation, and so is meant.
+    # In this order: a job that a schedule makes before its removal is stored before the cancellation, which covers it.
     schedules = await remove_schedules(connection, queue.name, job_id)
-    asked_at = datetime.now(UTC)
-    receipt = await _store(connection, queue.name, job_id, why, by)
-    message = await get_message(connection, events, receipt.sequence)
-    found = read_cancellation(message) if message else None
-    return CancelReport(found or Cancellation(job_id, asked_at, why, by), schedules)
+    requested_at = datetime.now(UTC)
+    ack = await _store(connection, queue.name, job_id, why, by)
+    message = await get_message(connection, events, ack.sequence)
+    cancellation = read_cancellation(message) if message else None
+    return CancelReport(cancellation or Cancellation(job_id, requested_at, why, by), schedules)
 
 
 async def cancel_stored(
     connection: Connection, queue: str, events: str, sequences: Iterable[int], why: str | None = None
 ) -> int:
-    """Cancel jobs that are still stored, by their sequences.
+    """Cancel the jobs that are still stored among these, and return their number; jobs without an id can't be.
 
-    :param connection: the server
     :param queue: the work queue's name
     :param events: its events stream's name
-    :param sequences: stream sequences of jobs; those that are gone have ended
+    :param sequences: stream sequences of jobs
     :param why: a reason for people
-    :return: how many were cancelled; those without an id of their own can't be
-    :raises NotFoundError: the queue or its events don't exist, or the events don't take cancellations yet
+    :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
     """
     await _require_capture(connection, queue, events)
 
@@ -151,35 +141,30 @@ async def _store(
 async def find_cancellation(
     connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
 ) -> Cancellation | None:
-    """Look for the cancellation of a job.
+    """Read the cancellation of a job, if there is one.
 
-    :param connection: the server
-    :param queue: the queue
-    :param job_id: the job's id
     :param stored_at: when the job was stored, by the server's clock; where absent, any cancellation of the id counts
-    :return: the cancellation, if there is one
-    :raises QueueDeclarationError: the queue declares no events that would take it
+    :raises QueueDeclarationError: the queue declares no events that capture cancellations
     :raises NotFoundError: the events don't exist
     """
     message = await last_message(connection, events_stream(queue), cancellation_subject(queue.name, job_id))
-    found = read_cancellation(message) if message else None
-    return found if found and (stored_at is None or found.covers(stored_at)) else None
+    cancellation = read_cancellation(message) if message else None
+    return cancellation if cancellation and (stored_at is None or cancellation.covers(stored_at)) else None
 
 
 async def is_cancelled(
     connection: Connection, queue: WorkQueue, job_id: str, stored_at: datetime | None = None
 ) -> bool:
-    """Tell whether a job is cancelled; see :func:`cancellation_of`."""
+    """Return whether a job is cancelled; see :func:`find_cancellation`."""
     return await find_cancellation(connection, queue, job_id, stored_at) is not None
 
 
 @dataclass(frozen=True, slots=True)
 class CancelledMessage:
-    """What a worker publishes, with the server's acknowledgement, before it acknowledges a cancelled job.
+    """What a worker stores before it acknowledges a cancelled job.
 
-    :param subject: where the job's completion would go
-    :param body: that the job was cancelled
-    :param headers: with an id that the job's completion has too: of both only the first is stored
+    :param subject: the subject of the job's completion
+    :param headers: with the message id of the job's completion: of both only the first is stored
     """
 
     subject: str
@@ -197,16 +182,12 @@ def cancelled_message(
     deliveries: int,
     worker: str | None = None,
 ) -> CancelledMessage:
-    """Write that a job ended because it was cancelled.
+    """Build the event of a job that ended because it was cancelled.
 
-    :param cancellation: the cancellation
-    :param queue: the work queue
     :param consumer: the consumer that delivered the job
-    :param sequence: its stream sequence
-    :param stored_at: when it was stored, by the server's clock
-    :param deliveries: how often it was delivered
-    :param worker: which worker found out
-    :return: what is to be published
+    :param sequence: the job's stream sequence
+    :param stored_at: when the job was stored, by the server's clock
+    :param worker: the worker that stores the event
     """
     from airflow_provider_jetstream.jetstream.advisories import Cancelled
 
@@ -229,11 +210,9 @@ def cancelled_message(
 
 
 def events_stream(queue: WorkQueue) -> str:
-    """Name the stream of a queue's cancellations.
+    """Return the name of the events stream, which stores the cancellations.
 
-    :param queue: the queue
-    :return: its events stream
-    :raises QueueDeclarationError: it declares none that would take them
+    :raises QueueDeclarationError: the queue declares no events that capture cancellations
     """
     subject = cancellation_filter(queue.name)
     if queue.events is None or not covered_by_any(queue.events.subjects, subject):
@@ -244,11 +223,7 @@ def events_stream(queue: WorkQueue) -> str:
 
 
 def read_cancellation(message: StoredMessage) -> Cancellation | None:
-    """Read a cancellation.
-
-    :param message: a message of the events stream
-    :return: the cancellation; ``None`` for anything else
-    """
+    """Parse a message of the events stream; ``None`` where it is no cancellation."""
     from airflow_provider_jetstream.jetstream.advisories import parse_cancellation_request
 
     if (request := parse_cancellation_request(message.data)) is None:

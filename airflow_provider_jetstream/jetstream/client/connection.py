@@ -56,6 +56,8 @@ class Connection(Protocol):
 
     timeout: float
     """Seconds for one request."""
+    api_prefix: str = "$JS.API"
+    """What the subjects of JetStream's API begin with."""
     api_level: int
     """The level of JetStream's API that the server supports; 0 before 2.11."""
     last_error: Exception | None = None
@@ -90,13 +92,17 @@ class Connection(Protocol):
 
         Protocol: the JSON API described by the NATS documentation, "JetStream wire API reference".
 
-        :param subject: the API subject after ``$JS.API.``
+        :param subject: the API subject after the prefix
         :param request: the body, as JSON
         :raises ApiError: the server refused
         :raises TransientError: no answer, as while a cluster elects a leader, or JetStream is unavailable just now
         """
         payload = json.dumps(request).encode() if request is not None else b""
-        return decode_answer(await self.request(f"$JS.API.{subject}", payload), subject)
+        return decode_answer(await self.api_request(subject, payload), subject)
+
+    async def api_request(self, subject: str, payload: bytes = b"") -> bytes:
+        """Send an encoded request to JetStream's API and return the answer as it is."""
+        return await self.request(f"{self.api_prefix}.{subject}", payload)
 
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer.

@@ -58,22 +58,22 @@ async def get_batch(connection: Connection, stream: str, request: Mapping[str, A
     :raises ApiError: the server refused
     :raises WireError: an answer doesn't name its message
     """
-    subject = f"$JS.API.DIRECT.GET.{stream}"
+    subject = f"{connection.api_prefix}.DIRECT.GET.{stream}"
     *answers, (last_header, _) = await connection.request_batch(subject, json.dumps(request).encode())
     if last_header[STATUS] not in _END_OF_BATCH:
-        refuse(last_header, stream)
+        refuse(last_header, subject)
     return [parse_direct_get(header, body) for header, body in answers]
 
 
-def refuse(header: bytes, stream: str) -> NoReturn:
-    """Raise what a status means that isn't about messages.
+def refuse(header: bytes, subject: str) -> NoReturn:
+    """Raise the error that a status means which isn't about messages.
 
     :param header: the headers of the answer
+    :param subject: the subject of the request
     """
-    subject = f"$JS.API.DIRECT.GET.{stream}"
     if header.startswith(NO_RESPONDERS):
         raise UnreachableError(
-            f"nobody answers on {subject}: {stream} is unavailable, or allows no direct gets any more"
+            f"nobody answers on {subject}: the stream is unavailable, or allows no direct gets any more"
         )
     raise ApiError(int(header[STATUS]), 0, header.decode(errors="replace").strip(), subject)
 

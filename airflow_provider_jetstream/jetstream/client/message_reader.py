@@ -78,7 +78,7 @@ async def msg_get(connection: Connection, stream: str, request: Mapping[str, Any
 
     :raises NotFoundError: the stream doesn't exist
     """
-    answer = await connection.request(f"$JS.API.STREAM.MSG.GET.{stream}", json.dumps(request).encode())
+    answer = await connection.api_request(f"STREAM.MSG.GET.{stream}", json.dumps(request).encode())
     return parse_msg_get(answer, stream)
 
 

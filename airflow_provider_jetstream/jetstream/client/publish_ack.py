@@ -89,6 +89,16 @@ def parse_publish_ack(subject: str, answer: bytes) -> PubAck:
     return PubAck(stream, sequence, bool(ack.get("duplicate")))
 
 
+def publish_ack_pattern(stream: str) -> bytes:
+    """Return a regular expression for the PubAcks of one stream, to match many of them in a buffer.
+
+    Its one group is empty unless the message is a duplicate. An answer that doesn't match may still be a PubAck.
+    """
+    return rb'\{"stream": ?"%b", ?"seq": ?\d+(?:, ?"domain": ?"[^"]*")?(, ?"duplicate": ?true)?\}' % re.escape(
+        stream.encode()
+    )
+
+
 def _decode(answer: bytes) -> dict[str, Any]:
     try:
         ack = json.loads(answer)

@@ -17,9 +17,9 @@ PRIORITIZED = "prioritized"
 PINNED = "pinned_client"
 
 
-def pull_subject(stream: str, consumer: str) -> str:
+def pull_subject(stream: str, consumer: str, api_prefix: str = "$JS.API") -> str:
     """Return the subject of a consumer's pull requests."""
-    return f"$JS.API.CONSUMER.MSG.NEXT.{stream}.{consumer}"
+    return f"{api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
 
 
 def pull_request(

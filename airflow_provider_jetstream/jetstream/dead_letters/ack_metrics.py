@@ -1,4 +1,4 @@
-"""Looking up whether the server reported that jobs were acknowledged, where nothing else tells."""
+"""Finds out whether the server reported that jobs were acknowledged, for jobs that left no other evidence."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ if TYPE_CHECKING:
 
 
 class AckMetrics:
-    """The ack metrics of some jobs; read once, when they are asked for.
+    """The ack metrics of some jobs, read once they are needed.
 
-    :param connection: the server
     :param events: the stream that stores them, if any does
     :param queue: the work queue
-    :param sequences: the jobs
-    :param since: when the first of them was stored, or earlier
+    :param sequences: the jobs' stream sequences
+    :param since: when the first of the jobs was stored, or earlier
     """
 
     def __init__(
@@ -35,42 +34,35 @@ class AckMetrics:
         self._subject = f"{ACK_METRIC}.{queue}.*"
         self._sequences = frozenset(sequences)
         self._since = since
-        self._found: set[int] | None = None
+        self._acknowledged: set[int] | None = None
         self._reading = asyncio.Lock()
 
     async def is_acknowledged(self, sequence: int) -> bool:
-        """Tell whether a job was acknowledged.
-
-        :param sequence: its stream sequence
-        :return: whether its ack metric is stored
-        """
+        """Return whether the ack metric of a job is stored."""
         if self._events is None or sequence not in self._sequences:
             return False
         return sequence in await self.acknowledged()
 
     async def acknowledged(self) -> set[int]:
-        """Give those of the jobs that were acknowledged.
-
-        :return: their stream sequences
-        """
+        """Return the stream sequences of the jobs whose ack metric is stored."""
         if self._events is None or not self._sequences:
             return set()
         async with self._reading:
-            if self._found is None:
-                self._found = await self._read(self._events)
-        return self._found
+            if self._acknowledged is None:
+                self._acknowledged = await self._read(self._events)
+        return self._acknowledged
 
     async def _read(self, events: str) -> set[int]:
-        found: set[int] = set()
-        start = await self._start(events)
+        acknowledged: set[int] = set()
+        start = await self._first_event(events)
         async for message in read_range(self._connection, events, self._subject, start):
             metric = parse_advisory(message.data)
             if isinstance(metric, AckMetric) and metric.stream_seq in self._sequences:
-                found.add(metric.stream_seq)
-        return found
+                acknowledged.add(metric.stream_seq)
+        return acknowledged
 
-    async def _start(self, events: str) -> int:
-        """Find the first event that may be about the jobs, by halving."""
+    async def _first_event(self, events: str) -> int:
+        """Find the first event that may be about the jobs, by binary search over the times."""
         state = (await stream_info(self._connection, events))["state"]
         low, high = int(state["first_seq"]), int(state["last_seq"])
         while low < high:

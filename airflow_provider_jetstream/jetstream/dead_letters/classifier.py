@@ -26,7 +26,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     valid_since,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import ADVISORIES, merge_entries, read_parked
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
@@ -131,7 +131,7 @@ class Classifier:
             copies = [entry for entry in entries if entry.kind in _COPIES]
             preserved = any(entry.recorded_at >= message.stored_at for entry in copies)
             death = self._death_without_entry(message, None)
-            letter = self._letter(message, Source.QUEUE, death, None, preserved=preserved, entries=entries)
+            letter = self._letter(message, BodySource.QUEUE, death, None, preserved=preserved, entries=entries)
             return await self._with_copy_sequence(letter, audited)
         since = valid_since(message, consumer, audited)
         # The job is stored, so an advisory that it was deleted is wrong.
@@ -153,7 +153,7 @@ class Classifier:
             death, preserved = merged.death, merged.job is not None
         else:
             death = self._death_without_entry(message, consumer)
-        letter = self._letter(message, Source.QUEUE, death, consumer, preserved=preserved, entries=entries)
+        letter = self._letter(message, BodySource.QUEUE, death, consumer, preserved=preserved, entries=entries)
         return await self._with_copy_sequence(letter, audited)
 
     async def _with_copy_sequence(self, letter: DeadLetter, audited: LetterRecord | None) -> DeadLetter:
@@ -188,7 +188,7 @@ class Classifier:
         for entry in reversed([entry for entry in entries if entry.kind == EntryKind.PARKED]):
             if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry):
                 death, job, why = parked
-                letter = self._letter(job, Source.COPY, death, None, preserved=True, parked=why)
+                letter = self._letter(job, BodySource.COPY, death, None, preserved=True, parked=why)
                 return await self._with_copy_sequence(letter, None)
         # A job that was requeued in place may have died again.
         valid = [
@@ -197,13 +197,13 @@ class Classifier:
         if not valid:
             return Status.REDRIVEN
         merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid)
-        message, source = merged.job, Source.COPY
+        message, source = merged.job, BodySource.COPY
         if message is None and self.archive:
-            message, source = await self.archive.find(sequence), Source.ARCHIVE
+            message, source = await self.archive.find(sequence), BodySource.ARCHIVE
         status = await self._status_of_gone(message, merged.death, {entry.kind for entry in valid})
         if status is not None or message is None:
             return status or Status.GONE
-        letter = self._letter(message, source, merged.death, None, preserved=source == Source.COPY)
+        letter = self._letter(message, source, merged.death, None, preserved=source == BodySource.COPY)
         return await self._with_copy_sequence(letter, None)
 
     async def _status_of_gone(
@@ -233,7 +233,7 @@ class Classifier:
     def _letter(
         self,
         message: StoredMessage,
-        source: Source,
+        source: BodySource,
         death: Death,
         consumer: ConsumerState | None,
         *,

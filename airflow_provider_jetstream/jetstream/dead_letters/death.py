@@ -1,4 +1,4 @@
-"""What is known about the end of one job: the same in what workers tell and in what scans find."""
+"""The death of one job, in the form that workers record and scans find; and when a job counts as dead."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ class Reason(StrEnum):
     MAX_DELIVERIES = "max_deliveries"
     """It used up its deliveries."""
     TERMINATED = "terminated"
-    """A worker gave it up."""
+    """A worker terminated it."""
     DEADLINE = "deadline"
     """It used up its deliveries, and the last one ran past its deadline."""
     EXPIRED = "expired"
-    """Its time was over, before a worker started it or while one had it."""
+    """Its deadline had passed, before a worker started it or while one had it."""
     ORPHAN = "orphan"
-    """It is dead, but nobody told: found by counting."""
+    """It is dead and has no advisory: found by counting."""
     UNDELIVERABLE = "undeliverable"
-    """No consumer's filter matches it; not dead, but nobody will ever do it."""
+    """It matches no consumer's filter: not dead, but never delivered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Death:
-    """What is known about the end of one job.
+    """What is known about the death of one job.
 
     :param stream: the job's stream
-    :param created: when that stream was created, in the server's own text; empty where the teller didn't know
+    :param created: when that stream was created, in the server's own text; empty where the writer didn't know
     :param sequence: the job's stream sequence; with the two above its identity
-    :param consumer: who delivered it; ``None`` where nobody did
+    :param consumer: the consumer that delivered it; ``None`` where none did
     :param reason: why it is dead
-    :param died_at: its last failure
-    :param first_failed_at: its first failure, where a worker told
+    :param died_at: when it failed for the last time
+    :param first_failed_at: when it failed first, where a worker recorded it
     :param deliveries: how often it was delivered, where that is known
-    :param explanation: the worker's own words
-    :param error_class: the error's type, where a worker told
-    :param error_message: the error's text, where a worker told
-    :param traceback_digest: the same wherever a handler failed at the same place in the same way, where a worker told
-    :param error_place: that place for people, as ``module:function:line``
+    :param explanation: the worker's own text
+    :param error_class: the error's type, where a worker recorded it
+    :param error_message: the error's text, where a worker recorded it
+    :param traceback_digest: equal for failures of the same kind at the same line, where a worker recorded it
+    :param error_place: where the handler failed, as ``module:function:line``
     """
 
     stream: str
@@ -70,10 +70,10 @@ class Death:
 
     @property
     def fingerprint(self) -> str:
-        """The same for letters that died of the same thing: numbers and ids in the texts don't count."""
-        # Cut after numbers are masked, since their length would move the cut.
-        told = _VARYING.sub("#", self.error_message or self.explanation or "")[:_FINGERPRINT_TEXT]
-        parts = (self.reason, self.consumer or "", self.error_class or "", told)
+        """A digest that letters of the same cause share: numbers and ids in the error's text don't count."""
+        # Cut after numbers are masked: their length would move the cut.
+        text = _VARYING.sub("#", self.error_message or self.explanation or "")[:_FINGERPRINT_TEXT]
+        parts = (self.reason, self.consumer or "", self.error_class or "", text)
         return sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_FINGERPRINT_DIGITS]
 
 

@@ -1,4 +1,4 @@
-"""What a dead letter queue says about which jobs: an index of a few dozen bytes per entry, in the order of the jobs."""
+"""An index of the entries of a dead letter queue: a few dozen bytes per entry, in the order of the jobs."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ if TYPE_CHECKING:
 _MICROSECOND = timedelta(microseconds=1)
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
-# What an entry says may be anything; these are the server's own limits.
-_LAST_SEQUENCE = 2**64 - 1
-_MOST_DELIVERIES = 2**32 - 1
+# An entry may state any number; these are the server's own limits.
+_MAX_SEQUENCE = 2**64 - 1
+_MAX_DELIVERIES = 2**32 - 1
 
 
 class EntryColumns(NamedTuple):
-    """An index as columns, for whoever sends it elsewhere: an element for each entry, repeats of a job together.
+    """An index as columns, one element per entry, the entries of a job next to each other; for other processes.
 
     :param sequences: the jobs' stream sequences
     :param entries: sequences in the dead letter queue
-    :param kinds: of entries
-    :param consumers: places among ``names``
-    :param told_at: microseconds since the epoch
-    :param deliveries: how often jobs were delivered
-    :param names: consumers
+    :param kinds: the values of the entries' kinds
+    :param consumers: positions in ``names``
+    :param recorded_at: microseconds since 1970
+    :param deliveries: how often the jobs were delivered
+    :param names: the consumers' names
     """
 
     sequences: array[int]
@@ -52,10 +52,10 @@ class EntryColumns(NamedTuple):
 
 
 class EntryIndex:
-    """Which entries are about which job.
+    """The entries of a dead letter queue by job.
 
-    ``unreadable`` counts entries that don't say it, and ``read_to`` is the last sequence of the dead letter queue that
-    was looked at.
+    ``unreadable`` counts entries that don't state which job they are about, and ``read_to`` is the last sequence of the
+    dead letter queue that was read.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class EntryIndex:
         self._entries: array[int] = array("Q")
         self._kinds: array[int] = array("B")
         self._consumers: array[int] = array("I")
-        self._told_at: array[int] = array("q")
+        self._recorded_at: array[int] = array("q")
         self._deliveries: array[int] = array("I")
         self._names: list[str | None] = []
         self._numbers: dict[str | None, int] = {}
@@ -76,53 +76,46 @@ class EntryIndex:
 
     def __contains__(self, sequence: int) -> bool:
         order = self._sorted()
-        place = bisect_left(order, sequence, key=self._sequences.__getitem__)
-        return place < len(order) and self._sequences[order[place]] == sequence
+        position = bisect_left(order, sequence, key=self._sequences.__getitem__)
+        return position < len(order) and self._sequences[order[position]] == sequence
 
-    def add(self, sequence: int, mention: Entry) -> None:
-        """Take note of an entry; entries come in the order of the dead letter queue.
+    def add(self, sequence: int, entry: Entry) -> None:
+        """Add an entry; entries are added in the order of the dead letter queue.
 
-        :param sequence: the stream sequence of the job that it is about
-        :param mention: the entry
+        :param sequence: the stream sequence of the job that the entry is about
         """
-        if mention.consumer not in self._numbers:
-            self._numbers[mention.consumer] = len(self._names)
-            self._names.append(mention.consumer)
+        if entry.consumer not in self._numbers:
+            self._numbers[entry.consumer] = len(self._names)
+            self._names.append(entry.consumer)
         self._sequences.append(sequence)
-        self._entries.append(mention.sequence)
-        self._kinds.append(mention.kind)
-        self._consumers.append(self._numbers[mention.consumer])
-        self._told_at.append((mention.recorded_at - _EPOCH) // _MICROSECOND)
-        self._deliveries.append(mention.deliveries)
+        self._entries.append(entry.sequence)
+        self._kinds.append(entry.kind)
+        self._consumers.append(self._numbers[entry.consumer])
+        self._recorded_at.append((entry.recorded_at - _EPOCH) // _MICROSECOND)
+        self._deliveries.append(entry.deliveries)
 
     def contains_kind(self, kind: EntryKind) -> bool:
-        """Tell whether any entry is of a kind.
-
-        :param kind: the kind
-        :return: whether one is
-        """
+        """Return whether any entry is of a kind."""
         return kind in self._kinds
 
     def entries_of(self, sequence: int) -> tuple[Entry, ...]:
-        """Give what is said about one job.
+        """Return the entries about one job.
 
-        :param sequence: its stream sequence
-        :return: the mentions, nothing where there are none
+        :param sequence: the job's stream sequence
         """
         order = self._sorted()
         first = bisect_left(order, sequence, key=self._sequences.__getitem__)
         last = bisect_right(order, sequence, key=self._sequences.__getitem__)
-        return tuple(self._mention(place) for place in order[first:last])
+        return tuple(self._entry(position) for position in order[first:last])
 
     def sequences(self, last: int) -> Iterator[int]:
-        """Give the jobs of which anything is said.
+        """Return in order the stream sequences of the jobs that have entries.
 
-        :param last: only jobs of sequences up to here
-        :return: their stream sequences, in order
+        :param last: the last stream sequence
         """
         current = 0
-        for place in self._sorted():
-            sequence = self._sequences[place]
+        for position in self._sorted():
+            sequence = self._sequences[position]
             if sequence > last:
                 return
             if sequence != current:
@@ -130,30 +123,26 @@ class EntryIndex:
             current = sequence
 
     def jobs(self, after: int = 0) -> Iterator[tuple[int, tuple[Entry, ...]]]:
-        """Give what is said about each job, repeats together.
+        """Return in order each job's stream sequence and its entries.
 
         :param after: only jobs of higher sequences
-        :return: stream sequence and mentions, in the order of the jobs
         """
-        mentions: list[Entry] = []
+        entries: list[Entry] = []
         current = 0
-        for place in self._sorted():
-            sequence = self._sequences[place]
+        for position in self._sorted():
+            sequence = self._sequences[position]
             if sequence <= after:
                 continue
-            if sequence != current and mentions:
-                yield current, tuple(mentions)
-                mentions = []
+            if sequence != current and entries:
+                yield current, tuple(entries)
+                entries = []
             current = sequence
-            mentions.append(self._mention(place))
-        if mentions:
-            yield current, tuple(mentions)
+            entries.append(self._entry(position))
+        if entries:
+            yield current, tuple(entries)
 
     def columns(self) -> EntryColumns:
-        """Give all of it, in the order of the jobs.
-
-        :return: the columns
-        """
+        """Return all entries as columns, in the order of the jobs."""
         order = self._sorted()
 
         def ordered(column: array[int]) -> array[int]:
@@ -164,16 +153,13 @@ class EntryIndex:
             ordered(self._entries),
             ordered(self._kinds),
             ordered(self._consumers),
-            ordered(self._told_at),
+            ordered(self._recorded_at),
             ordered(self._deliveries),
             self._names,
         )
 
     def extend(self, columns: EntryColumns) -> None:
-        """Take note of what is known about further jobs.
-
-        :param columns: what another index gave
-        """
+        """Add the entries of another index, which are about other jobs."""
         for name in columns.names:
             if name not in self._numbers:
                 self._numbers[name] = len(self._names)
@@ -183,68 +169,70 @@ class EntryIndex:
         self._entries.extend(columns.entries)
         self._kinds.extend(columns.kinds)
         self._consumers.extend(map(numbers.__getitem__, columns.consumers))
-        self._told_at.extend(columns.recorded_at)
+        self._recorded_at.extend(columns.recorded_at)
         self._deliveries.extend(columns.deliveries)
 
     def _sorted(self) -> array[int]:
         if len(self._order) != len(self):
-            # Stable, so that the mentions of a job keep their order.
+            # Stable, so that the entries of a job keep their order.
             self._order = array("Q", sorted(range(len(self)), key=self._sequences.__getitem__))
         return self._order
 
-    def _mention(self, place: int) -> Entry:
+    def _entry(self, position: int) -> Entry:
         return Entry(
-            sequence=self._entries[place],
-            kind=EntryKind(self._kinds[place]),
-            consumer=self._names[self._consumers[place]],
-            recorded_at=_EPOCH + timedelta(microseconds=self._told_at[place]),
-            deliveries=self._deliveries[place],
+            sequence=self._entries[position],
+            kind=EntryKind(self._kinds[position]),
+            consumer=self._names[self._consumers[position]],
+            recorded_at=_EPOCH + timedelta(microseconds=self._recorded_at[position]),
+            deliveries=self._deliveries[position],
         )
 
 
-async def read_index(connection: Connection, letters: str, queue: str, created: str, start: int = 1) -> EntryIndex:
-    """Read what a dead letter queue says about a work queue.
+async def read_index(
+    connection: Connection, dead_letter_queue: str, queue: str, created: str, start: int = 1, stop: int | None = None
+) -> EntryIndex:
+    """Read the entries of a dead letter queue that are about the jobs of a work queue.
 
-    :param connection: the server
-    :param letters: the dead letter queue
-    :param queue: the work queue
-    :param created: when its stream was created, in the server's own text
+    :param created: when the work queue's stream was created, in the server's own text
     :param start: the first entry to read
-    :return: the index
+    :param stop: the last one; where absent, the last one at the time of the call
     :raises NotFoundError: the dead letter queue doesn't exist
     """
     index = EntryIndex()
-    index.read_to = int((await stream_info(connection, letters))["state"]["last_seq"])
-    # Each has a subject of its own, so that a prefix is cheaper than a filter whose answers are remembered.
+    if stop is None:
+        stop = int((await stream_info(connection, dead_letter_queue))["state"]["last_seq"])
+    index.read_to = stop
+    # Each copy has a subject of its own: comparing prefixes is cheaper than a filter match, which is cached by subject.
     copies = (copy_filter(queue).removesuffix(">"), parked_filter(queue).removesuffix(">"))
     deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
-    async for message in read_range(connection, letters, start=start, stop=index.read_to):
+    async for message in read_range(connection, dead_letter_queue, start=start, stop=index.read_to):
         if message.subject.startswith(copies):
-            found = _read_copy(message, queue, created)
+            job = _read_copy(message, queue, created)
         elif covered_by_any(deaths, message.subject):
-            found = _read_advisory(message, queue)
+            job = _read_advisory(message, queue)
         else:
             continue
-        if found is not None and 0 < found[0] <= _LAST_SEQUENCE:
-            index.add(*found)
+        if job is not None and 0 < job[0] <= _MAX_SEQUENCE:
+            index.add(*job)
         else:
             index.unreadable += 1
     return index
 
 
 def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, Entry] | None:
-    if (told := read_outline(message, queue)) is None:
+    if (outline := read_outline(message, queue)) is None:
         return None
     if message.subject.startswith(parked_filter(queue).removesuffix(">")):
-        kind, told_at = EntryKind.PARKED, message.stored_at
-    elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and told.reason != Reason.UNDELIVERABLE:
-        # A scan tells when the job died by the server's clock, a worker by its own.
-        kind, told_at = EntryKind.PROVEN_COPY, min(told.died_at, message.stored_at)
+        kind, recorded_at = EntryKind.PARKED, message.stored_at
+    elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and outline.reason != Reason.UNDELIVERABLE:
+        # A scan states the time of death by the server's clock, a worker by its own.
+        kind, recorded_at = EntryKind.PROVEN_COPY, min(outline.died_at, message.stored_at)
     else:
-        kind, told_at = EntryKind.COPY, message.stored_at
-    if told.created not in ("", created):
-        told_at = _EPOCH
-    return told.sequence, Entry(message.sequence, kind, told.consumer, told_at, _count(told.deliveries))
+        kind, recorded_at = EntryKind.COPY, message.stored_at
+    if outline.created not in ("", created):
+        recorded_at = _EPOCH
+    entry = Entry(message.sequence, kind, outline.consumer, recorded_at, _bounded(outline.deliveries))
+    return outline.sequence, entry
 
 
 def _read_advisory(message: StoredMessage, queue: str) -> tuple[int, Entry] | None:
@@ -257,9 +245,10 @@ def _read_advisory(message: StoredMessage, queue: str) -> tuple[int, Entry] | No
             return None
     if advisory.stream != queue or advisory.timestamp.tzinfo is None:
         return None
-    told_at, deliveries = advisory.timestamp, _count(advisory.deliveries)
-    return advisory.stream_seq, Entry(message.sequence, kind, advisory.consumer, told_at, deliveries)
+    deliveries = _bounded(advisory.deliveries)
+    entry = Entry(message.sequence, kind, advisory.consumer, advisory.timestamp, deliveries)
+    return advisory.stream_seq, entry
 
 
-def _count(deliveries: int | None) -> int:
-    return min(max(deliveries or 0, 0), _MOST_DELIVERIES)
+def _bounded(deliveries: int | None) -> int:
+    return min(max(deliveries or 0, 0), _MAX_DELIVERIES)

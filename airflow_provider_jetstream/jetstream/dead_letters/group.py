@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence
-    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
@@ -81,6 +81,19 @@ class Groups(dict[GroupKey, Group]):
         known = self.setdefault(key, group)
         if known is not group:
             known.merge(group)
+
+    def as_json(self) -> list[list[Any]]:
+        """Return the groups in a form that :meth:`merge_json` reads in another process."""
+        return [
+            [list(key), group.count, group.first.isoformat(), group.last.isoformat(), group.example]
+            for key, group in self.items()
+        ]
+
+    def merge_json(self, rows: list[list[Any]]) -> None:
+        """Add the groups of another process."""
+        for key, count, first, last, example in rows:
+            group = Group(count, datetime.fromisoformat(first), datetime.fromisoformat(last), example)
+            self.merge(tuple(key), group)
 
     def largest(self) -> list[tuple[GroupKey, Group]]:
         """Return the groups in descending order of their size, groups of one size by their first sequence."""

@@ -1,4 +1,4 @@
-"""A dead letter: what died, where it came from, why, and how it can be told from every other one."""
+"""A dead letter: the job, its death and its origin."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death
 
 
-class Source(StrEnum):
+class BodySource(StrEnum):
     """Where a dead letter's body was found."""
 
     QUEUE = "queue"
@@ -27,19 +27,19 @@ class Source(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """A job that is dead beyond doubt, with everything needed to bring it back.
+    """A job whose death is proved, with everything that a redrive needs.
 
-    :param death: what is known about its end
+    :param death: what is known about its death
     :param subject: its subject
     :param body: its body
     :param headers: its headers as they were stored: name and value in order; a name may come more than once
     :param time: when it was stored, in the server's own text
     :param source: where the body was found
-    :param entries: where the dead letter queue holds something about it
-    :param kept: whether the dead letter queue holds the body too
-    :param ready_at: from when on no worker can be presumed to be still at it
-    :param copied_as: the new job's sequence, where a redrive was cut off after the copy was stored
-    :param parked: why it was taken out of circulation, if it was
+    :param entries: the sequences of its entries in the dead letter queue
+    :param preserved: whether the dead letter queue has a copy of the body
+    :param ready_at: when no worker can be working on it any more
+    :param copy_sequence: the new job's sequence, where a redrive was cut off after it stored the copy
+    :param parked: why it is out of circulation, if it is
     """
 
     death: Death
@@ -47,7 +47,7 @@ class DeadLetter:
     body: bytes
     headers: Pairs
     time: str
-    source: Source
+    source: BodySource
     entries: tuple[int, ...]
     preserved: bool
     ready_at: datetime
@@ -66,7 +66,7 @@ class DeadLetter:
 
     @property
     def redrives(self) -> int:
-        """How often it was redriven before."""
+        """How often it was redriven."""
         return redrives_of(self.headers)
 
     @property
@@ -76,30 +76,17 @@ class DeadLetter:
 
 
 def job_id_of(headers: Pairs, sequence: int) -> str:
-    """Give a job's own id, or its sequence where it has none.
-
-    :param headers: the job's
-    :param sequence: its stream sequence
-    :return: the id
-    """
+    """Return a job's own id, or its stream sequence where it has none."""
     return first(headers, JOB_ID) or str(sequence)
 
 
 def redrives_of(headers: Pairs) -> int:
-    """Tell how often a job was redriven before.
-
-    :param headers: the job's
-    :return: how often
-    """
+    """Return how often a job was redriven."""
     return max(0, _number(first(headers, REDRIVE_COUNT), 0))
 
 
 def origin_of(headers: Pairs) -> Origin | None:
-    """Tell which Airflow task published a job.
-
-    :param headers: the job's
-    :return: the task, if one did
-    """
+    """Return the Airflow task that published a job, if one did."""
     dag_id = first(headers, DAG_ID)
     if dag_id is None:
         return None
@@ -107,8 +94,8 @@ def origin_of(headers: Pairs) -> Origin | None:
     return Origin(dag_id, run_id, task_id, _number(first(headers, MAP_INDEX), -1))
 
 
-def _number(text: str | None, otherwise: int) -> int:
+def _number(text: str | None, default: int) -> int:
     try:
-        return otherwise if text is None else int(text)
+        return default if text is None else int(text)
     except ValueError:
-        return otherwise
+        return default

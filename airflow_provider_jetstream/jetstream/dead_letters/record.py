@@ -1,7 +1,7 @@
-"""The form in which a dead letter is kept: the job's body, its own headers, and headers that tell of its death.
+"""The record of a dead letter: the job's body, its own headers, and headers that describe its death.
 
-Workers that give up a job write it, and so does a scan that sees a letter for the first time. The header contract is
-described in docs/dead-letters.md; its version is a header of its own, so that later ones can be told apart.
+Records are written by workers that terminate a job, and by scans that find a letter without one. docs/dead-letters.md
+describes the headers; their version is a header of its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 PREFIX = "Dead-Letter-"
 VERSION = "1"
-# Names a scan as the teller of a death: it has proved it, while a worker may have been stopped before its last word.
+# The writer of a scan's records. A scan has proved the death; a worker may have been stopped before it terminated
+# the job.
 SCAN = "scan"
 
 _VERSION = f"{PREFIX}Version"
@@ -45,39 +46,37 @@ _TRACEBACK_DIGEST = f"{PREFIX}Traceback-Digest"
 _ERROR_PLACE = f"{PREFIX}Error-Place"
 _FINGERPRINT = f"{PREFIX}Fingerprint"
 _PARKED = f"{PREFIX}Parked"
-_KEPT = f"{PREFIX}Kept-Headers"
+_STORED_AS_JSON = f"{PREFIX}Kept-Headers"
 
-_LONGEST_TEXT = 1_000
+_MAX_TEXT = 1_000
 # The client refuses other names, and changes values with line breaks in them or white space around them.
 _NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _WHOLE = re.compile(r"[0-9]{1,20}")
 _TOKEN = re.compile(r"[^\s.*>\ud800-\udfff]+")
 _SUBJECT_TEXT = re.compile(r"[^\s\ud800-\udfff]+")
-_UNSHOWN = frozenset({"Cc", "Cs"})
+_UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def record_headers(
     death: Death, *, subject: str, time: str, headers: Pairs, writer: str, parked: str | None = None
 ) -> Headers:
-    """Give the headers under which a dead letter is kept.
+    """Build the headers of a dead letter's record, which :func:`read_record` reads.
 
-    :param death: what is known about its end
     :param subject: the job's subject
     :param time: when the job was stored, in the server's own text or ISO 8601
     :param headers: the job's headers as they were stored
-    :param teller: who keeps it; the same letter is kept once per teller
-    :param parked: why it is taken out of circulation, if it is
-    :return: headers that :func:`read_record` takes apart again
+    :param writer: what stores the record; the same letter is stored once per writer
+    :param parked: why the letter is parked, if it is
     """
-    # Before the fingerprint is taken, so that whoever reads the record finds the same one.
+    # Before the fingerprint is computed, so that readers of the record compute the same one.
     death = replace(
         death,
         explanation=one_line(death.explanation),
         error_class=one_line(death.error_class),
         error_message=one_line(death.error_message),
     )
-    told = {
+    fields = {
         _VERSION: VERSION,
         _STREAM: death.stream,
         _CREATED: death.created,
@@ -97,24 +96,24 @@ def record_headers(
         _FINGERPRINT: death.fingerprint,
         _PARKED: one_line(parked),
     }
-    # All values of a name go the same way, so that they keep their order.
-    special = {name for name, value in headers if not _sendable(name, value)}
-    if kept := [pair for pair in headers if pair[0] in special]:
-        # The server would act on its own ones, and the client can't send what isn't UTF-8; JSON keeps both.
-        told[_KEPT] = json.dumps(kept)
-    told[MSG_ID] = f"dead:{writer}:{death.stream}:{death.sequence}:{time}:{death.deliveries or 0}"
+    # All values of a name are stored in the same form, so that they keep their order.
+    special = {name for name, value in headers if not _is_sendable(name, value)}
+    if unsendable := [pair for pair in headers if pair[0] in special]:
+        # The server would act on its own headers, and the client can't send what isn't UTF-8; JSON can hold both.
+        fields[_STORED_AS_JSON] = json.dumps(unsendable)
+    fields[MSG_ID] = f"dead:{writer}:{death.stream}:{death.sequence}:{time}:{death.deliveries or 0}"
     sent = [pair for pair in headers if pair[0] not in special]
-    return Headers([*sent, *((name, value) for name, value in told.items() if value)])
+    return Headers([*sent, *((name, value) for name, value in fields.items() if value)])
 
 
 class Outline(NamedTuple):
-    """What a kept letter says about which death it is of.
+    """The part of a record that identifies the death.
 
     :param sequence: the job's stream sequence
-    :param consumer: who delivered the job, as far as it says
-    :param reason: why it died
-    :param died_at: when, or when the letter was kept
-    :param created: when the work queue was created, in the server's own text; empty where it doesn't say
+    :param consumer: the consumer that delivered the job, if the record states it
+    :param reason: why the job died
+    :param died_at: when it died, or when the record was stored
+    :param created: when the work queue was created, in the server's own text; empty where the record doesn't state it
     :param deliveries: how often the job was delivered
     """
 
@@ -127,24 +126,25 @@ class Outline(NamedTuple):
 
 
 def read_outline(message: StoredMessage, stream: str) -> Outline | None:
-    """Tell which death a kept letter is of, at a fraction of the price of :func:`read_record`.
+    """Read which death a record describes, at a fraction of the time of :func:`read_record`.
 
     :param message: a message of the dead letter queue
-    :param stream: the work queue whose letter it is, as its subject says
-    :return: the death in short; ``None`` where it doesn't say which job it is
+    :param stream: the work queue that the message's subject names
+    :return: ``None`` where the record doesn't state which job it is about
     """
     return _outline(message, dict(message.headers), stream)
 
 
 def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessage, str | None] | None:
-    """Take a kept letter apart.
+    """Read a record in full.
 
     :param message: a message of the dead letter queue
-    :param stream: the work queue whose letter it is, as its subject says
-    :return: the death, the job as it was stored, and why it was parked; ``None`` where it doesn't say which job it is
+    :param stream: the work queue that the message's subject names
+    :return: the death, the job as it was stored, and why it was parked; ``None`` where the record doesn't state which
+        job it is about
     """
-    told = dict(message.headers)
-    if (outline := _outline(message, told, stream)) is None:
+    fields = dict(message.headers)
+    if (outline := _outline(message, fields, stream)) is None:
         return None
     death = Death(
         stream=stream,
@@ -153,63 +153,62 @@ def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessa
         consumer=outline.consumer,
         reason=outline.reason,
         died_at=outline.died_at,
-        first_failed_at=_moment(told.get(_FIRST_FAILURE)),
+        first_failed_at=_moment(fields.get(_FIRST_FAILURE)),
         deliveries=outline.deliveries,
-        explanation=one_line(told.get(_EXPLANATION)),
-        error_class=one_line(told.get(_ERROR_CLASS)),
-        error_message=one_line(told.get(_ERROR_MESSAGE)),
-        traceback_digest=_matching(_DIGEST, told.get(_TRACEBACK_DIGEST)),
-        error_place=one_line(told.get(_ERROR_PLACE)),
+        explanation=one_line(fields.get(_EXPLANATION)),
+        error_class=one_line(fields.get(_ERROR_CLASS)),
+        error_message=one_line(fields.get(_ERROR_MESSAGE)),
+        traceback_digest=_matching(_DIGEST, fields.get(_TRACEBACK_DIGEST)),
+        error_place=one_line(fields.get(_ERROR_PLACE)),
     )
-    # What the server's own headers say on a copy is about the copy.
+    # The server's own headers of a record are about the record.
     own = [pair for pair in message.headers if not pair[0].startswith(PREFIX) and not is_servers(pair[0])]
     job = type(message)(
-        subject=_matching(_SUBJECT_TEXT, told.get(_SUBJECT)) or "",
+        subject=_matching(_SUBJECT_TEXT, fields.get(_SUBJECT)) or "",
         sequence=death.sequence,
-        time=_time(told.get(_TIME)),
-        headers=(*own, *_kept(told.get(_KEPT))),
+        time=_time(fields.get(_TIME)),
+        headers=(*own, *_parse_pairs(fields.get(_STORED_AS_JSON))),
         data=message.data,
     )
-    return death, job, one_line(told.get(_PARKED))
+    return death, job, one_line(fields.get(_PARKED))
 
 
-def _outline(message: StoredMessage, told: Mapping[str, str], stream: str) -> Outline | None:
-    consumer, addressed = _address(message.subject, stream)
-    sequence = _count(told.get(_SEQUENCE)) or addressed
+def _outline(message: StoredMessage, fields: Mapping[str, str], stream: str) -> Outline | None:
+    consumer, sequence_in_subject = _address(message.subject, stream)
+    sequence = _count(fields.get(_SEQUENCE)) or sequence_in_subject
     if not sequence:
         return None
     return Outline(
         sequence,
-        _matching(_TOKEN, told.get(_CONSUMER)) or consumer,
-        _reason(told.get(_REASON)),
-        _moment(told.get(_LAST_FAILURE)) or message.stored_at,
-        _time(told.get(_CREATED)),
-        _count(told.get(_DELIVERIES)),
+        _matching(_TOKEN, fields.get(_CONSUMER)) or consumer,
+        _reason(fields.get(_REASON)),
+        _moment(fields.get(_LAST_FAILURE)) or message.stored_at,
+        _time(fields.get(_CREATED)),
+        _count(fields.get(_DELIVERIES)),
     )
 
 
 def one_line(text: str | None) -> str | None:
-    """Make any text fit for a header, a log line and a table.
+    """Turn any text into one line of at most a thousand characters, for headers, logs and tables.
 
-    :param text: the text
-    :return: one line of at most a thousand characters; ``None`` where nothing is left
+    :return: ``None`` where nothing is left
     """
     if not text:
         return None
     words = _words(text)
     if words.isascii() and words.isprintable():
-        # By far the most frequent, and a twentieth of the price.
-        return words[:_LONGEST_TEXT].rstrip() or None
-    shown = ("\ufffd" if unicodedata.category(character) in _UNSHOWN else character for character in words)
-    return "".join(shown)[:_LONGEST_TEXT].rstrip() or None
+        # By far the most frequent case, in a twentieth of the time.
+        return words[:_MAX_TEXT].rstrip() or None
+    characters = ("\ufffd" if unicodedata.category(character) in _UNPRINTABLE else character for character in words)
+    return "".join(characters)[:_MAX_TEXT].rstrip() or None
 
 
 def _words(text: str) -> str:
-    return " ".join(text[: 10 * _LONGEST_TEXT].split())
+    return " ".join(text[: 10 * _MAX_TEXT].split())
 
 
 def _address(subject: str, stream: str) -> tuple[str | None, int | None]:
-    """Tell which consumer and which sequence the subject of a copy names."""
+    """Return the consumer and the sequence that the subject of a record names."""
     for filter_ in (copy_filter(stream), parked_filter(stream)):
         if subject.startswith(prefix := filter_.removesuffix(">")):
             consumer, _, sequence = subject.removeprefix(prefix).partition(".")
@@ -217,7 +216,7 @@ def _address(subject: str, stream: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _sendable(name: str, value: str) -> bool:
+def _is_sendable(name: str, value: str) -> bool:
     if name.startswith(PREFIX) or is_servers(name) or not _NAME.fullmatch(name):
         return False
     try:
@@ -231,7 +230,7 @@ def _reason(text: str | None) -> Reason:
     try:
         return Reason(text or "")
     except ValueError:
-        # A worker that doesn't say why has given it up all the same.
+        # A worker that states no reason has terminated the job all the same.
         return Reason.TERMINATED
 
 
@@ -258,7 +257,7 @@ def _matching(pattern: re.Pattern[str], text: str | None) -> str | None:
     return text if text and pattern.fullmatch(text) else None
 
 
-def _kept(text: str | None) -> Pairs:
+def _parse_pairs(text: str | None) -> Pairs:
     if not text:
         return ()
     try:

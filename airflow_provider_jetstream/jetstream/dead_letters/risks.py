@@ -1,34 +1,27 @@
-"""What could be lost as a queue is configured, said before it happens."""
+"""What could be lost with a queue's configuration."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, parked_filter
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
-    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
 
 
-def find_risks(
-    around: QueueSnapshot, letters_info: Mapping[str, Any], unreadable: int, *, archive: bool, audit: bool
-) -> tuple[str, ...]:
-    """Say what could be lost.
+def find_risks(context: ScanContext, unreadable: int) -> tuple[str, ...]:
+    """Return a sentence for each thing that could be lost.
 
-    :param around: how the work queue is
-    :param letters_info: its dead letter queue, as the server gives it
-    :param unreadable: entries there that don't say which job they are about
-    :param archive: whether its archive exists
-    :param audit: whether its audit exists
-    :return: a sentence each
+    :param unreadable: entries of the dead letter queue that don't state which job they are about
     """
     risks: list[str] = []
-    queue, config, state = around.queue, letters_info["config"], letters_info["state"]
+    snapshot, info, declared = context.snapshot, context.dead_letter_queue, context.queue
+    queue, config, state = snapshot.queue, info["config"], info["state"]
     letters, subjects = config["name"], config.get("subjects") or []
-    if not archive or not around.config.get("republish"):
+    has_archive = declared.archive is not None and declared.archive.name in snapshot.companions
+    if not has_archive or not snapshot.config.get("republish"):
         risks.append(
             f"{queue} has no archive: a job that a worker terminates, or that the server deletes, takes its body"
             " with it; provision the queue with an archive"
@@ -49,17 +42,17 @@ def find_risks(
     risks += [
         f"{queue} has fewer jobs than consumer {consumer.name} has in flight, as after a crash: its dead letters can't"
         " be told from live jobs until its ack wait is over; if that stays so, recreate the consumer"
-        for consumer in around.consumers.values()
+        for consumer in snapshot.consumers.values()
         if consumer.dead is not None and consumer.dead < 0
     ]
     if unreadable:
         risks.append(f"{unreadable} entries of {letters} don't say which job they are about: look at them by hand")
-    if around.config.get("allow_msg_ttl") and not around.config.get("allow_atomic"):
+    if snapshot.config.get("allow_msg_ttl") and not snapshot.config.get("allow_atomic"):
         risks.append(
             f"{queue} lets jobs bring their own age limit (Nats-TTL), which their copies in an archive have, too: one"
             " that expires while a worker has it is lost; have a max_age instead"
         )
-    if not audit:
+    if declared.audit is None or declared.audit.name not in snapshot.companions:
         risks.append(
             f"{queue} has no audit: a redrive of terminated jobs that is cut off may repeat them after the"
             " duplicate window; provision the queue with an audit"

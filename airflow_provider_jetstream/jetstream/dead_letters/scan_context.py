@@ -1,4 +1,4 @@
-"""What a scan knows about its queue before it classifies single jobs: plain values, which another process can use too."""
+"""What a scan knows about its queue before it classifies single jobs: plain values that another process can use."""
 
 from __future__ import annotations
 

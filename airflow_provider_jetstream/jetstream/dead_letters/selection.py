@@ -1,9 +1,9 @@
-"""Choosing among dead letters, and putting those together that belong together."""
+"""Which dead letters are meant."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
 
@@ -13,42 +13,29 @@ from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.queue.declaration import Duration
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.origin import Origin
 
-GroupField: TypeAlias = Literal[
-    "reason",
-    "error_class",
-    "fingerprint",
-    "traceback_digest",
-    "error_place",
-    "subject",
-    "consumer",
-    "dag_id",
-    "run_id",
-    "task_id",
-]
-
 
 class Selection(BaseModel):
-    """Which dead letters are meant: those that every given field matches.
+    """The dead letters that match every field which is set.
 
     :param sequences: stream sequences in the work queue
-    :param reasons: why they died; jobs that no consumer takes are meant only where ``undeliverable`` is named
-    :param error_class: the error's type, as a worker told it
-    :param fingerprint: letters that died of the same thing, by what was said
-    :param traceback_digest: letters whose handler failed in the same way at the same place, whatever was said
+    :param reasons: why they died; jobs that match no consumer are selected only where ``undeliverable`` is named
+    :param error_class: the error's type, as a worker recorded it
+    :param fingerprint: the digest that letters of one cause share, by the error's text
+    :param traceback_digest: the digest that failures of the same kind at the same line share, whatever the text
     :param subject: a subject or filter
-    :param consumer: who delivered them
+    :param consumer: the consumer that delivered them
     :param older_than: dead for at least this long
     :param younger_than: dead for less than this
     :param dag_id: published by this DAG
     :param run_id: published by this run
     :param task_id: published by this task
-    :param parked: those taken out of circulation instead of the others
-    :param vanished: also jobs that are gone without a trace of their end, whose body was kept; a slow worker may have
+    :param parked: letters that are out of circulation instead of those in circulation
+    :param vanished: also jobs that are gone without evidence of their end and have a copy; a slow worker may have
         finished them, so they may run twice
     """
 
@@ -78,11 +65,10 @@ class Selection(BaseModel):
 
     @classmethod
     def of(cls, source: Selection | Mapping[str, Any] | None) -> Selection:
-        """Take a selection in any of the forms in which the operators take it.
+        """Build a selection from any form that the operators accept.
 
         :param source: a selection, its dict, or ``None`` for every dead letter in circulation
-        :return: the selection
-        :raises SelectionError: a field isn't known, or its value can't be used
+        :raises SelectionError: a field is unknown or has an invalid value
         """
         if isinstance(source, Selection):
             return source
@@ -100,20 +86,18 @@ class Selection(BaseModel):
 
     @property
     def selects_all(self) -> bool:
-        """Whether it means every dead letter in circulation."""
+        """Whether it selects every dead letter in circulation."""
         return self == Selection()
 
     @property
     def selects_undeliverable(self) -> bool:
-        """Whether it names the jobs that no consumer takes."""
+        """Whether it selects the jobs that match no consumer."""
         return self.reasons is not None and Reason.UNDELIVERABLE in self.reasons
 
     def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
-        """Tell whether a letter is meant.
+        """Return whether a letter is selected.
 
-        :param letter: the letter
-        :param now: the time; the current one where absent
-        :return: whether it is
+        :param now: the time that ages refer to; the current time where absent
         """
         death = letter.death
         age = (now or datetime.now(UTC)) - death.died_at
@@ -122,45 +106,22 @@ class Selection(BaseModel):
             and (self.sequences is None or letter.sequence in self.sequences)
             and (death.reason in self.reasons if self.reasons is not None else death.reason != Reason.UNDELIVERABLE)
             and self.error_class in (None, death.error_class)
-            # Computing these takes longer than all of the others together.
+            # A fingerprint takes longer to compute than all other fields together.
             and (self.fingerprint is None or self.fingerprint == death.fingerprint)
             and self.traceback_digest in (None, death.traceback_digest)
             and self.consumer in (None, death.consumer)
             and (self.subject is None or covers(self.subject, letter.subject))
             and (self.older_than is None or age >= _timedelta(self.older_than))
             and (self.younger_than is None or age < _timedelta(self.younger_than))
-            and (self.dag_id is self.run_id is self.task_id is None or self._came_from(letter.origin))
+            and (self.dag_id is self.run_id is self.task_id is None or self._matches_origin(letter.origin))
         )
 
-    def _came_from(self, origin: Origin | None) -> bool:
+    def _matches_origin(self, origin: Origin | None) -> bool:
         return (
             self.dag_id in (None, origin and origin.dag_id)
             and self.run_id in (None, origin and origin.run_id)
             and self.task_id in (None, origin and origin.task_id)
         )
-
-
-def group_of(letter: DeadLetter, fields: Sequence[GroupField]) -> tuple[str | None, ...]:
-    """Give what a letter has in common with others of its group.
-
-    :param letter: the letter
-    :param fields: what letters of a group share
-    :return: a value for each field
-    """
-    death, origin = letter.death, letter.origin
-    values: dict[str, str | None] = {
-        "reason": death.reason.value,
-        "error_class": death.error_class,
-        "fingerprint": death.fingerprint,
-        "traceback_digest": death.traceback_digest,
-        "error_place": death.error_place,
-        "subject": letter.subject,
-        "consumer": death.consumer,
-        "dag_id": origin.dag_id if origin else None,
-        "run_id": origin.run_id if origin else None,
-        "task_id": origin.task_id if origin else None,
-    }
-    return tuple(values[field] for field in fields)
 
 
 def _timedelta(nanoseconds: int) -> timedelta:

@@ -208,7 +208,7 @@ def _busy(consumer: ConsumerHealth) -> bool:
 
 async def _require_letters(connection: Connection, queue: WorkQueue) -> None:
     """Fail now rather than when all jobs are done."""
-    from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+    from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 
     await stream_info(connection, require_dead_letters(queue).name)
 

@@ -1,7 +1,7 @@
-"""Bringing a queue's streams and consumers into being: compare first, then change only what differs.
+"""Creates and updates a queue's streams and consumers: compares them first, then changes only what differs.
 
-Everything goes over the wire as JSON with the server's own fields kept, so that an update never drops a setting that
-this package doesn't know. What would need a stream or consumer to be rebuilt is refused, never done.
+Requests are JSON that keeps the server's own fields, so an update never drops a setting that this package doesn't know.
+A change that would rebuild a stream or consumer is refused.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STREAM_MISSING = 10059
 _CONSUMER_MISSING = 10014
 _SUBJECT_TAKEN = 10065
 
-# The API level that knows a field: older servers drop it without a word, and it would differ for ever.
+# The API level that knows a field: older servers drop it silently, and it would differ for ever.
 _FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2, "allow_msg_schedules": 2}
 # The first server that refuses a batch with an id that it has stored before.
 _ATOMIC_SERVER = (2, 12, 1)
@@ -43,23 +43,20 @@ _POLICY_LEVELS = {"overflow": (1, (2, 11, 0)), "pinned_client": (1, (2, 11, 0)),
 
 
 async def plan(connection: Connection, queue: WorkQueue) -> Plan:
-    """Compare a declaration with the server; change nothing.
+    """Compare a declaration with the server, and return what :func:`apply` would do; change nothing.
 
-    :param connection: the server
-    :param queue: the declaration
-    :return: what :func:`apply` would do
     :raises ServerTooOldError: the declaration needs a feature that the server lacks
-    :raises ApiError: the server refused to tell
+    :raises ApiError: the server refused a request
     """
     _require_features(connection, queue)
     steps: list[Step] = []
-    for part in queue.companions():
-        existing = await _existing_stream(connection, part.name)
-        steps.append(stream_step(existing, _known(part.config(), connection.api_level)))
-        if part is queue.dead_letters:
+    for stream in queue.companions():
+        existing = await _existing_stream(connection, stream.name)
+        steps.append(stream_step(existing, _supported(stream.config(), connection.api_level)))
+        if stream is queue.dead_letters:
             for consumer in queue.dead_letters.consumers:
-                found = await _existing_consumer(connection, part.name, consumer.name)
-                steps.append(consumer_step(part.name, found, consumer.config()))
+                existing = await _existing_consumer(connection, stream.name, consumer.name)
+                steps.append(consumer_step(stream.name, existing, consumer.config()))
     existing = await _existing_stream(connection, queue.name)
     steps.append(stream_step(existing, declared_queue_config(queue, existing)))
     steps += await _plan_consumers(
@@ -68,51 +65,46 @@ async def plan(connection: Connection, queue: WorkQueue) -> Plan:
     return Plan(tuple(steps))
 
 
-async def apply(connection: Connection, intended: Plan) -> None:
-    """Carry out a plan.
+async def apply(connection: Connection, plan: Plan) -> None:
+    """Execute a plan.
 
-    :param connection: the server
-    :param intended: the plan
     :raises DriftError: a step is blocked; nothing has been changed
-    :raises ProvisioningError: the server refused a step; the ones before it are done, and applying again is safe
+    :raises ProvisioningError: the server refused a step; the steps before it are done, and applying again is safe
     """
-    if blocked := [step for step in intended.steps if step.blocked]:
+    if blocked := [step for step in plan.steps if step.blocked]:
         raise DriftError(
             "what exists differs from the declaration in ways the server can't change, so nothing was changed:\n"
             + "\n".join(str(step) for step in blocked)
         )
-    for step in intended.changes:
+    for step in plan.changes:
         try:
-            await _carry_out(connection, step)
+            await _execute(connection, step)
         except ApiError as error:
             raise ProvisioningError(await _explain(connection, step, error)) from None
 
 
 async def provision(connection: Connection, queue: WorkQueue) -> Plan:
-    """Plan and apply.
+    """Create and update a queue's streams and consumers, and return the plan that was executed.
 
-    :param connection: the server
-    :param queue: the declaration
-    :return: what was done
-    :raises ServerTooOldError: as :func:`plan` does, before anything is changed
-    :raises DriftError: as :func:`apply` does
-    :raises ProvisioningError: as :func:`apply` does
+    :raises ServerTooOldError: the declaration needs a feature that the server lacks; nothing has been changed
+    :raises DriftError: what exists differs in a way that no update can change; nothing has been changed
+    :raises ProvisioningError: the server refused a step; the steps before it are done, and provisioning again is safe
     """
-    intended = await plan(connection, queue)
-    await apply(connection, intended)
-    return intended
+    executed = await plan(connection, queue)
+    await apply(connection, executed)
+    return executed
 
 
 def _require_features(connection: Connection, queue: WorkQueue) -> None:
-    for flag, field, first, otherwise in (
-        ("atomic_redrive", "allow_atomic", _ATOMIC_SERVER, "take a batch for single messages"),
-        ("schedules", "allow_msg_schedules", _SCHEDULING_SERVER, "keep a schedule and never make a job of it"),
+    for flag, field, first, harm in (
+        ("atomic_redrive", "allow_atomic", _ATOMIC_SERVER, "store the messages of a batch one by one"),
+        ("schedules", "allow_msg_schedules", _SCHEDULING_SERVER, "store a schedule and never make a job of it"),
     ):
         level, version = connection.api_level, connection.server_version
         if getattr(queue, flag) and (level < _FIELD_LEVELS[field] or version < first):
             raise ServerTooOldError(
                 f"{flag} of work queue {queue.name}: expected nats-server {_dotted(first)} or later (API level"
-                f" {_FIELD_LEVELS[field]}), found {_dotted(version)} (API level {level}), which would {otherwise}:"
+                f" {_FIELD_LEVELS[field]}), found {_dotted(version)} (API level {level}), which would {harm}:"
                 " upgrade every server, or leave the flag out; nothing was changed"
             )
     for consumer in (*queue.consumers, *(queue.dead_letters.consumers if queue.dead_letters else ())):
@@ -123,7 +115,7 @@ def _require_features(connection: Connection, queue: WorkQueue) -> None:
             raise ServerTooOldError(
                 f"priority_policy {consumer.priority_policy} of consumer {consumer.name}: expected nats-server"
                 f" {_dotted(first)} or later (API level {needed}), found {_dotted(connection.server_version)} (API"
-                f" level {connection.api_level}), which would drop it without a word: upgrade every server, or leave"
+                f" level {connection.api_level}), which would drop it silently: upgrade every server, or leave"
                 " priority_groups and priority_policy out; nothing was changed"
             )
 
@@ -132,7 +124,7 @@ def _dotted(version: tuple[int, int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _known(config: dict[str, Any], level: int) -> dict[str, Any]:
+def _supported(config: dict[str, Any], level: int) -> dict[str, Any]:
     return {field: value for field, value in config.items() if _FIELD_LEVELS.get(field, 0) <= level}
 
 
@@ -148,22 +140,22 @@ async def _plan_consumers(
     connection: Connection, queue: WorkQueue, reserved: tuple[Reserved, ...], *, exists: bool
 ) -> list[Step]:
     names = [consumer.name for consumer in queue.consumers]
-    divided = any(consumer.partition is not None for consumer in queue.consumers)
-    # Others are in the way only of what the stream reserves, or as partitions of another number of them.
-    others = await consumer_names(connection, queue.name) if exists and (reserved or divided) else []
-    found: dict[str, dict[str, Any]] = {}
+    has_partitions = any(consumer.partition is not None for consumer in queue.consumers)
+    # Undeclared consumers matter only where the stream reserves subjects, or as partitions of another number of them.
+    others = await consumer_names(connection, queue.name) if exists and (reserved or has_partitions) else []
+    existing: dict[str, dict[str, Any]] = {}
     for name in (*names, *(other for other in others if other not in names)):
-        if existing := await _existing_consumer(connection, queue.name, name):
-            found[name] = existing
-    resizing = await resize_blockers(connection, queue, found) if divided and found else {}
+        if config := await _existing_consumer(connection, queue.name, name):
+            existing[name] = config
+    blockers = await resize_blockers(connection, queue, existing) if has_partitions and existing else {}
     steps: list[Step] = []
     for consumer in queue.consumers:
         declared = consumer.config(default_filters=queue.subjects if reserved else ())
         name = consumer.name
-        steps.append(consumer_step(queue.name, found.get(name), declared, reserved, resizing.get(name)))
-    for name, config in found.items():
+        steps.append(consumer_step(queue.name, existing.get(name), declared, reserved, blockers.get(name)))
+    for name, config in existing.items():
         if name not in names:
-            steps += undeclared_consumer_steps(queue.name, config, reserved, resizing.get(name))
+            steps += undeclared_consumer_steps(queue.name, config, reserved, blockers.get(name))
     return steps
 
 
@@ -177,7 +169,7 @@ async def _existing(connection: Connection, subject: str, *missing: int) -> dict
     return config
 
 
-async def _carry_out(connection: Connection, step: Step) -> None:
+async def _execute(connection: Connection, step: Step) -> None:
     if step.kind == "stream":
         await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
         return
@@ -194,7 +186,7 @@ async def _explain(connection: Connection, step: Step, error: ApiError) -> str:
     if error.err_code != _SUBJECT_TAKEN:
         return text
     for subject in step.config["subjects"]:
-        found = (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
-        if names := [name for name in found if name != step.name]:
+        capturing = (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
+        if names := [name for name in capturing if name != step.name]:
             return f"{text}: stream {', '.join(names)} already captures {subject}; declare that stream's name instead"
     return text

@@ -1,4 +1,4 @@
-"""Where a stream or consumer differs from its declaration, told from the two configurations alone."""
+"""Differences between the configuration of a stream or consumer and its declaration."""
 
 from __future__ import annotations
 
@@ -19,46 +19,38 @@ _SERVER_DEFAULTS = {"discard": "old", "storage": "file", "replay_policy": "insta
 class Difference:
     """One field that differs.
 
-    :param field: JetStream's name of it
-    :param found: what the server has
-    :param declared: what the declaration says
+    :param field: its name in JetStream's JSON
+    :param existing: the server's value
+    :param declared: the declaration's value
     """
 
     field: str
-    found: Any
+    existing: Any
     declared: Any
 
     def __str__(self) -> str:
-        return f"{self.field}: {_shown(self.field, self.found)} → {_shown(self.field, self.declared)}"
+        return f"{self.field}: {_shown(self.field, self.existing)} → {_shown(self.field, self.declared)}"
 
 
 def stream_differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Compare a stream with its declaration.
+    """Return the declared fields of a stream that differ.
 
     :param existing: the server's configuration
-    :param declared: the fields that are declared; ``None`` for one that is to be removed
-    :return: the declared fields that differ
+    :param declared: the declared fields; ``None`` for one to remove
     """
     return tuple(_differences(existing, declared))
 
 
 def consumer_differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> tuple[Difference, ...]:
-    """Compare a consumer with its declaration.
-
-    :param existing: the server's configuration
-    :param declared: the fields that are declared
-    :return: the declared fields that differ, and those that contradict the declaration by being there
-    """
-    existing = _one_filter_as_such(existing)
+    """Return the declared fields of a consumer that differ, and undeclared ones that contradict the declaration."""
+    existing = _with_single_filter(existing)
     return (*_differences(existing, declared), *_leftovers(existing, declared))
 
 
 def merged_stream(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the whole configuration to send for a stream that exists.
+    """Return the whole configuration for an update of a stream: the declared fields, and the server's other fields.
 
-    :param existing: the server's configuration
-    :param declared: the fields that are declared; ``None`` for one that is to be removed
-    :return: the declared fields, and all others as the server has them
+    :param declared: the declared fields; ``None`` for one to remove
     """
     merged = {**existing, **declared}
     if "metadata" in declared:
@@ -67,13 +59,8 @@ def merged_stream(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> d
 
 
 def merged_consumer(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> dict[str, Any]:
-    """Give the whole configuration to send for a consumer that exists.
-
-    :param existing: the server's configuration
-    :param declared: the fields that are declared
-    :return: the declared fields, and all others as the server has them unless they contradict the declaration
-    """
-    merged = merged_stream(_one_filter_as_such(existing), declared)
+    """Return the whole configuration for an update of a consumer, without what contradicts the declaration."""
+    merged = merged_stream(_with_single_filter(existing), declared)
     for field in _replaced_fields(declared):
         merged.pop(field, None)
     return merged
@@ -81,15 +68,15 @@ def merged_consumer(existing: Mapping[str, Any], declared: Mapping[str, Any]) ->
 
 def _differences(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
     for field, value in declared.items():
-        found = existing.get(field)
+        present = existing.get(field)
         if field == "metadata":
-            found = {key: text for key, text in (found or {}).items() if key in value}
-        if _canonical(field, found) != _canonical(field, value):
-            yield Difference(field, found, value)
+            present = {key: text for key, text in (present or {}).items() if key in value}
+        if _canonical(field, present) != _canonical(field, value):
+            yield Difference(field, present, value)
 
 
 def _replaced_fields(declared: Mapping[str, Any]) -> set[str]:
-    """Name the fields of a consumer that would contradict the declaration if the server's were kept."""
+    """Return the fields of a consumer whose server's value would contradict the declaration."""
     replaced = {"filter_subject", "filter_subjects"} - declared.keys()
     if "ack_wait" in declared and "backoff" not in declared:
         replaced.add("backoff")
@@ -99,12 +86,12 @@ def _replaced_fields(declared: Mapping[str, Any]) -> set[str]:
 def _leftovers(existing: Mapping[str, Any], declared: Mapping[str, Any]) -> Iterator[Difference]:
     filtered = {"filter_subject", "filter_subjects"} & declared.keys()
     for field in sorted(_replaced_fields(declared)):
-        # A filter that another kind of filter replaces is told by the other one.
+        # The difference of the field that replaces a filter is reported already.
         if existing.get(field) and not (filtered and field.startswith("filter")):
             yield Difference(field, existing[field], None)
 
 
-def _one_filter_as_such(existing: Mapping[str, Any]) -> dict[str, Any]:
+def _with_single_filter(existing: Mapping[str, Any]) -> dict[str, Any]:
     config = dict(existing)
     filters: list[str] = config.get("filter_subjects") or []
     if len(filters) == 1:
@@ -121,7 +108,7 @@ def _canonical(field: str, value: Any) -> Any:
     if field in ("subjects", "filter_subjects"):
         return sorted(value)
     if field == "republish":
-        return {key: part for key, part in value.items() if part}
+        return {key: setting for key, setting in value.items() if setting}
     if value in (0, ""):
         return False
     return value

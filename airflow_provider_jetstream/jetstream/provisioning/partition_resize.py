@@ -1,7 +1,7 @@
-"""What another number of partitions would break while jobs are stored in them.
+"""Finds what a change of the number of partitions would break while jobs are stored in them.
 
-Another number sends the keys elsewhere: the stored jobs of a key and its new ones would have different consumers. And
-where there are fewer, the last ones have no worker any more.
+With another number, keys map to other partitions: the stored jobs of a key and its new ones would have different
+consumers. With a smaller number, the last partitions lose their workers.
 """
 
 from __future__ import annotations
@@ -20,66 +20,66 @@ if TYPE_CHECKING:
 
 
 async def resize_blockers(
-    connection: Connection, queue: WorkQueue, found: Mapping[str, Mapping[str, Any]]
+    connection: Connection, queue: WorkQueue, existing: Mapping[str, Mapping[str, Any]]
 ) -> dict[str, str]:
-    """Tell which consumers keep a queue from having the number of partitions that is declared.
+    """Return by consumer why a queue can't have the declared number of partitions now, and what to do.
 
-    :param connection: the server
     :param queue: the declaration; its stream exists
-    :param found: the server's configurations of the stream's consumers, declared or not, by name
-    :return: why not, and what to do, by the consumer's name
+    :param existing: the server's configurations of the stream's consumers, declared or not, by name
     """
-    blocks: dict[str, str] = {}
-    families: dict[str, list[Consumer]] = {}
+    blockers: dict[str, str] = {}
+    declared: dict[str, list[Consumer]] = {}
     for consumer in queue.consumers:
         if consumer.partition is not None:
-            families.setdefault(consumer.base_name, []).append(consumer)
-    for name, members in families.items():
-        beyond = [each for each in found if _is_beyond(each, found[each], name, members)]
-        there = [member.name for member in members if member.name in found]
-        before = (_numbers_told(found, there) or {len(there) + len(beyond)}) - {len(members)}
-        filters = [subject for member in members for subject in member.filter_subjects]
-        left = {each: await _stored(connection, queue.name, _filters(found[each])) for each in beyond}
-        if there and before:
-            kept = await _stored(connection, queue.name, filters)
-            if stored := kept + sum(left.values()):
-                blocks[there[0]] = (
-                    f"{name} would go from {max(before)} to {len(members)} partitions while {_jobs(stored)} stored in"
-                    " them, and the later jobs of a key would have another consumer than those; stop publishing, let"
-                    " workers finish, redrive or park its dead letters, then provision again; or declare a consumer of"
-                    " another name on other subjects, publish there, and let this one run out"
+            declared.setdefault(consumer.base_name, []).append(consumer)
+    for base_name, partitions in declared.items():
+        surplus = [name for name in existing if _is_surplus(name, existing[name], base_name, partitions)]
+        provisioned = [consumer.name for consumer in partitions if consumer.name in existing]
+        counts = _recorded_counts(existing, provisioned) or {len(provisioned) + len(surplus)}
+        other_counts = counts - {len(partitions)}
+        filters = [subject for consumer in partitions for subject in consumer.filter_subjects]
+        surplus_jobs = {name: await _stored(connection, queue.name, _filters(existing[name])) for name in surplus}
+        if provisioned and other_counts:
+            jobs = await _stored(connection, queue.name, filters)
+            if stored := jobs + sum(surplus_jobs.values()):
+                blockers[provisioned[0]] = (
+                    f"{base_name} would go from {max(other_counts)} to {len(partitions)} partitions while"
+                    f" {_jobs(stored)} stored in them, and the later jobs of a key would have another consumer than"
+                    " those; stop publishing, let workers finish, redrive or park its dead letters, then provision"
+                    " again; or declare a consumer of another name on other subjects, publish there, and let this one"
+                    " run out"
                 )
-        for each, stored in left.items():
+        for name, stored in surplus_jobs.items():
             if stored:
-                blocks[each] = (
-                    f"{name} is declared with {len(members)} partitions, and {_jobs(stored)} stored in this one beyond"
-                    " them, which no worker of this declaration takes; run one with the declaration of before until"
-                    " they are done"
+                blockers[name] = (
+                    f"{base_name} is declared with {len(partitions)} partitions, and {_jobs(stored)} stored in this"
+                    " surplus one, of which no worker of this declaration pulls; run a worker with the earlier"
+                    " declaration until they are done"
                 )
-    return blocks
+    return blockers
 
 
-def _is_beyond(name: str, config: Mapping[str, Any], base: str, members: list[Consumer]) -> bool:
-    """Tell whether a consumer is a partition that a larger number of them had."""
-    number = name.removeprefix(f"{base}-")
-    if name == number or not number.isdecimal() or int(number) < len(members):
+def _is_surplus(name: str, config: Mapping[str, Any], base_name: str, partitions: list[Consumer]) -> bool:
+    """Return whether a consumer is a partition of an earlier, larger number of them."""
+    number = name.removeprefix(f"{base_name}-")
+    if name == number or not number.isdecimal() or int(number) < len(partitions):
         return False
     return all(
-        any(_differ_by_number(ours, theirs, number) for ours in members[0].filter_subjects)
-        for theirs in _filters(config)
+        any(_differ_by_number(declared, existing, number) for declared in partitions[0].filter_subjects)
+        for existing in _filters(config)
     )
 
 
 def _differ_by_number(first: str, other: str, number: str) -> bool:
-    ours, theirs = first.split("."), other.split(".")
-    different = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
-    return len(ours) == len(theirs) and different == [("0", number)]
+    first_tokens, other_tokens = first.split("."), other.split(".")
+    different = [pair for pair in zip(first_tokens, other_tokens, strict=False) if pair[0] != pair[1]]
+    return len(first_tokens) == len(other_tokens) and different == [("0", number)]
 
 
-def _numbers_told(found: Mapping[str, Mapping[str, Any]], names: list[str]) -> set[int]:
-    """Tell how many partitions consumers were provisioned for; those made by hand say nothing."""
-    told = [(found[name].get("metadata") or {}).get(PARTITIONS) for name in names]
-    return {int(number) for number in told if number and number.isdecimal()}
+def _recorded_counts(existing: Mapping[str, Mapping[str, Any]], names: list[str]) -> set[int]:
+    """Return the numbers of partitions in the metadata of consumers; those made by hand have none."""
+    counts = [(existing[name].get("metadata") or {}).get(PARTITIONS) for name in names]
+    return {int(count) for count in counts if count and count.isdecimal()}
 
 
 def _filters(config: Mapping[str, Any]) -> list[str]:

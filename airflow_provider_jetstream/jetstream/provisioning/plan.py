@@ -1,4 +1,4 @@
-"""What has to be done about each stream and consumer of a queue, and why some of it can't be done."""
+"""The steps of provisioning: one for each stream and consumer of a queue, with what blocks it."""
 
 from __future__ import annotations
 
@@ -28,11 +28,9 @@ _FIXED_CONSUMER_FIELDS = frozenset({"ack_policy", "deliver_policy", "replay_poli
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What has to be done about one stream or consumer.
+    """The provisioning of one stream or consumer.
 
-    :param kind: ``stream`` or ``consumer``
     :param name: the stream, or ``stream/consumer``
-    :param action: ``create``, ``update`` or ``keep``
     :param config: the whole configuration to send
     :param differences: what an update changes
     :param blocked: why the server can't make the change, and what to do instead
@@ -53,9 +51,9 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The steps that make the server match a declaration, in the order in which they must be taken.
+    """The steps that make the server match a declaration, in their order.
 
-    :param steps: the streams that hear of the queue's jobs first, so that no end of a job is missed
+    :param steps: the streams that capture the events of the queue's jobs come first, so that no end of a job is missed
     """
 
     steps: tuple[Step, ...]
@@ -70,20 +68,19 @@ class Plan:
 
 
 def stream_step(existing: Mapping[str, Any] | None, declared: dict[str, Any]) -> Step:
-    """Tell what has to be done about a stream.
+    """Return the step of a stream.
 
     :param existing: the server's configuration, if it has the stream
-    :param declared: the fields that are declared; ``None`` for one that is to be removed
-    :return: the step
+    :param declared: the declared fields; ``None`` for one to remove
     """
     name = declared["name"]
     if existing is None:
         return Step("stream", name, "create", declared)
     differences = stream_differences(existing, declared)
-    blocked = tuple(reason for difference in differences if (reason := _stream_block(name, difference)) is not None)
+    blocked = tuple(reason for difference in differences if (reason := _stream_blocker(name, difference)) is not None)
     action: Literal["update", "keep"] = "update" if differences else "keep"
     merged = merged_stream(existing, declared)
-    return Step("stream", name, action, merged, differences, (*blocked, *_schedule_blocks(existing, merged)))
+    return Step("stream", name, action, merged, differences, (*blocked, *_schedule_blockers(existing, merged)))
 
 
 def consumer_step(
@@ -91,19 +88,17 @@ def consumer_step(
     existing: Mapping[str, Any] | None,
     declared: dict[str, Any],
     reserved: Iterable[Reserved] = (),
-    resizing: str | None = None,
+    resize_blocker: str | None = None,
 ) -> Step:
-    """Tell what has to be done about a consumer.
+    """Return the step of a consumer.
 
-    :param stream: its stream
     :param existing: the server's configuration, if it has the consumer
-    :param declared: the fields that are declared
-    :param reserved: the subjects of the stream that no consumer may take
-    :param resizing: why there can't be this number of partitions now
-    :return: the step
+    :param declared: the declared fields
+    :param reserved: the subjects of the stream that no consumer may have
+    :param resize_blocker: why this number of partitions is impossible now
     """
     name = f"{stream}/{declared['name']}"
-    blocked = [*_reserved_blocks(declared, reserved), *([resizing] if resizing else [])]
+    blocked = [*_reserved_blockers(declared, reserved), *([resize_blocker] if resize_blocker else [])]
     if existing is None:
         return Step("consumer", name, "create", declared, blocked=tuple(blocked))
     differences = consumer_differences(existing, declared)
@@ -118,29 +113,26 @@ def consumer_step(
 
 
 def undeclared_consumer_steps(
-    stream: str, existing: Mapping[str, Any], reserved: Iterable[Reserved], resizing: str | None = None
+    stream: str, existing: Mapping[str, Any], reserved: Iterable[Reserved], resize_blocker: str | None = None
 ) -> tuple[Step, ...]:
-    """Tell what about a consumer keeps its queue from being as declared though no declaration knows it.
+    """Return a blocked step for an undeclared consumer that conflicts with the declaration; none for any other.
 
-    :param stream: the work queue
-    :param existing: the server's configuration of a consumer that isn't declared
-    :param reserved: the subjects of the stream that no consumer may take
-    :param resizing: what is wrong with it as one of more partitions than are declared
-    :return: nothing for a consumer that is in nobody's way, since it is left alone
+    :param existing: the server's configuration of the consumer
+    :param reserved: the subjects of the stream that no consumer may have
+    :param resize_blocker: why it can't stay as one of more partitions than are declared
     """
-    blocked = (*_reserved_blocks(existing, reserved), *([resizing] if resizing else []))
+    blocked = (*_reserved_blockers(existing, reserved), *([resize_blocker] if resize_blocker else []))
     return (Step("consumer", f"{stream}/{existing['name']}", "keep", dict(existing), (), blocked),) if blocked else ()
 
 
 def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Give what is declared of a work queue's own stream, in view of what it has from earlier declarations.
+    """Return the declared fields of a work queue's own stream; ``None`` for one to remove.
 
-    :param queue: the declaration
-    :param existing: the server's configuration, if it has the stream
-    :return: the fields that are declared; ``None`` for one that is to be removed
+    :param existing: the server's configuration, if it has the stream from an earlier declaration
     """
     declared = queue.config()
-    declared["subjects"] = [*queue.subjects, *(each.subjects for each in reserved_subjects_in_use(queue, existing))]
+    reserved = [reserved.subjects for reserved in reserved_subjects_in_use(queue, existing)]
+    declared["subjects"] = [*queue.subjects, *reserved]
     republish = (existing or {}).get("republish") or {}
     if queue.archive_disabled and republish.get("dest") == archive_filter(queue.name):
         declared["republish"] = None
@@ -148,54 +140,55 @@ def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) 
 
 
 def reserved_subjects_in_use(queue: WorkQueue, existing: Mapping[str, Any] | None) -> tuple[Reserved, ...]:
-    """Tell which subjects of a queue aren't for jobs.
+    """Return the subjects of a queue that aren't for jobs: those declared now, or once.
 
-    A queue that no longer declares them keeps them: a marker that is stored still keeps its letter from being redriven
-    twice, and a schedule that is stored still makes jobs.
+    A queue that no longer declares them keeps them: a stored marker still prevents a second redrive of its dead letter,
+    and a stored schedule still makes jobs.
 
-    :param queue: the declaration
     :param existing: the server's configuration, if it has the stream
-    :return: those that are declared, or were once
     """
     captured = (existing or {}).get("subjects") or ()
     return tuple(
-        each
-        for each in reserved_subjects(queue.name)
-        if getattr(queue, each.flag)
-        or (each.subjects in captured and not any(overlaps(subject, each.subjects) for subject in queue.subjects))
+        reserved
+        for reserved in reserved_subjects(queue.name)
+        if getattr(queue, reserved.flag)
+        or (
+            reserved.subjects in captured
+            and not any(overlaps(subject, reserved.subjects) for subject in queue.subjects)
+        )
     )
 
 
-def _reserved_blocks(consumer: Mapping[str, Any], reserved: Iterable[Reserved]) -> Iterator[str]:
+def _reserved_blockers(consumer: Mapping[str, Any], reserved: Iterable[Reserved]) -> Iterator[str]:
     filters = [consumer.get("filter_subject"), *(consumer.get("filter_subjects") or ())]
     for subject in [subject for subject in filters if subject] or [">"]:
-        for own in reserved:
-            if overlaps(subject, own.subjects):
-                yield f"it takes {subject}, {own.what} ({own.subjects}) among it: give it a narrower filter"
+        for excluded in reserved:
+            if overlaps(subject, excluded.subjects):
+                yield f"its filter {subject} includes {excluded.what} ({excluded.subjects}): give it a narrower filter"
 
 
-def _schedule_blocks(existing: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[str]:
+def _schedule_blockers(existing: Mapping[str, Any], merged: Mapping[str, Any]) -> Iterator[str]:
     if not merged.get("allow_msg_schedules") or existing.get("allow_msg_schedules"):
         return
     if merged.get("discard") == "new":
         yield f'it has discard "new", and the server allows no schedules with that: {NO_SCHEDULES_WITH_DISCARD_NEW}'
     if merged.get("deny_purge"):
-        yield "it has deny_purge, which can't be taken back, and the server purges fired schedules; use another stream"
+        yield "it has deny_purge, which can't be reset, and the server purges fired schedules; use another stream"
 
 
-def _stream_block(name: str, difference: Difference) -> str | None:
+def _stream_blocker(name: str, difference: Difference) -> str | None:
     if difference.field in _FIXED_STREAM_FIELDS:
         return (
-            f"{difference.field} of a stream is fixed when it is created; declare {difference.found!r}, or drain"
+            f"{difference.field} of a stream is fixed when it is created; declare {difference.existing!r}, or drain"
             f" {name} and remove it by hand, then provision again"
         )
-    if difference.field in _ONE_WAY_STREAM_FIELDS and difference.found:
-        return f"{difference.field} can't be taken back once it is set; declare true, or leave it out"
-    if difference.field == "republish" and difference.found and difference.declared:
-        where, ours = difference.found.get("dest"), difference.declared["dest"]
-        if where != ours:
+    if difference.field in _ONE_WAY_STREAM_FIELDS and difference.existing:
+        return f"{difference.field} can't be reset once it is set; declare true, or leave it out"
+    if difference.field == "republish" and difference.existing and difference.declared:
+        existing, declared = difference.existing.get("dest"), difference.declared["dest"]
+        if existing != declared:
             return (
-                f"{name} republishes to {where}, and a stream republishes to one place only; declare archive: false to"
-                f" keep that, or take it away by hand to have an archive on {ours}, then provision again"
+                f"{name} republishes to {existing}, and a stream republishes to one subject only; declare archive:"
+                f" false to keep that, or remove it by hand for an archive on {declared}, then provision again"
             )
     return None

@@ -35,7 +35,7 @@ _MAX_RUNS = 5_000
 _WINDOW_MARGIN = timedelta(seconds=2)
 
 _WRONG_STREAM: Final = 10060
-# A server answers with the second one while another record on the subject is still on its way through the cluster.
+# A server answers with the second one while the cluster still replicates another record on the subject.
 _RECORD_EXISTS: Final = frozenset({10071, 10164})
 
 
@@ -100,7 +100,7 @@ class PublishLog:
             cursor=dict(cursor or {}),
         )
         try:
-            # Most tasks are first tries: the condition saves them the request that looks for an earlier record.
+            # Most tasks are first tries: this condition saves them the request for an earlier record.
             await self._store(record, {"Nats-Expected-Last-Subject-Sequence": "0"})
         except ApiError as error:
             if error.err_code == _WRONG_STREAM:
@@ -123,7 +123,7 @@ class PublishLog:
         return record, StoredJobs()
 
     async def record_stored(self, report: PublishReport) -> None:
-        """Record which jobs are stored; takes :meth:`begin` first."""
+        """Record which jobs are stored; needs :meth:`begin` first."""
         if self._record:
             runs = index_runs(report.sequences)
             known = {"runs": runs if len(runs) <= _MAX_RUNS else None, "published": _job_count(report)}

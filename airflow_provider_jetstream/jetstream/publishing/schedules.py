@@ -1,8 +1,8 @@
 """Scheduled jobs: the server stores a schedule as a message and publishes the jobs itself.
 
 Protocol: NATS ADR-51. A schedule is the job with ``Nats-Schedule`` and ``Nats-Schedule-Target`` added, on a subject of
-its own that no consumer takes. A subject holds one schedule; a later one replaces it. Cron expressions have six fields,
-the first for seconds. They are checked before anything is sent: the server says only that a pattern is invalid.
+its own that no consumer gets. A subject holds one schedule; a later one replaces it. Cron expressions have six fields,
+the first for seconds. They are checked before anything is sent: the server reports only that a pattern is invalid.
 """
 
 from __future__ import annotations

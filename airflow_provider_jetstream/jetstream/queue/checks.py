@@ -93,7 +93,8 @@ def queue_problems(queue: QueueFields) -> list[str]:
     problems += _schedule_problems(queue)
     for stream in queue.companions():
         problems += _stream_problems(stream)
-    for one, other in combinations((queue, *queue.companions()), 2):
+    streams: tuple[StreamFields, ...] = (queue, *queue.companions())
+    for one, other in combinations(streams, 2):
         problems += _pair_problems(one, other)
     for companion, subject, harm in (
         (queue.dead_letters, f"{MAX_DELIVERIES}.{queue.name}.*", "dead letters would go unseen"),
@@ -164,7 +165,7 @@ def _schedule_problems(queue: QueueFields) -> Iterator[str]:
     for stream in (queue, queue.archive):
         if stream and stream.discard == "new":
             yield (
-                f'schedules and discard "new" of stream {stream.name} exclude each other, as the server has it:'
+                f'schedules and discard "new" of stream {stream.name} exclude each other on the server:'
                 f" {NO_SCHEDULES_WITH_DISCARD_NEW}"
             )
         if stream and stream.deny_purge:

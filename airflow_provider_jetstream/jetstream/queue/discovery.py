@@ -1,4 +1,4 @@
-"""Finding queues that exist already: dead letter queues, and the declaration that a queue would have here."""
+"""Finds the dead letter queues of a server, and makes the declaration of a work queue that exists already."""
 
 from __future__ import annotations
 
@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import (
-    consumer_info,
-    consumer_names,
+    list_consumers,
     list_streams,
     stream_info,
 )
@@ -21,7 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     completion_filter,
     reserved_subjects,
 )
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events, Stream
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -41,12 +40,11 @@ _CONSUMER_FIELDS = (
 
 @dataclass(frozen=True, slots=True)
 class DeadLetterQueueInfo:
-    """A stream that holds dead letters, or is meant to.
+    """A stream that captures dead-letter advisories, or is marked as a dead letter queue.
 
-    :param name: the stream
-    :param queues: the work queues whose deaths it captures; :data:`ANY_QUEUE` for any
-    :param marked: whether its metadata says that it is a dead letter queue
-    :param messages: how many messages it holds
+    :param queues: the work queues whose advisories it captures; :data:`ANY_QUEUE` for any
+    :param marked: whether its metadata marks it as a dead letter queue
+    :param messages: how many messages it stores
     """
 
     name: str
@@ -56,26 +54,23 @@ class DeadLetterQueueInfo:
 
 
 async def find_dead_letter_queues(connection: Connection) -> list[DeadLetterQueueInfo]:
-    """List the streams that are marked as dead letter queues, or capture what the server tells of deaths.
+    """List by name the streams that are marked as dead letter queues or capture dead-letter advisories.
 
-    :param connection: the server
-    :return: all of them, by name
-    :raises ApiError: the server refused to tell
+    :raises ApiError: the server refused the request
     """
-    found: list[DeadLetterQueueInfo] = []
+    infos: list[DeadLetterQueueInfo] = []
     for info in await list_streams(connection):
         marked = has_dead_letter_mark(info["config"])
         queues = captured_queues(info["config"])
         if marked or queues:
             name, messages = info["config"]["name"], info["state"]["messages"]
-            found.append(DeadLetterQueueInfo(name, tuple(sorted(queues)), marked, messages))
-    return sorted(found, key=lambda each: each.name)
+            infos.append(DeadLetterQueueInfo(name, tuple(sorted(queues)), marked, messages))
+    return sorted(infos, key=lambda info: info.name)
 
 
 async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     """Make the declaration of a work queue that exists.
 
-    :param connection: the server
     :param name: the work queue's stream
     :return: the queue with its consumers, and with the streams around it that exist
     :raises NotFoundError: there is no such stream
@@ -89,87 +84,79 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
         )
         raise QueueDeclarationError(name, [problem])
     subjects = list(config.get("subjects") or [])
-    on = {
+    enabled = {
         "atomic_redrive": config.get("allow_atomic") and config.get("allow_msg_ttl"),
         "schedules": config.get("allow_msg_schedules"),
     }
-    reserved = [each for each in reserved_subjects(name) if on[each.flag] and each.subjects in subjects]
-    parts = {
+    reserved = [
+        reserved for reserved in reserved_subjects(name) if enabled[reserved.flag] and reserved.subjects in subjects
+    ]
+    companions = {
         "dead_letters": await _dead_letters(connection, name),
-        "events": _part(Events, await _capturing(connection, completion_filter(name))),
+        "events": _companion(Events, await _capturing(connection, completion_filter(name))),
         "archive": await _archive(connection, name, config),
-        "audit": _part(Audit, await _capturing(connection, audit_filter(name))) or False,
+        "audit": _companion(Audit, await _capturing(connection, audit_filter(name))) or False,
     }
     return WorkQueue(
         **_fields(Stream, config)
-        | {"subjects": [each for each in subjects if each not in {own.subjects for own in reserved}]}
+        | {"subjects": [subject for subject in subjects if subject not in {own.subjects for own in reserved}]}
         | {"consumers": await _consumers(connection, name)}
         | {own.flag: True for own in reserved}
-        | parts
+        | companions
     )
 
 
 def captured_queues(config: Mapping[str, Any]) -> set[str]:
-    """Name the work queues of whose deaths a stream captures what the server tells.
+    """Return the names of the work queues whose advisories a stream captures; :data:`ANY_QUEUE` for any.
 
     :param config: the stream's configuration
-    :return: their names; :data:`ANY_QUEUE` for any
     """
-    return {_queue_of(subject) for subject in config.get("subjects") or [] if _tells_deaths(subject)}
+    subjects = [subject for subject in config.get("subjects") or [] if overlaps(subject, f"{MAX_DELIVERIES}.*.*")]
+    return {_queue_of(subject) for subject in subjects}
 
 
 def dead_letter_stream(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapping[str, Any] | None:
-    """Find the stream that captures what the server tells of a queue's deaths.
+    """Return the configuration of the stream that captures a queue's advisories: a marked one first, if there is any.
 
     :param configs: the configurations of all streams
-    :param queue: the work queue
-    :return: the configuration of the one that is marked, or captures most, if there is any
     """
-    deaths = f"{MAX_DELIVERIES}.{queue}.*"
+    advisories = f"{MAX_DELIVERIES}.{queue}.*"
     capturing = [
-        config for config in configs if any(overlaps(subject, deaths) for subject in config.get("subjects") or [])
+        config for config in configs if any(overlaps(subject, advisories) for subject in config.get("subjects") or [])
     ]
-    # The server lets only one stream capture a subject, but several may capture those of different consumers.
+    # Only one stream can capture a subject, but several may capture the advisories of different consumers.
     capturing.sort(
-        key=lambda config: (not has_dead_letter_mark(config), not covered_by_any(config["subjects"], deaths))
+        key=lambda config: (not has_dead_letter_mark(config), not covered_by_any(config["subjects"], advisories))
     )
     return capturing[0] if capturing else None
 
 
 async def _dead_letters(connection: Connection, queue: str) -> dict[str, Any] | None:
-    return _part(
-        DeadLetterQueue, dead_letter_stream([info["config"] for info in await list_streams(connection)], queue)
-    )
+    configs = [info["config"] for info in await list_streams(connection, f"{MAX_DELIVERIES}.{queue}.*")]
+    return _companion(DeadLetterQueue, dead_letter_stream(configs, queue))
 
 
 async def _archive(connection: Connection, queue: str, config: Mapping[str, Any]) -> dict[str, Any] | bool:
     if (config.get("republish") or {}).get("dest") != archive_filter(queue):
         return False
-    return _part(Archive, await _capturing(connection, archive_filter(queue))) or False
+    return _companion(Archive, await _capturing(connection, archive_filter(queue))) or False
 
 
 async def _capturing(connection: Connection, subject: str) -> Mapping[str, Any] | None:
-    """Find the stream that captures all of a filter."""
-    names = (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
-    for name in names:
-        try:
-            config: dict[str, Any] = (await stream_info(connection, name))["config"]
-        except NotFoundError:
-            continue
-        if covered_by_any(config.get("subjects") or [], subject):
-            return config
-    return None
+    """Return the configuration of the stream that captures every subject of a filter."""
+    configs = [info["config"] for info in await list_streams(connection, subject)]
+    return next((config for config in configs if covered_by_any(config.get("subjects") or [], subject)), None)
 
 
 async def _consumers(connection: Connection, queue: str) -> list[dict[str, Any]]:
     consumers: list[dict[str, Any]] = []
-    for name in await consumer_names(connection, queue):
-        config = (await consumer_info(connection, queue, name))["config"]
+    for name, info in (await list_consumers(connection, queue)).items():
+        config = info["config"]
         if "deliver_subject" in config or not config.get("durable_name"):
             continue
         consumer = {field: config[field] for field in _CONSUMER_FIELDS if config.get(field)}
         if consumer.get("backoff"):
-            # The server has put the first step there.
+            # The server has set it to the first backoff.
             consumer.pop("ack_wait", None)
         if metadata := _own_metadata(config):
             consumer["metadata"] = metadata
@@ -180,42 +167,34 @@ async def _consumers(connection: Connection, queue: str) -> list[dict[str, Any]]
     return consumers
 
 
-def _part(model: type[Stream], config: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _companion(model: type[Stream], config: Mapping[str, Any] | None) -> dict[str, Any] | None:
     if config is None:
         return None
-    part = _fields(model, config)
+    fields = _fields(model, config)
     if model is DeadLetterQueue:
-        part["retention"] = config["retention"]
-        part.setdefault("metadata", None)
-    return part
+        fields["retention"] = config["retention"]
+        fields.setdefault("metadata", None)
+    return fields
 
 
 def _fields(model: type[Stream], config: Mapping[str, Any]) -> dict[str, Any]:
-    found = {field: config[field] for field in Stream.model_fields if config.get(field) not in (None, "", 0)}
+    fields = {field: config[field] for field in Stream.model_fields if config.get(field) not in (None, "", 0)}
     if "max_age" in model.model_fields and not config.get("max_age"):
-        found["max_age"] = -1
-    found.pop("metadata", None)
+        fields["max_age"] = -1
+    fields.pop("metadata", None)
     if metadata := _own_metadata(config):
-        found["metadata"] = metadata
-    return found
+        fields["metadata"] = metadata
+    return fields
 
 
 def _own_metadata(config: Mapping[str, Any]) -> dict[str, str]:
-    """Leave out what the server adds."""
+    """Return the metadata without the server's own."""
     return {key: value for key, value in (config.get("metadata") or {}).items() if not key.startswith("_nats.")}
 
 
 def has_dead_letter_mark(config: Mapping[str, Any]) -> bool:
-    """Tell whether a stream's metadata says that it is a dead letter queue.
-
-    :param config: its configuration
-    :return: whether it does
-    """
+    """Return whether a stream's metadata marks it as a dead letter queue."""
     return str((config.get("metadata") or {}).get(DEAD_LETTER_MARK)).lower() == "true"
-
-
-def _tells_deaths(subject: str) -> bool:
-    return overlaps(subject, f"{MAX_DELIVERIES}.*.*")
 
 
 def _queue_of(subject: str) -> str:

@@ -1,4 +1,4 @@
-"""Storing the new jobs of dead letters once, whoever is killed at whatever point and runs again."""
+"""Stores the new jobs of dead letters, each exactly once even if the redrive is killed at any point and run again."""
 
 from __future__ import annotations
 
@@ -37,23 +37,22 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Content
 
-_MARKER_LIFE = "24h"
-# The server takes a thousand messages in a batch.
+_MARKER_TTL = "24h"
+# The server accepts a thousand messages in a batch.
 _BATCH_LETTERS = 250
 _BATCH_BYTES = 8 * 2**20
-# What a batch adds to a job's headers.
-_BATCH_ROOM = 150
+# The bytes that a batch adds to a job's headers.
+_BATCH_HEADERS_SIZE = 150
 _WRONG_LAST_SEQUENCE = 10071
 _DUPLICATE_IN_BATCH = 10201
 
 
 @dataclass(frozen=True, slots=True)
 class OutgoingJob:
-    """The new job of a letter, ready for the wire.
+    """The new job of a letter, ready to be stored.
 
-    :param letter: the dead letter
-    :param subject: where it goes
-    :param content: what goes out
+    :param subject: the new job's subject
+    :param content: its body and own headers
     :param headers: all its headers
     """
 
@@ -64,26 +63,22 @@ class OutgoingJob:
 
 
 def max_job_size(connection: Connection, *, marked: bool) -> int:
-    """Tell how large a new job may be.
+    """Return the largest size of a new job in bytes, its headers included.
 
-    :param connection: the server
     :param marked: whether it is stored together with a marker
-    :return: bytes, its headers included
     """
-    return connection.max_payload - (_BATCH_ROOM if marked else 0)
+    return connection.max_payload - (_BATCH_HEADERS_SIZE if marked else 0)
 
 
 def outgoing_job(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> OutgoingJob:
-    """Make a letter's new job.
+    """Build a letter's new job, with an id that only this letter has.
 
     The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
-    the server refuse or swallow it.
+    the server refuse or drop the job.
 
-    :param letter: the dead letter
-    :param content: what goes out
-    :param subject: where it goes unless its repair says otherwise; where it was where absent
-    :param limit: bytes that the server takes
-    :return: the new job, with an id that only this letter has
+    :param content: body and headers of the new job
+    :param subject: its subject unless its repair names one; the letter's own where absent
+    :param limit: the largest size in bytes
     :raises RedriveError: it can't be sent
     """
     death = letter.death
@@ -100,13 +95,10 @@ def outgoing_job(letter: DeadLetter, content: Content, subject: str | None, limi
 
 
 def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
-    """Refuse what can't be sent; the server would close the connection over it.
+    """Refuse what can't be sent: the server would close the connection.
 
-    :param letter: the dead letter
-    :param body: what goes out for it
-    :param headers: its headers
-    :param limit: bytes that the server takes
-    :raises RedriveError: it can't be sent
+    :param limit: the largest size in bytes
+    :raises RedriveError: body and headers can't be sent
     """
     try:
         size = len(body) + wire_size(headers)
@@ -123,42 +115,40 @@ def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) ->
 
 
 async def store_copies(connection: Connection, jobs: Sequence[OutgoingJob]) -> list[int | JetStreamProviderError]:
-    """Store new jobs under ids of their own: a repeat inside the duplicate window is dropped by the server.
+    """Store new jobs; a repeat within the duplicate window is dropped by the server.
 
-    :param connection: the server
-    :param jobs: the new jobs, in the order in which they shall be stored
+    :param jobs: the new jobs in the order in which they are stored
     :return: for each its stream sequence, or why it isn't known to be stored
     """
     messages = [(job.subject, job.content.body) for job in jobs]
     answers = await store_each(connection, messages, [job.headers for job in jobs])
-    return [_stored(job, answer) for job, answer in zip(jobs, answers, strict=True)]
+    return [_stored_sequence(job, answer) for job, answer in zip(jobs, answers, strict=True)]
 
 
 async def store_copies_with_markers(
     connection: Connection, jobs: Sequence[OutgoingJob]
 ) -> list[int | JetStreamProviderError]:
-    """Store new jobs, each with a marker that says so, all or nothing: a repeat at any time finds the marker.
+    """Store new jobs, each together with a marker, all or nothing: a repeat at any time finds the marker.
 
-    Protocol: atomic batch publishing, NATS ADR-50. Where one of a batch is refused, each goes by itself.
+    Protocol: atomic batch publishing, NATS ADR-50. Where the server refuses a batch, each job is stored by itself.
 
-    :param connection: the server
-    :param jobs: the new jobs, in the order in which they shall be stored
+    :param jobs: the new jobs in the order in which they are stored
     :return: for each its stream sequence, or why it isn't known to be stored
     """
-    done: list[int | JetStreamProviderError] = []
+    stored: list[int | JetStreamProviderError] = []
     for batch in _batches(jobs):
         try:
             last = await _store_batch(connection, batch)
         except (ApiError, TransientError):
-            done += [await _copy_with_marker(connection, job) for job in batch]
+            stored += [await _store_with_marker(connection, job) for job in batch]
         else:
-            # A batch is stored in a row.
-            done += range(last - 2 * (len(batch) - 1), last + 1, 2)
-    return done
+            # The server stores a batch in consecutive sequences.
+            stored += range(last - 2 * (len(batch) - 1), last + 1, 2)
+    return stored
 
 
-def _stored(job: OutgoingJob, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
-    """Give where a copy is stored, or why it isn't known to be."""
+def _stored_sequence(job: OutgoingJob, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
+    """Return the stream sequence of a copy, or why it isn't known to be stored."""
     letter = job.letter
     if isinstance(answer, ApiError):
         return RedriveError(_refused(letter, answer))
@@ -174,11 +164,11 @@ def _stored(job: OutgoingJob, answer: PubAck | ApiError | TransientError) -> int
     return answer.sequence
 
 
-async def _copy_with_marker(connection: Connection, job: OutgoingJob) -> int | JetStreamProviderError:
+async def _store_with_marker(connection: Connection, job: OutgoingJob) -> int | JetStreamProviderError:
     letter = job.letter
     try:
-        # A look costs much less than a batch that is refused.
-        return await _marked(connection, letter) or await _store_batch(connection, [job])
+        # Reading the marker costs much less than a batch that the server refuses.
+        return await _marked_copy(connection, letter) or await _store_batch(connection, [job])
     except ApiError as error:
         return await _explain(connection, job, error)
     except TransientError as error:
@@ -193,25 +183,25 @@ async def _explain(connection: Connection, job: OutgoingJob, error: ApiError) ->
     if error.err_code != _WRONG_LAST_SEQUENCE:
         return refused
     try:
-        return await _marked(connection, job.letter) or refused
+        return await _marked_copy(connection, job.letter) or refused
     except TransientError as unknown:
         return unknown
 
 
-async def _marked(connection: Connection, letter: DeadLetter) -> int | None:
-    """Give the new job of a letter that has a marker: a batch is stored in a row."""
-    marker = await last_message(connection, letter.death.stream, _marker(letter))
+async def _marked_copy(connection: Connection, letter: DeadLetter) -> int | None:
+    """Return the sequence of a letter's new job if it has a marker: the server stores the job right behind it."""
+    marker = await last_message(connection, letter.death.stream, _letter_marker(letter))
     return marker.sequence + 1 if marker else None
 
 
 async def _store_batch(connection: Connection, jobs: Sequence[OutgoingJob]) -> int:
     batch, last = uuid4().hex, 2 * len(jobs)
-    for place, job in enumerate(jobs):
-        claim = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_LIFE)]
-        marked = Headers([*claim, *_batch_headers(batch, 2 * place + 1)])
-        await connection.publish(_marker(job.letter), b"", marked)
-        headers = Headers([*job.headers.items(), *_batch_headers(batch, 2 * place + 2)])
-        if 2 * place + 2 < last:
+    for position, job in enumerate(jobs):
+        expectations = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_TTL)]
+        marked = Headers([*expectations, *_batch_headers(batch, 2 * position + 1)])
+        await connection.publish(_letter_marker(job.letter), b"", marked)
+        headers = Headers([*job.headers.items(), *_batch_headers(batch, 2 * position + 2)])
+        if 2 * position + 2 < last:
             await connection.publish(job.subject, job.content.body, headers)
             continue
         commit = Headers([*headers.items(), ("Nats-Batch-Commit", "1")])
@@ -236,7 +226,7 @@ def _batches(jobs: Sequence[OutgoingJob]) -> Iterator[list[OutgoingJob]]:
         yield batch
 
 
-def _marker(letter: DeadLetter) -> str:
+def _letter_marker(letter: DeadLetter) -> str:
     return marker_subject(letter.death.stream, letter.sequence)
 
 
@@ -244,14 +234,10 @@ def _refused(letter: DeadLetter, error: ApiError) -> str:
     return f"{letter.death.stream} refused the copy of {letter.sequence}: {error.description}"
 
 
-async def store_parked(connection: Connection, letter: DeadLetter, letters: str, why: str) -> int:
-    """Store a letter where no scan counts it, with the reason.
+async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_queue: str, why: str) -> int:
+    """Store a letter in the dead letter queue as parked, and return its sequence there.
 
-    :param connection: the server
-    :param letter: the dead letter
-    :param letters: the dead letter queue
     :param why: the reason
-    :return: its sequence in the dead letter queue
     :raises RedriveError: it isn't stored
     :raises TransientError: it isn't known to be stored
     """
@@ -262,14 +248,16 @@ async def store_parked(connection: Connection, letter: DeadLetter, letters: str,
     check_size(letter, letter.body, headers, connection.max_payload)
     try:
         subject = parked_subject(death.stream, death.consumer, death.sequence)
-        receipt = await store(connection, subject, letter.body, headers)
+        ack = await store(connection, subject, letter.body, headers)
     except ApiError as error:
-        raise RedriveError(f"{letters} refused to park {letter.sequence}: {error.description}") from None
+        raise RedriveError(f"{dead_letter_queue} refused to park {letter.sequence}: {error.description}") from None
     except UnreachableError:
         raise RedriveError(
-            f"expected {letters} to capture {parked_filter(death.stream)}, found that no stream does: add that subject"
-            " to be able to park letters"
+            f"expected {dead_letter_queue} to capture {parked_filter(death.stream)}, found that no stream does: add"
+            " that subject to be able to park letters"
         ) from None
-    if receipt.stream != letters:
-        raise RedriveError(f"expected {letters} to keep the parked letter {letter.sequence}, found {receipt.stream}")
-    return receipt.sequence
+    if ack.stream != dead_letter_queue:
+        raise RedriveError(
+            f"expected {dead_letter_queue} to store the parked letter {letter.sequence}, found {ack.stream}"
+        )
+    return ack.sequence

@@ -1,7 +1,8 @@
-"""Bringing all dead letters of a consumer back in their place: the consumer is reset to the first of them.
+"""Requeues all dead letters of a consumer in place: the consumer is reset to the first of them.
 
-No copies, so it works when the queue is full and can't duplicate; but it is all of a consumer's letters or none, as
-they are. The consumer is paused meanwhile, for a limited time, so that whoever is killed here leaves nothing standing.
+Nothing is copied, so this works on a full queue and can't duplicate a job; but it brings back all of a consumer's
+letters, unchanged, or none. The consumer is paused meanwhile, each time for a few seconds only: if this process is
+killed, the consumer resumes by itself.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 _PAUSE = timedelta(seconds=10)
 _RENEWAL_SECONDS = 3.0
-_LOOK_PAUSE = 0.1
+_POLL_PAUSE = 0.1
 _MARGIN = timedelta(seconds=5)
 
 
@@ -33,12 +34,9 @@ async def requeue(
     consumer: ConsumerState,
     record: Callable[[], Awaitable[int]],
 ) -> None:
-    """Have a consumer deliver every stored job from its first dead letter on as if for the first time.
+    """Make a consumer deliver every stored job from its first dead letter on as if for the first time.
 
-    :param connection: the server
-    :param queue: the work queue
-    :param consumer: the consumer, as a scan saw it
-    :param record: proves the letters once more while nothing moves, writes down what is about to become true, and gives
+    :param record: proves the letters once more while nothing moves, records the requeue before it happens, and returns
         the first letter's stream sequence; 0 where there is none any more
     :raises RedriveError: jobs stay in flight, or the server refused; nothing was reset
     """
@@ -46,7 +44,7 @@ async def requeue(
         async with _paused(connection, queue, consumer.name):
             await _wait_until_idle(connection, queue, consumer)
             if first := await record():
-                await _require_standstill(connection, queue, consumer.name)
+                await _require_idle(connection, queue, consumer.name)
                 await connection.api(f"CONSUMER.RESET.{queue}.{consumer.name}", {"seq": first})
     except ApiError as error:
         raise RedriveError(f"the server refused to reset consumer {consumer.name}: {error.description}") from None
@@ -58,24 +56,24 @@ async def requeue(
 async def _paused(connection: Connection, queue: str, consumer: str) -> AsyncIterator[None]:
     before = (await consumer_info(connection, queue, consumer))["config"].get("pause_until")
 
-    async def pause_on() -> None:
+    async def keep_paused() -> None:
         while True:
             await asyncio.sleep(_RENEWAL_SECONDS)
             with suppress(ApiError, TransientError):
-                await _pause(connection, queue, consumer, _soon())
+                await _pause(connection, queue, consumer, _pause_end())
 
-    await _pause(connection, queue, consumer, _soon())
-    renewal = asyncio.create_task(pause_on())
+    await _pause(connection, queue, consumer, _pause_end())
+    renewal = asyncio.create_task(keep_paused())
     try:
         yield
     finally:
         renewal.cancel()
         with suppress(ApiError, TransientError):
-            # Someone else's pause stays as it was.
+            # A pause that was set before stays as it was.
             await _pause(connection, queue, consumer, before)
 
 
-def _soon() -> str:
+def _pause_end() -> str:
     return (datetime.now(UTC) + _PAUSE).isoformat().replace("+00:00", "Z")
 
 
@@ -84,17 +82,17 @@ async def _pause(connection: Connection, queue: str, consumer: str, until: str |
 
 
 async def _wait_until_idle(connection: Connection, queue: str, consumer: ConsumerState) -> None:
-    given_up = time.monotonic() + (consumer.max_ack_wait + _MARGIN).total_seconds()
+    deadline = time.monotonic() + (consumer.max_ack_wait + _MARGIN).total_seconds()
     while in_flight := (await consumer_info(connection, queue, consumer.name))["num_ack_pending"]:
-        if time.monotonic() > given_up:
+        if time.monotonic() > deadline:
             raise RedriveError(
                 f"expected no job of consumer {consumer.name} in flight, found {in_flight} still after its ack wait:"
                 " a reset would deliver them a second time; wait for its workers, or redrive by copies"
             )
-        await asyncio.sleep(_LOOK_PAUSE)
+        await asyncio.sleep(_POLL_PAUSE)
 
 
-async def _require_standstill(connection: Connection, queue: str, consumer: str) -> None:
+async def _require_idle(connection: Connection, queue: str, consumer: str) -> None:
     info = await consumer_info(connection, queue, consumer)
     if not info.get("paused") or info["num_ack_pending"]:
-        raise RedriveError(f"consumer {consumer} went on while it was to stand still; run it again")
+        raise RedriveError(f"consumer {consumer} delivered jobs while it was paused for the reset; run it again")

@@ -1,13 +1,12 @@
-"""What a redrive would do, without doing it."""
+"""Previews a redrive: what it would do, without changing anything."""
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.dead_letters.group import Groups
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.dead_letters.selection import group_of
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size, outgoing_job
 from airflow_provider_jetstream.jetstream.redrive.protocol import check_target, choose_protocol
@@ -19,8 +18,8 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -35,17 +34,17 @@ BY_CAUSE: tuple[GroupField, ...] = ("reason", "error_class", "fingerprint")
 class Preview:
     """What a redrive would do.
 
-    :param protocol: how
-    :param guarantee: what that protects from
-    :param redriven: how many letters would come back
-    :param parked: how many would be taken out of circulation
-    :param failed: original sequence → why it would stay; the first hundred
-    :param failures: how many would stay
-    :param groups: how many there are of each group
-    :param sample: the first few
-    :param uncertain: dead letters that can't be told yet
-    :param undeliverable: jobs that no consumer takes
-    :param risks: what could be lost as things are, a sentence each
+    :param protocol: how letters would be brought back
+    :param guarantee: what the protocol guarantees
+    :param redriven: how many letters would be redriven
+    :param parked: how many would be parked
+    :param failed: original sequence → why it would stay a dead letter; the first hundred
+    :param failures: how many would stay dead letters
+    :param groups: the letters by cause
+    :param sample: the first few letters
+    :param uncertain: dead letters that can't be identified yet
+    :param undeliverable: jobs that match no consumer
+    :param risks: what could be lost with the queue's configuration, a sentence each
     """
 
     protocol: Protocol
@@ -54,17 +53,14 @@ class Preview:
     parked: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     failures: int = 0
-    groups: Counter[tuple[str | None, ...]] = field(default_factory=Counter)
+    groups: Groups = field(default_factory=Groups)
     sample: list[dict[str, Any]] = field(default_factory=list)
     uncertain: int = 0
     undeliverable: int = 0
     risks: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Give the preview in a form that fits an XCom.
-
-        :return: counts, groups and a sample
-        """
+        """Return the preview in a form that fits an XCom: counts, the largest groups and a sample."""
         return {
             "dry_run": True,
             "protocol": self.protocol.value,
@@ -73,7 +69,7 @@ class Preview:
             "parked": self.parked,
             "failed": self.failures,
             "failures": dict(list(self.failed.items())[:20]),
-            "groups": [{"group": list(group), "count": count} for group, count in self.groups.most_common(100)],
+            "groups": [{"group": list(key), "count": group.count} for key, group in self.groups.largest()[:100]],
             "sample": self.sample,
             "uncertain": self.uncertain,
             "undeliverable": self.undeliverable,
@@ -84,71 +80,62 @@ class Preview:
 async def preview(
     connection: Connection, queue: WorkQueue, request: RedriveRequest, group_by: Sequence[GroupField] = BY_CAUSE
 ) -> Preview:
-    """Tell what a redrive would do; change nothing.
+    """Return what a redrive would do, and change nothing.
 
-    :param connection: the server
-    :param queue: the work queue
-    :param order: what it would be asked to do
-    :param group_by: what letters of a group share
-    :return: the preview
-    :raises RedriveOrderError: what is asked for isn't possible here
-    :raises DeadLetterGoneError: a sequence that is asked for is no dead letter (any more)
+    :param group_by: the fields whose values the letters of a group share
+    :raises RedriveRequestError: the request isn't possible for this queue
+    :raises DeadLetterGoneError: a requested sequence is no dead letter (any more)
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
     scan = await Scan.begin(connection, queue, vanished=request.selection.vanished)
     choice = choose_protocol(request, scan.snapshot, connection.api_level)
     await require_sequences(scan, request.selection)
-    found = Preview(
+    result = Preview(
         choice.protocol,
         choice.guarantee,
         uncertain=scan.reconciliation.uncertain,
         undeliverable=scan.undeliverable,
         risks=scan.risks,
     )
-    limit = max_job_size(connection, marked=choice.protocol == Protocol.ATOMIC)
+    max_size = max_job_size(connection, marked=choice.protocol == Protocol.ATOMIC)
     async for letter in scan.letters(request.selection):
-        preview_letter(found, request, letter, scan.snapshot, group_by, limit)
-    return found
+        preview_letter(result, request, letter, scan.snapshot, group_by, max_size)
+    return result
 
 
 def preview_letter(
-    found: Preview,
-    order: RedriveRequest,
+    result: Preview,
+    request: RedriveRequest,
     letter: DeadLetter,
-    around: QueueSnapshot,
+    snapshot: QueueSnapshot,
     group_by: Sequence[GroupField],
-    limit: int,
+    max_size: int,
 ) -> None:
-    """Take note of what would become of a letter.
+    """Add to a preview what a redrive would do with one letter.
 
-    :param found: what takes note
-    :param order: what is asked for
-    :param letter: the dead letter
-    :param around: how the queue is
-    :param group_by: what letters of a group share
-    :param limit: bytes that the server takes
+    :param max_size: the largest size of a new job in bytes
     """
-    found.groups[group_of(letter, group_by)] += 1
+    result.groups.add(letter, group_by)
     if letter.copy_sequence is not None:
         # A redrive that was cut off has stored its new job already.
-        found.redriven += 1
+        result.redriven += 1
         return
-    if order.must_park(letter):
-        found.parked += 1
+    if request.must_park(letter):
+        result.parked += 1
         return
     try:
-        content = repaired_content(letter, order.transform)
-        check_target(content.subject, around)
-        job = outgoing_job(letter, content, order.subject, limit)
+        content = repaired_content(letter, request.transform)
+        check_target(content.subject, snapshot)
+        job = outgoing_job(letter, content, request.subject, max_size)
     except RedriveError as error:
-        found.failures += 1
-        if len(found.failed) < _NAMED_FAILURES:
-            found.failed[letter.sequence] = str(error)
+        result.failures += 1
+        if len(result.failed) < _NAMED_FAILURES:
+            result.failed[letter.sequence] = str(error)
         return
-    found.redriven += 1
-    if len(found.sample) < _SAMPLE:
-        found.sample.append(
+    result.redriven += 1
+    if len(result.sample) < _SAMPLE:
+        result.sample.append(
             {
                 "sequence": letter.sequence,
                 "job_id": letter.job_id,

@@ -1,4 +1,4 @@
-"""Choosing how to bring letters back, and saying what that protects from."""
+"""Chooses the protocol of a redrive, and states what the protocol guarantees."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ GUARANTEES = {
 
 @dataclass(frozen=True, slots=True)
 class ProtocolChoice:
-    """How letters are brought back.
+    """The chosen protocol.
 
-    :param protocol: how
-    :param because: why so
+    :param protocol: how letters are brought back
+    :param reason: why this protocol was chosen
     """
 
     protocol: Protocol
@@ -47,18 +47,15 @@ class ProtocolChoice:
 
     @property
     def guarantee(self) -> str:
-        """What that protects from."""
+        """What the protocol guarantees, as a sentence."""
         return GUARANTEES[self.protocol]
 
 
 def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level: int) -> ProtocolChoice:
     """Choose how to bring letters back.
 
-    :param order: what is asked for
-    :param around: how the queue is
-    :param api_level: the server's, as its API tells
-    :return: the choice
-    :raises RedriveOrderError: what is asked for isn't possible here
+    :param api_level: the API level of the server
+    :raises RedriveRequestError: the request isn't possible for this queue
     """
     no_batches, no_reset = _no_batches(snapshot, api_level), _no_reset(api_level)
     _check_subject(request, snapshot)
@@ -69,12 +66,12 @@ def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level:
         raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
     if request.protocol == Protocol.IN_PLACE:
         return ProtocolChoice(request.protocol, "it was asked for")
-    crowded = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
-    if crowded and request.protocol == Protocol.AUTO and not request.impossible_in_place and not no_reset:
-        return ProtocolChoice(Protocol.IN_PLACE, crowded)
-    if crowded and snapshot.config.get("discard") != "new":
+    full = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
+    if full and request.protocol == Protocol.AUTO and not request.impossible_in_place and not no_reset:
+        return ProtocolChoice(Protocol.IN_PLACE, full)
+    if full and snapshot.config.get("discard") != "new":
         raise RedriveRequestError(
-            f"expected room for copies, found otherwise: {crowded}, and discards its oldest jobs for new ones; raise"
+            f"expected room for copies, found otherwise: {full}, and discards its oldest jobs for new ones; raise"
             " its limits, park letters with max_redrives 0, or redrive all of them in place"
         )
     if request.protocol != Protocol.AUTO:
@@ -84,90 +81,85 @@ def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level:
     return ProtocolChoice(Protocol.COPY, no_batches)
 
 
-def capacity_problem(order: RedriveRequest, around: QueueSnapshot, *, markers: bool) -> str:
-    """Say that a queue has no room for the copies that are stored before their originals are removed.
+def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, markers: bool) -> str:
+    """Return a clause that says why a queue can't store copies before the originals are removed; empty if it can.
 
-    :param order: what is asked for
-    :param around: how the queue is
     :param markers: whether each copy leaves a marker
-    :return: a clause; empty where there is room
     """
-    if order.max_redrives == 0:
+    if request.max_redrives == 0:
         return ""
-    state, named = around.state, order.selection.sequences
-    dead = sum(state["messages"] if each.dead is None else each.dead for each in around.consumers.values())
-    if named is not None:
-        dead = min(dead, len(named))
+    state, sequences = snapshot.state, request.selection.sequences
+    dead = sum(
+        state["messages"] if consumer.dead is None else consumer.dead for consumer in snapshot.consumers.values()
+    )
+    if sequences is not None:
+        dead = min(dead, len(sequences))
     copies = min(dead, PAGE)
     needed = copies + dead + copies if markers else copies
-    each = state["bytes"] / state["messages"] if state["messages"] else 0
-    for limit, used, size in (("max_msgs", state["messages"], 1), ("max_bytes", state["bytes"], each)):
-        most = around.config.get(limit, -1)
-        if needed and 0 < most < used + needed * size:
-            return f"{around.queue} has no room for copies ({limit} {most}, {used} used)"
+    average = state["bytes"] / state["messages"] if state["messages"] else 0
+    for limit, used, size in (("max_msgs", state["messages"], 1), ("max_bytes", state["bytes"], average)):
+        maximum = snapshot.config.get(limit, -1)
+        if needed and 0 < maximum < used + needed * size:
+            return f"{snapshot.queue} has no room for copies ({limit} {maximum}, {used} used)"
     return ""
 
 
-def _check_subject(order: RedriveRequest, around: QueueSnapshot) -> None:
-    if order.subject is not None and (problem := target_problem(order.subject, around)):
+def _check_subject(request: RedriveRequest, snapshot: QueueSnapshot) -> None:
+    if request.subject is not None and (problem := target_problem(request.subject, snapshot)):
         raise RedriveRequestError(problem)
 
 
-def check_target(subject: str | None, around: QueueSnapshot) -> None:
-    """Do nothing if a repaired letter can go where its repair says.
+def check_target(subject: str | None, snapshot: QueueSnapshot) -> None:
+    """Raise unless a repaired letter can become a job of the subject that its repair names.
 
-    :param subject: where that is; ``None`` where it doesn't say
-    :param around: how the queue is
-    :raises RedriveError: it can't
+    :param subject: the subject; ``None`` where the repair names none
+    :raises RedriveError: the queue doesn't capture the subject, or no consumer matches it
     """
-    if subject is not None and (problem := target_problem(subject, around)):
+    if subject is not None and (problem := target_problem(subject, snapshot)):
         raise RedriveError(f"{problem}; the letter is untouched")
 
 
-def target_problem(subject: str, around: QueueSnapshot) -> str:
-    """Say why jobs can't go to a subject.
-
-    :param subject: the subject
-    :param around: how the queue is
-    :return: a sentence; empty where they can
-    """
-    if not covered_by_any(around.config.get("subjects") or [], subject):
+def target_problem(subject: str, snapshot: QueueSnapshot) -> str:
+    """Return a sentence that says why a subject can't have jobs; empty if it can."""
+    if not covered_by_any(snapshot.config.get("subjects") or [], subject):
         return (
-            f"expected a subject of {around.queue} ({', '.join(around.config.get('subjects') or [])}), found"
+            f"expected a subject of {snapshot.queue} ({', '.join(snapshot.config.get('subjects') or [])}), found"
             f" {subject}: a dead letter comes back as a job of the same queue"
         )
-    if around.consumer_for(subject) is None:
-        return f"expected a subject that a consumer of {around.queue} takes, found {subject}: nobody would do the jobs"
+    if snapshot.consumer_for(subject) is None:
+        return (
+            f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: nobody would do the jobs"
+        )
     return ""
 
 
-def _check_undeliverable(order: RedriveRequest, around: QueueSnapshot) -> None:
-    """Refuse to move jobs that no consumer takes where they can't be moved."""
-    if not around.unconsumed or Reason.UNDELIVERABLE not in (order.selection.reasons or ()):
+def _check_undeliverable(request: RedriveRequest, snapshot: QueueSnapshot) -> None:
+    """Refuse undeliverable jobs where they can't be removed from their subjects."""
+    if not snapshot.unconsumed or Reason.UNDELIVERABLE not in (request.selection.reasons or ()):
         return
-    named = ", ".join(sorted(around.unconsumed)[:5])
-    if around.config.get("deny_delete"):
+    named = ", ".join(sorted(snapshot.unconsumed)[:5])
+    if snapshot.config.get("deny_delete"):
         raise RedriveRequestError(
-            f"expected a queue that allows jobs to be deleted, found deny_delete on {around.queue}: those that no"
+            f"expected a queue that allows jobs to be deleted, found deny_delete on {snapshot.queue}: those that no"
             f" consumer takes ({named}) can't be moved; give it a consumer that takes them, or leave undeliverable out"
         )
-    if order.subject is None and order.max_redrives != 0:
+    if request.subject is None and request.max_redrives != 0:
         raise RedriveRequestError(
             f"expected a subject that a consumer takes for undeliverable jobs, found none: no consumer of"
-            f" {around.queue} takes where they are ({named}); name one, or leave undeliverable out"
+            f" {snapshot.queue} takes where they are ({named}); name one, or leave undeliverable out"
         )
 
 
-def _no_batches(around: QueueSnapshot, api_level: int) -> str:
-    marker = marker_subject(around.queue, 1)
+def _no_batches(snapshot: QueueSnapshot, api_level: int) -> str:
+    marker = marker_subject(snapshot.queue, 1)
     if api_level < _BATCHES_LEVEL:
         return "the server is older than 2.12 and has no atomic batches"
-    if not around.config.get("allow_atomic") or not around.config.get("allow_msg_ttl"):
-        return f"{around.queue} doesn't allow atomic batches; provision it with atomic_redrive"
-    if not covered_by_any(around.config.get("subjects") or [], marker):
-        return f"{around.queue} doesn't capture {marker.removesuffix('1')}*; provision it with atomic_redrive"
-    if taker := around.consumer_for(marker):
-        return f"consumer {taker.name} of {around.queue} would take the markers as jobs; give it a filter"
+    if not snapshot.config.get("allow_atomic") or not snapshot.config.get("allow_msg_ttl"):
+        return f"{snapshot.queue} doesn't allow atomic batches; provision it with atomic_redrive"
+    if not covered_by_any(snapshot.config.get("subjects") or [], marker):
+        return f"{snapshot.queue} doesn't capture {marker.removesuffix('1')}*; provision it with atomic_redrive"
+    if consumer := snapshot.consumer_for(marker):
+        return f"consumer {consumer.name} of {snapshot.queue} would take the markers as jobs; give it a filter"
     return ""
 
 

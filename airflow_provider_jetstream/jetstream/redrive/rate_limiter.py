@@ -1,4 +1,4 @@
-"""Keeping a redrive to a rate."""
+"""Limits the rate of a redrive."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _BURST_SECONDS = 0.06
 
 
 class RateLimiter:
-    """Lets letters through at a rate: never more in any time than the rate allows, and one small burst.
+    """Limits letters to a rate: in any period never more than the rate allows, plus one small burst.
 
-    Protocol: the generic cell rate algorithm (ITU-T I.371) with the burst as its tolerance. Letters go by half a burst,
-    so that there is room to catch up with what a slow answer delayed.
+    Protocol: the generic cell rate algorithm (ITU-T I.371) with the burst as its tolerance. A batch is half a burst, so
+    that the other half can make up for a slow answer.
 
-    :param rate: letters a second; ``None`` for all speed
+    :param rate: letters per second; ``None`` for no limit
     """
 
     def __init__(self, rate: float | None) -> None:
@@ -22,36 +22,25 @@ class RateLimiter:
         self._due = 0.0
         self.burst = max(2, int((rate or 0) * _BURST_SECONDS))
 
-    def batch_size(self, most: int) -> int:
-        """Tell how many letters may go together.
+    def batch_size(self, maximum: int) -> int:
+        """Return how many letters to handle at once.
 
-        :param most: how many there can be at most
-        :return: how many
+        :param maximum: the largest batch
         """
-        return most if self._rate is None else max(1, min(most, self.burst // 2))
+        return maximum if self._rate is None else max(1, min(maximum, self.burst // 2))
 
     async def wait(self, letters: int) -> None:
-        """Wait until so many more letters may go.
-
-        :param letters: how many go next
-        """
-        if (early := self.delay(letters)) > 0:
-            await asyncio.sleep(early)
+        """Wait until so many more letters are allowed."""
+        if (seconds := self.delay(letters)) > 0:
+            await asyncio.sleep(seconds)
 
     def delay(self, letters: int) -> float:
-        """Tell how long so many more letters have to wait.
-
-        :param letters: how many go next
-        :return: seconds; not above 0 where they may go
-        """
+        """Return the seconds until so many more letters are allowed; 0 or less where they are allowed now."""
         if self._rate is None:
             return 0.0
         return self._due - (self.burst - letters) / self._rate - time.monotonic()
 
     def consume(self, letters: int) -> None:
-        """Take note that letters go now.
-
-        :param letters: how many
-        """
+        """Count letters that are handled now."""
         if self._rate is not None:
             self._due = max(self._due, time.monotonic()) + letters / self._rate

@@ -1,4 +1,4 @@
-"""Removing from the work queue what has been brought back, parked, or done."""
+"""Removes original jobs from the work queue, and finished entries from the dead letter queue."""
 
 from __future__ import annotations
 
@@ -6,16 +6,16 @@ import logging
 import time
 from bisect import bisect_right
 from contextlib import asynccontextmanager, suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
-from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
+from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
@@ -32,27 +33,25 @@ if TYPE_CHECKING:
 
 RUN_AGAIN = "run it again soon"
 
-# Looks beyond those at single jobs cost more than they save.
-_LOOKS = 8
+# Requests for the next stored job, which skip removed jobs; more of them cost more than they save.
+_NEXT_REQUESTS = 8
 
 
 async def remove_originals(
     connection: Connection, queue: str, originals: Mapping[int, str | None]
 ) -> dict[int, JetStreamProviderError]:
-    """Remove jobs that have been replaced or done.
+    """Remove jobs that have been copied or completed.
 
-    The late acknowledgement works on streams that deny deletes too; a job that no consumer has delivered can only be
-    deleted. Neither's answer says that the job is gone, so the queue is looked at.
+    A late acknowledgement works on streams that deny deletes as well; a job that no consumer has delivered can only be
+    deleted. The answer to neither says that the job is gone, so the queue is read afterwards.
 
-    :param connection: the server
-    :param queue: the work queue
-    :param originals: their stream sequences, and who delivered each; ``None`` where nobody did
-    :return: for those that are still there why
+    :param originals: the jobs' stream sequences, with the consumer that delivered each; ``None`` where none did
+    :return: for each job that is still stored why
     :raises NotFoundError: the queue doesn't exist any more
-    :raises TransientError: the queue couldn't be looked at
+    :raises TransientError: the queue couldn't be read
     """
-    asked = [_removal(queue, consumer, sequence) for sequence, consumer in originals.items()]
-    answers = dict(zip(originals, await connection.request_many(asked), strict=True))
+    requests = [_removal(queue, consumer, sequence) for sequence, consumer in originals.items()]
+    answers = dict(zip(originals, await connection.request_many(requests), strict=True))
     stored = await _still_stored(connection, queue, sorted(originals)) if originals else []
     return {
         sequence: RedriveError(
@@ -79,78 +78,78 @@ def _cause(answer: bytes | TransientError) -> object:
 
 
 async def _still_stored(connection: Connection, queue: str, sequences: list[int]) -> list[int]:
-    """Look which jobs of some are stored: by those between the first and the last, while there are few."""
-    wanted, at, last = set(sequences), sequences[0], sequences[-1]
-    found: list[int] = []
-    for _ in range(_LOOKS + len(sequences) // _LOOKS):
-        message = await next_message(connection, queue, at, ">") if at <= last else None
+    """Return which of these jobs are stored: by requests for the next stored job while few are, then one by one."""
+    wanted, start, last = set(sequences), sequences[0], sequences[-1]
+    remaining: list[int] = []
+    for _ in range(_NEXT_REQUESTS + len(sequences) // _NEXT_REQUESTS):
+        message = await next_message(connection, queue, start, ">") if start <= last else None
         if message is None or message.sequence > last:
-            return found
+            return remaining
         if message.sequence in wanted:
-            found.append(message.sequence)
-        at = message.sequence + 1
+            remaining.append(message.sequence)
+        start = message.sequence + 1
 
-    async def stored(sequence: int) -> bool:
+    async def is_stored(sequence: int) -> bool:
         return await get_message(connection, queue, sequence) is not None
 
-    rest = [each for each in sequences if each >= at]
-    return [*found, *(each for each, there in zip(rest, await map_concurrently(stored, rest), strict=True) if there)]
+    rest = [sequence for sequence in sequences if sequence >= start]
+    stored = await map_concurrently(is_stored, rest)
+    return [*remaining, *(sequence for sequence, is_there in zip(rest, stored, strict=True) if is_there)]
 
 
 log = logging.getLogger(__name__)
 
 _PULL_BATCH = 500
 _PULL_PAUSE = 0.05
-_OWN_CONSUMER_STAYS = 300 * 1_000_000_000
+_OWN_CONSUMER_THRESHOLD = 300 * 1_000_000_000
 
 
-async def remove_entries(connection: Connection, queue: WorkQueue, entries: Sequence[int]) -> int:
-    """Remove entries that were acted on.
+async def remove_entries(
+    connection: Connection, queue: WorkQueue, entries: Sequence[int], config: Mapping[str, Any] | None = None
+) -> int:
+    """Remove finished entries from the dead letter queue, and return how many stay, as far as is known.
 
-    Entries that can't be removed do no harm: their job is gone, so they are never taken for dead letters again. That is
-    why nothing is raised.
+    Nothing is raised: an entry that stays does no harm, since its job is gone and can't become a dead letter again.
 
-    :param connection: the server
-    :param queue: the work queue
-    :param entries: sequences in its dead letter queue
-    :return: how many had to stay, as far as is known
+    :param entries: sequences in the dead letter queue
+    :param config: the dead letter queue's configuration, where it is known
     """
     if not entries:
         return 0
-    letters = require_dead_letters(queue).name
+    dead_letter_queue = require_dead_letters(queue).name
     try:
-        config = (await stream_info(connection, letters))["config"]
+        config = config or (await stream_info(connection, dead_letter_queue))["config"]
         if not config.get("deny_delete"):
-            return await _delete(connection, letters, entries)
+            return await _delete(connection, dead_letter_queue, entries)
         if config["retention"] == "workqueue":
-            return await _acknowledge(connection, letters, queue.name, entries)
+            return await _acknowledge(connection, dead_letter_queue, queue.name, entries)
     except (ApiError, NotFoundError, TransientError) as error:
-        log.warning("%d finished entries stay in %s: %s", len(entries), letters, error)
+        log.warning("%d finished entries stay in %s: %s", len(entries), dead_letter_queue, error)
     return len(entries)
 
 
-async def _delete(connection: Connection, letters: str, entries: Sequence[int]) -> int:
+async def _delete(connection: Connection, dead_letter_queue: str, entries: Sequence[int]) -> int:
     # The server's default overwrites the message on disk, at milliseconds each.
-    asked = [(f"$JS.API.STREAM.MSG.DELETE.{letters}", b'{"seq":%d,"no_erase":true}' % each) for each in entries]
-    answers = await connection.request_many(asked)
-    doubtful = [
+    subject = f"$JS.API.STREAM.MSG.DELETE.{dead_letter_queue}"
+    answers = await connection.request_many([(subject, b'{"seq":%d,"no_erase":true}' % entry) for entry in entries])
+    unconfirmed = [
         entry
         for entry, answer in zip(entries, answers, strict=True)
         if isinstance(answer, TransientError) or b'"success":true' not in answer
     ]
 
-    async def stays(sequence: int) -> bool:
-        return await get_message(connection, letters, sequence) is not None
+    async def is_stored(sequence: int) -> bool:
+        return await get_message(connection, dead_letter_queue, sequence) is not None
 
-    return sum(await map_concurrently(stays, doubtful))
+    return sum(await map_concurrently(is_stored, unconfirmed))
 
 
-async def _acknowledge(connection: Connection, letters: str, queue: str, entries: Sequence[int]) -> int:
+async def _acknowledge(connection: Connection, dead_letter_queue: str, queue: str, entries: Sequence[int]) -> int:
     async def subject_of(sequence: int) -> str | None:
-        message = await get_message(connection, letters, sequence)
+        message = await get_message(connection, dead_letter_queue, sequence)
         return message.subject if message else None
 
-    # What is gone already is never answered.
+    # The server never answers an acknowledgement of an entry that is already gone.
     subjects = {
         entry: subject
         for entry, subject in zip(entries, await map_concurrently(subject_of, entries), strict=True)
@@ -159,89 +158,92 @@ async def _acknowledge(connection: Connection, letters: str, queue: str, entries
     if not subjects:
         return 0
     left = 0
-    for consumer, filters in (await _consumers(connection, letters, queue, set(subjects.values()))).items():
-        taken = sorted(entry for entry, subject in subjects.items() if covered_by_any(filters, subject))
-        if not taken:
+    for consumer, filters in (await _consumers(connection, dead_letter_queue, queue, set(subjects.values()))).items():
+        matching = sorted(entry for entry, subject in subjects.items() if covered_by_any(filters, subject))
+        if not matching:
             continue
-        left += await _acknowledge_through(connection, letters, consumer, taken)
-        for entry in taken:
+        left += await _acknowledge_through(connection, dead_letter_queue, consumer, matching)
+        for entry in matching:
             del subjects[entry]
     return left + len(subjects)
 
 
-async def _acknowledge_through(connection: Connection, letters: str, consumer: str, entries: Sequence[int]) -> int:
+async def _acknowledge_through(
+    connection: Connection, dead_letter_queue: str, consumer: str, entries: Sequence[int]
+) -> int:
     async def acknowledge(sequence: int) -> None:
         with suppress(TransientError):
-            await connection.request(late_ack_subject(letters, consumer, sequence), b"+ACK")
+            await connection.request(late_ack_subject(dead_letter_queue, consumer, sequence), b"+ACK")
 
-    async def stays(sequence: int) -> bool:
-        return await get_message(connection, letters, sequence) is not None
+    async def is_stored(sequence: int) -> bool:
+        return await get_message(connection, dead_letter_queue, sequence) is not None
 
     waiting = list(entries)
-    given_up = time.monotonic() + connection.timeout
-    async with _pulling(connection, letters, consumer) as pull:
-        while waiting and time.monotonic() < given_up:
-            delivered = (await consumer_info(connection, letters, consumer))["delivered"]["stream_seq"]
+    deadline = time.monotonic() + connection.timeout
+    async with _pulling(connection, dead_letter_queue, consumer) as pull:
+        while waiting and time.monotonic() < deadline:
+            delivered = (await consumer_info(connection, dead_letter_queue, consumer))["delivered"]["stream_seq"]
             if due := bisect_right(waiting, delivered):
                 await map_concurrently(acknowledge, waiting[:due])
                 del waiting[:due]
-                given_up = time.monotonic() + connection.timeout
+                deadline = time.monotonic() + connection.timeout
             if waiting:
-                # Not beyond the last one: a delivery is one less for whoever processes the others.
+                # No further than the last entry: each delivery of another entry counts towards its max_deliver.
                 await pull(min(waiting[-1] - delivered, _PULL_BATCH))
                 await sleep(_PULL_PAUSE)
-    return sum(await map_concurrently(stays, entries))
+    return sum(await map_concurrently(is_stored, entries))
 
 
 async def _consumers(
-    connection: Connection, letters: str, queue: str, subjects: Collection[str]
-) -> dict[str, list[str]]:
-    """Find who takes entries of these subjects, and add a consumer for those that nobody takes."""
-    taken: dict[str, list[str]] = {}
-    for name in await consumer_names(connection, letters):
-        config = (await consumer_info(connection, letters, name))["config"]
-        taken[name] = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-    everyone = [each for filters in taken.values() for each in filters]
-    if all(covered_by_any(everyone, subject) for subject in subjects):
-        return taken
+    connection: Connection, dead_letter_queue: str, queue: str, subjects: Collection[str]
+) -> dict[str, tuple[str, ...]]:
+    """Return the dead letter queue's consumers with their filters; create one for entries that match none."""
+    consumers = {
+        name: filter_subjects(info["config"])
+        for name, info in (await list_consumers(connection, dead_letter_queue)).items()
+    }
+    all_filters = [filter_ for filters in consumers.values() for filter_ in filters]
+    if all(covered_by_any(all_filters, subject) for subject in subjects):
+        return consumers
     own = f"redrive-{queue}"
-    others = [each for name, filters in taken.items() if name != own for each in filters]
-    captured = (await stream_info(connection, letters))["config"].get("subjects") or []
-    taken[own] = [
-        each
-        for each in dead_letter_subjects(queue)
-        if any(overlaps(each, other) for other in captured) and not any(overlaps(each, other) for other in others)
-    ]
-    if not taken[own]:
-        return taken
+    others = [filter_ for name, filters in consumers.items() if name != own for filter_ in filters]
+    captured = (await stream_info(connection, dead_letter_queue))["config"].get("subjects") or []
+    consumers[own] = tuple(
+        subject
+        for subject in dead_letter_subjects(queue)
+        if any(overlaps(subject, other) for other in captured) and not any(overlaps(subject, other) for other in others)
+    )
+    if not consumers[own]:
+        return consumers
     config = {
         "durable_name": own,
         "name": own,
         "ack_policy": "explicit",
         "deliver_policy": "all",
-        "filter_subjects": taken[own],
+        "filter_subjects": consumers[own],
         "max_ack_pending": -1,
         # As long as it exists, the server refuses other consumers of these entries.
-        "inactive_threshold": _OWN_CONSUMER_STAYS,
+        "inactive_threshold": _OWN_CONSUMER_THRESHOLD,
     }
-    await connection.api(f"CONSUMER.CREATE.{letters}.{own}", {"stream_name": letters, "config": config})
-    return taken
+    request = {"stream_name": dead_letter_queue, "config": config}
+    await connection.api(f"CONSUMER.CREATE.{dead_letter_queue}.{own}", request)
+    return consumers
 
 
 @asynccontextmanager
 async def _pulling(
-    connection: Connection, letters: str, consumer: str
+    connection: Connection, dead_letter_queue: str, consumer: str
 ) -> AsyncIterator[Callable[[int], Awaitable[None]]]:
-    """Have the server deliver entries, since only a delivered one can be acknowledged.
+    """Make the server deliver entries, since only a delivered entry can be acknowledged.
 
-    What arrives isn't looked at: entries are known from reading the stream, and those that stay come back after the
-    consumer's ack wait.
+    The deliveries themselves are dropped: the entries are known from reading the stream, and those that aren't
+    acknowledged are delivered again after the consumer's ack wait.
     """
-    priority = priority_fields((await consumer_info(connection, letters, consumer))["config"])
+    priority = priority_fields((await consumer_info(connection, dead_letter_queue, consumer))["config"])
     async with connection.discard_inbox() as inbox:
 
         async def pull(count: int) -> None:
             request = pull_request(count, no_wait=True, priority=priority)
-            await connection.publish(pull_subject(letters, consumer), request, reply=inbox)
+            await connection.publish(pull_subject(dead_letter_queue, consumer), request, reply=inbox)
 
         yield pull

@@ -1,4 +1,4 @@
-"""Repairing a letter on its way back: what a transform may change, and what it changed."""
+"""Repairs of a letter before its redrive: what a transform may change, and what it changed."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
 ORIGIN_HEADERS = frozenset({REDRIVE_COUNT, REDRIVE_STREAM, REDRIVE_SEQUENCE, REDRIVE_CONSUMER})
 
-_LONGEST_VALUE = 500
-# The audit's record has to fit into a message whatever a body was like.
-_LONGEST_CHANGES = 100_000
+_MAX_VALUE = 500
+# The audit's record has to fit into a message, whatever the body.
+_MAX_CHANGES = 100_000
 
 
 class _Unchanged:
@@ -41,12 +41,11 @@ UNCHANGED: Final = _Unchanged()
 
 @dataclass(frozen=True, slots=True)
 class Repair:
-    """What a transform changes of a letter.
+    """The changes that a transform makes to a letter.
 
-    :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.Job` takes it; unchanged where
-        absent
-    :param headers: new values of headers, several in a tuple; ``None`` removes one. Others stay as they are
-    :param subject: where the job goes, another subject of the same queue; as the order says where absent
+    :param body: the new body, as :class:`~airflow_provider_jetstream.jetstream.Job` takes it; unchanged where absent
+    :param headers: new values of headers, several in a tuple; ``None`` removes a header. Other headers are unchanged
+    :param subject: the new job's subject, one of the same queue; as in the request where absent
     """
 
     body: Any = UNCHANGED
@@ -59,12 +58,12 @@ Transform: TypeAlias = "Callable[[DeadLetter], Repair | None]"
 
 @dataclass(frozen=True, slots=True)
 class Content:
-    """What goes out in place of a letter.
+    """Body and headers of a letter's new job.
 
     :param body: the body
     :param headers: the job's own headers, none of the server's
     :param changes: what differs from the letter, for the audit; ``None`` where nothing does
-    :param subject: where it goes, where the repair says so
+    :param subject: the subject that the repair names, if it names one
     """
 
     body: bytes
@@ -74,11 +73,8 @@ class Content:
 
 
 def repaired_content(letter: DeadLetter, transform: Transform | None) -> Content:
-    """Give what goes out in place of a letter.
+    """Return the content of a letter's new job, repaired by a transform if there is one.
 
-    :param letter: the dead letter
-    :param transform: what repairs it, if anything does
-    :return: the content
     :raises RedriveError: the transform raised, or returned something that can't be sent
     """
     own = tuple(pair for pair in letter.headers if not is_servers(pair[0]))
@@ -100,23 +96,23 @@ def repaired_content(letter: DeadLetter, transform: Transform | None) -> Content
         _check_headers(letter, repair.headers)
     except JobError as error:
         raise RedriveError(f"the transform's repair can't be sent: {error}; the letter is untouched") from None
-    kept = tuple(pair for pair in own if pair[0] not in repair.headers)
-    added = tuple((name, value) for name, given in repair.headers.items() for value in _values(given))
-    return Content(body, (*kept, *added), _changes(letter.body, body, own, repair.headers), repair.subject)
+    unchanged = tuple(pair for pair in own if pair[0] not in repair.headers)
+    added = tuple((name, value) for name, values in repair.headers.items() for value in _values(values))
+    return Content(body, (*unchanged, *added), _changes(letter.body, body, own, repair.headers), repair.subject)
 
 
 def _check_headers(letter: DeadLetter, headers: object) -> None:
     if not isinstance(headers, Mapping) or not all(isinstance(name, str) for name in headers):
         raise JobError(f"expected headers by name, found {headers!r}")
-    if ours := sorted(ORIGIN_HEADERS & set(headers)):
-        raise JobError(f"expected the job's own headers, found {ours[0]}, which tells of its redrives")
-    for name, given in headers.items():
-        for value in given if isinstance(given, tuple) else (given,):
+    if reserved := sorted(ORIGIN_HEADERS & set(headers)):
+        raise JobError(f"expected the job's own headers, found {reserved[0]}, which records its redrives")
+    for name, values in headers.items():
+        for value in values if isinstance(values, tuple) else (values,):
             check_headers(letter.job_id, {} if value is None else {name: value})
 
 
-def _values(given: str | tuple[str, ...] | None) -> tuple[str, ...]:
-    return given if isinstance(given, tuple) else () if given is None else (given,)
+def _values(values: str | tuple[str, ...] | None) -> tuple[str, ...]:
+    return values if isinstance(values, tuple) else () if values is None else (values,)
 
 
 def _changes(
@@ -125,16 +121,16 @@ def _changes(
     changes: dict[str, Any] = {}
     if before != after:
         changes["body"] = _body_changes(before, after)
-    found = {name: [value for key, value in headers if key == name] for name in repaired}
-    if told := {
-        name: {"before": [_short(each) for each in found[name]] or None, "after": value and _short(value)}
+    old = {name: [value for key, value in headers if key == name] for name in repaired}
+    if header_changes := {
+        name: {"before": [_short(item) for item in old[name]] or None, "after": value and _short(value)}
         for name, value in repaired.items()
-        if found[name] != list(_values(value))
+        if old[name] != list(_values(value))
     }:
-        changes["headers"] = told
-    if len(json.dumps(changes)) > _LONGEST_CHANGES:
-        changes = {"body": _digests(before, after), "headers": {"changed": len(told)}}
-    # JSON can escape what UTF-8 can't hold, and headers are stored as they came; the record is UTF-8.
+        changes["headers"] = header_changes
+    if len(json.dumps(changes)) > _MAX_CHANGES:
+        changes = {"body": _digests(before, after), "headers": {"changed": len(header_changes)}}
+    # JSON can escape what UTF-8 can't represent, and headers may be any bytes; the record has to be UTF-8.
     text = json.dumps(changes, ensure_ascii=False).encode("utf-8", "replace")
     return json.loads(text) or None
 
@@ -148,7 +144,7 @@ def _body_changes(before: bytes, after: bytes) -> dict[str, Any]:
         for key in sorted({*old, *new})
         if key not in old or key not in new or old[key] != new[key]
     }
-    # Nothing but the way in which it is written.
+    # Without a changed field only the JSON text differs.
     return fields or _digests(before, after)
 
 
@@ -170,4 +166,4 @@ def _digest(body: bytes) -> dict[str, Any]:
 
 def _short(value: Any) -> Any:
     text = value if isinstance(value, str) else json.dumps(value)
-    return value if len(text) <= _LONGEST_VALUE else f"{text[:_LONGEST_VALUE]}… ({len(text)} characters)"
+    return value if len(text) <= _MAX_VALUE else f"{text[:_MAX_VALUE]}… ({len(text)} characters)"

@@ -1,4 +1,4 @@
-"""What a redrive did."""
+"""The report of a redrive."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ _REPORTED_RANGES = 1_000
 
 
 class SequenceMap(Mapping[int, int]):
-    """Stream sequences and what became of them, 16 bytes each.
+    """Original sequences with their new ones, 16 bytes each.
 
-    :param items: the first ones
+    :param items: the first items
     """
 
     def __init__(self, items: Mapping[int, int] | None = None) -> None:
@@ -28,10 +28,10 @@ class SequenceMap(Mapping[int, int]):
         self._highest = max(self._keys, default=0)
 
     def add(self, key: int, value: int) -> None:
-        """Take note of one; what is noted later about the same one counts.
+        """Add an original sequence with its new one, or replace the new one.
 
-        :param key: its stream sequence
-        :param value: what became of it
+        :param key: the original sequence
+        :param value: the new sequence
         """
         if key in self:
             self._values[self._keys.index(key)] = value
@@ -41,7 +41,7 @@ class SequenceMap(Mapping[int, int]):
         self._highest = max(self._highest, key)
 
     def __contains__(self, key: object) -> bool:
-        # They come nearly in order, so that nearly every new one is told without a search.
+        # Sequences are added nearly in order: a higher one than all before needs no search.
         return isinstance(key, int) and key <= self._highest and key in self._keys
 
     def __getitem__(self, key: int) -> int:
@@ -57,10 +57,7 @@ class SequenceMap(Mapping[int, int]):
         return len(self._keys)
 
     def new_sequences(self) -> array[int]:
-        """Give what became of them.
-
-        :return: the values in the order of the keys
-        """
+        """Return the new sequences in the order of the original ones."""
         return self._values
 
     def __repr__(self) -> str:
@@ -71,19 +68,19 @@ class SequenceMap(Mapping[int, int]):
 class RedriveReport:
     """What a redrive did.
 
-    :param protocol: how
-    :param guarantee: what that protects from
-    :param redriven: original sequence → the new one; the same where it was requeued in place
-    :param parked: sequences of letters that were taken out of circulation
-    :param failed: original sequence → why it stayed a dead letter; the first thousand
-    :param failures: how many stayed
+    :param protocol: how letters were brought back
+    :param guarantee: what the protocol guarantees
+    :param redriven: original sequence → new sequence; the same one where the job was requeued in place
+    :param parked: sequences of letters that were parked
+    :param failed: original sequence → why it is still a dead letter; the first thousand
+    :param failures: how many are still dead letters
     :param gone: sequences of jobs that are no dead letters (any more)
-    :param entries_left: entries that the dead letter queue doesn't allow to be removed; they are recognised as done
-    :param uncertain: dead letters that can't be told yet
-    :param undeliverable: jobs that no consumer takes
-    :param risks: what could be lost as things are, a sentence each
-    :param resumed: how many of the redriven and parked an earlier try had done
-    :param cancelled: whether it was told to stop before the end
+    :param entries_left: entries that the dead letter queue doesn't allow to be removed; later scans ignore them
+    :param uncertain: dead letters that can't be identified yet
+    :param undeliverable: jobs that match no consumer
+    :param risks: what could be lost with the queue's configuration, a sentence each
+    :param resumed: how many of the redriven and parked letters an earlier try had handled
+    :param cancelled: whether it was stopped before the end
     """
 
     protocol: Protocol = Protocol.COPY
@@ -99,54 +96,41 @@ class RedriveReport:
     risks: tuple[str, ...] = ()
     resumed: int = 0
     cancelled: bool = False
-    # They come nearly in order, so that nearly every new one is told without a search.
+    # Sequences are added nearly in order: a higher one than all before needs no search.
     _highest_parked: int = field(default=0, init=False, repr=False, compare=False)
     _highest_gone: int = field(default=0, init=False, repr=False, compare=False)
 
     def add_failure(self, sequence: int, why: str) -> None:
-        """Take note of a letter that stayed.
+        """Add a letter that is still a dead letter.
 
-        :param sequence: the job's stream sequence
-        :param why: why
+        :param why: why it is
         """
         self.failures += 1
         if len(self.failed) < _NAMED_FAILURES:
             self.failed[sequence] = why
 
     def add_parked(self, sequence: int) -> None:
-        """Take note of a letter that was taken out of circulation.
-
-        :param sequence: the job's stream sequence
-        """
+        """Add a letter that was parked."""
         if sequence > self._highest_parked or sequence not in self.parked:
             self.parked.append(sequence)
             self._highest_parked = max(self._highest_parked, sequence)
 
     def add_gone(self, sequence: int) -> None:
-        """Take note of a job that is no dead letter (any more), unless it is this redrive's own doing.
-
-        :param sequence: the job's stream sequence
-        """
+        """Add a job that is no dead letter (any more), unless this redrive redrove or parked it."""
         ours = sequence in self.redriven or sequence in self.parked
         if not ours and (sequence > self._highest_gone or sequence not in self.gone):
             self.gone.append(sequence)
             self._highest_gone = max(self._highest_gone, sequence)
 
     def awaited_sequences(self) -> set[int]:
-        """Give the jobs that were brought back and that weren't taken up again since.
-
-        :return: stream sequences of jobs that end by themselves
-        """
-        made = zip(self.redriven, self.redriven.new_sequences(), strict=True)
-        # One that died between two tries was redriven or parked in its turn, and its end can't be found any more.
-        superseded = {old for old, new in made if old != new} | set(self.parked)
+        """Return the stream sequences of the new jobs whose ends can be awaited."""
+        pairs = zip(self.redriven, self.redriven.new_sequences(), strict=True)
+        # A new job that died between two tries was redriven or parked itself, and its end can't be found any more.
+        superseded = {old for old, new in pairs if old != new} | set(self.parked)
         return set(self.redriven.new_sequences()) - superseded
 
     def as_json(self) -> dict[str, Any]:
-        """Give the report in a form that fits an XCom.
-
-        :return: counts, and sequences as ranges
-        """
+        """Return the report in a form that fits an XCom: counts, and sequences as ranges."""
         return {
             "protocol": self.protocol.value,
             "redriven": len(self.redriven),
@@ -164,9 +148,9 @@ class RedriveReport:
         }
 
     def raise_for_failures(self) -> None:
-        """Do nothing if every dead letter was redriven or parked.
+        """Raise unless every dead letter was redriven or parked.
 
-        :raises RedriveError: some weren't
+        :raises RedriveError: the redrive was stopped, or letters failed
         """
         done = len(self.redriven) + len(self.parked)
         if self.cancelled:

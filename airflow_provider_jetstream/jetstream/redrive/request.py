@@ -1,4 +1,4 @@
-"""What a redrive is asked to do."""
+"""The request for a redrive: which letters, and how."""
 
 from __future__ import annotations
 
@@ -21,30 +21,31 @@ class Protocol(StrEnum):
     """How letters are brought back."""
 
     AUTO = "auto"
-    """The safest that the queue allows."""
+    """The safest protocol that the queue allows."""
     COPY = "copy"
-    """Store a copy under an id of the letter's own, then remove the original."""
+    """Store a copy under an id that only this letter has, then remove the original."""
     ATOMIC = "atomic"
     """Store the copy together with a marker, all or nothing, then remove the original."""
     IN_PLACE = "in_place"
-    """Have the consumer deliver the originals again; all of its letters at once."""
+    """Make the consumer deliver the originals again, all of its letters at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class RedriveRequest:
-    """What a redrive is asked to do.
+    """The request for a redrive.
 
     :param selection: which letters; all in circulation where absent
-    :param subject: where the jobs go; each where it was where absent. A subject of the same queue
-    :param transform: repairs letters on their way
-    :param rate: letters a second at most; as fast as possible where absent
-    :param protocol: how
-    :param max_redrives: letters redriven so often before are parked instead; 0 parks all
+    :param subject: the subject of the new jobs, one of the same queue; each job's own subject where absent
+    :param transform: repairs letters before they become jobs
+    :param rate: letters per second at most; as fast as possible where absent
+    :param protocol: how letters are brought back
+    :param max_redrives: letters that were redriven so often are parked instead; 0 parks all
     :param why: a reason, for the audit
-    :param who: who does it, for the audit; what JSON can hold
-    :param run: the redrive's key, one token: a redrive with the key of one that was cut off goes on with it
-    :param keep_open: whether it isn't over when all letters are done: who waits for the jobs may be cut off in that too
-    :raises RedriveOrderError: parts of it can't be used, or not together
+    :param who: who requests it, for the audit; any JSON value
+    :param run: the redrive's key, one token: a redrive with the key of one that was cut off continues it
+    :param keep_open: whether the redrive stays open in the audit once all letters are handled, because a caller that
+        waits for the jobs may be cut off in that too
+    :raises RedriveRequestError: a field has an invalid value, or fields exclude each other
     """
 
     selection: Selection = field(default_factory=Selection)
@@ -69,36 +70,32 @@ class RedriveRequest:
             raise RedriveRequestError(f"expected a subject to redrive to, found {self.subject!r}: {problem}")
         if self.run is not None and ("." in self.run or subject_problem(self.run, wildcards=False)):
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
-        if problem := self._unwritable():
+        if problem := self._audit_problem():
             raise RedriveRequestError(f"expected who and why to fit a record in JSON, found otherwise: {problem}")
-        if self.protocol == Protocol.IN_PLACE and (asked := self.impossible_in_place):
+        if self.protocol == Protocol.IN_PLACE and (fields := self.impossible_in_place):
             raise RedriveRequestError(
-                f"expected nothing but the protocol, found {', '.join(asked)}: a redrive in place brings back all"
+                f"expected nothing but the protocol, found {', '.join(fields)}: a redrive in place brings back all"
                 " letters of a consumer as they are; leave them out, or use another protocol"
             )
 
     @property
     def impossible_in_place(self) -> tuple[str, ...]:
-        """What is asked for that a redrive in place can't do."""
-        asked = {
+        """The names of the set fields that a redrive in place can't honour."""
+        fields = {
             "selection": not self.selection.selects_all,
             "subject": self.subject,
             "transform": self.transform,
             "rate": self.rate,
             "max_redrives": self.max_redrives is not None,
         }
-        return tuple(name for name, there in asked.items() if there)
+        return tuple(name for name, is_set in fields.items() if is_set)
 
     def must_park(self, letter: DeadLetter) -> bool:
-        """Tell whether a letter is to be parked rather than redriven.
-
-        :param letter: the dead letter
-        :return: whether it is
-        """
+        """Return whether a letter is to be parked rather than redriven."""
         return self.max_redrives is not None and letter.redrives >= self.max_redrives
 
-    def _unwritable(self) -> str:
-        """Say what keeps the audit from being written, before a copy is stored that it couldn't record."""
+    def _audit_problem(self) -> str:
+        """Return why the audit couldn't record the request, before a copy is stored; empty if it can."""
         try:
             json.dumps([self.who, self.why], ensure_ascii=False, allow_nan=False).encode()
         except (TypeError, ValueError, RecursionError) as error:

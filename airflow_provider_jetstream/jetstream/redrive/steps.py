@@ -1,8 +1,8 @@
-"""What is done with dead letters, step by step.
+"""The steps of a redrive, which leave a safe state whenever they are cut off.
 
-For each letter, in this order: store the new job; record it in the audit; remove the original; remove what the dead
-letter queue holds about it. Whoever is killed in between and runs again finds by the id, the marker, the audit or the
-missing original how far it came. The letters of a batch go through each step together.
+For each letter, in this order: store the new job; record it in the audit; remove the original; remove the letter's
+entries from the dead letter queue. A redrive that is killed in between and run again finds how far each letter came by
+the new job's id, the marker, the audit or the missing original. All letters of a batch go through a step together.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import ENDED, Status
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
-from airflow_provider_jetstream.jetstream.dead_letters.scan import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.copies import (
     OutgoingJob,
@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.log import Action, AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.dead_letters.classifier import NotDead
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
@@ -44,101 +44,97 @@ _Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
 
 
 class Steps:
-    """Does what is asked for with letters that were just proved.
+    """Redrives, parks and cleans up letters that were just proved.
 
-    :param connection: the server
     :param queue: the work queue
-    :param around: how the queue is
-    :param order: what is asked for
+    :param snapshot: its stream, companions and consumers
+    :param request: what to do with the letters
     :param protocol: how letters are brought back
-    :param audit: where it is recorded, if anywhere
-    :param report: takes note of what became of each letter
-    :param clears: whether what the dead letter queue holds about redriven letters is removed with each of them
+    :param audit: the record of redrives, if it exists
+    :param report: what was done is added to it
+    :param removes_entries: whether the entries of redriven letters are removed with each of them
     """
 
     def __init__(
         self,
         connection: Connection,
         queue: WorkQueue,
-        around: QueueSnapshot,
-        order: RedriveRequest,
+        snapshot: QueueSnapshot,
+        request: RedriveRequest,
         protocol: Protocol,
         audit: AuditLog | None,
         report: RedriveReport,
         *,
-        clears: bool = True,
+        removes_entries: bool = True,
     ) -> None:
         self._connection = connection
         self._queue = queue
-        self._around = around
-        self._letters = require_dead_letters(queue).name
-        self._order = order
+        self._snapshot = snapshot
+        self._dead_letter_queue = require_dead_letters(queue).name
+        self._request = request
         self._store = store_copies_with_markers if protocol == Protocol.ATOMIC else store_copies
-        self._largest = max_job_size(connection, marked=protocol == Protocol.ATOMIC)
+        self._max_size = max_job_size(connection, marked=protocol == Protocol.ATOMIC)
         self._audit = audit
         self._report = report
-        self._clears = clears
+        self._removes_entries = removes_entries
 
     async def redrive(self, letters: Sequence[DeadLetter]) -> None:
         """Redrive letters, or park those that were redriven too often.
 
-        :param letters: the letters, in the order in which their jobs shall be stored
+        :param letters: the letters in the order in which their jobs are to be stored
         """
-        # Whatever is asked for now: the new job of one that was cut off is stored, and may be done already.
+        # Whatever the request says now: a letter whose redrive was cut off has a new job, which may have run already.
         begun = [letter for letter in letters if letter.copy_sequence is not None]
         fresh = [letter for letter in letters if letter.copy_sequence is None]
-        worn_out = [letter for letter in fresh if self._order.must_park(letter)]
-        others = [letter for letter in fresh if not self._order.must_park(letter)]
-        stored = [self._begun(letter) for letter in begun]
-        stored += [done for done in await map_concurrently(self._park, worn_out) if done] + await self._copy(others)
-        recorded = await self._write_down(stored)
+        to_park = [letter for letter in fresh if self._request.must_park(letter)]
+        to_copy = [letter for letter in fresh if not self._request.must_park(letter)]
+        stored = [self._already_copied(letter) for letter in begun]
+        stored += [done for done in await map_concurrently(self._park, to_park) if done] + await self._copy(to_copy)
+        recorded = await self._record(stored)
         entries: list[int] = []
         for letter, record in await self._remove_originals(recorded):
             if record.action == "parked":
                 self._report.add_parked(letter.sequence)
-                # Parking that was cut off may have found its own entry again.
+                # Where parking was cut off before, the letter's entries include its own parked one.
                 entries += (entry for entry in letter.entries if entry != record.new_sequence)
             else:
                 self._report.redriven.add(letter.sequence, record.new_sequence or 0)
-                entries += letter.entries if self._clears else ()
-        self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
+                entries += letter.entries if self._removes_entries else ()
+        await self._remove_entries(entries)
 
     async def clean_up(self, dismissed: Sequence[NotDead]) -> None:
-        """Remove what is left of jobs that have ended.
+        """Remove the entries of jobs that have ended, and jobs that are completed and still stored.
 
         :param dismissed: jobs that are no dead letters
         """
         entries: list[int] = []
-        for each in dismissed:
-            self._report.add_gone(each.sequence)
-            if each.status not in ENDED:
-                continue
-            entries += each.entries
-        # Their workers were stopped between storing the completion and acknowledging.
-        completed = {
-            each.sequence: each.consumer for each in dismissed if each.status == Status.COMPLETED and each.stored
-        }
+        for job in dismissed:
+            self._report.add_gone(job.sequence)
+            if job.status in ENDED:
+                entries += job.entries
+        # The worker of such a job was stopped after it stored the completion and before it acknowledged the job.
+        completed = {job.sequence: job.consumer for job in dismissed if job.status == Status.COMPLETED and job.stored}
         if completed:
             failed = await remove_originals(self._connection, self._queue.name, completed)
             for sequence, error in failed.items():
                 self._report.add_failure(sequence, f"it is completed, but {error}")
-        self._report.entries_left += await remove_entries(self._connection, self._queue, entries)
+        await self._remove_entries(entries)
 
     async def record_requeued(self, letters: Sequence[DeadLetter]) -> None:
-        """Write down that letters are requeued in their place, before they are.
+        """Record that letters are requeued in place, before they are.
 
-        :param letters: the letters
         :raises RedriveError: that couldn't be recorded
         """
         if self._audit is None:
             return
         records = [
-            self.record(letter, "requeued", new_sequence=letter.sequence, subject=letter.subject) for letter in letters
+            self.letter_record(letter, "requeued", new_sequence=letter.sequence, subject=letter.subject)
+            for letter in letters
         ]
-        if error := next((each for each in await self._audit.write(records) if each), None):
+        if error := next((error for error in await self._audit.write(records) if error), None):
             raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {RUN_AGAIN}")
 
-    def record(
+    def letter_record(
         self,
         letter: DeadLetter,
         action: Action,
@@ -147,14 +143,11 @@ class Steps:
         subject: str,
         changes: dict[str, Any] | None = None,
     ) -> LetterRecord:
-        """Make the audit's record of a letter.
+        """Build the audit's record of one action on a letter.
 
-        :param letter: the dead letter
-        :param action: what is done with it
-        :param new_sequence: where it is now
-        :param subject: where it went
-        :param changes: what was changed
-        :return: the record
+        :param new_sequence: the sequence of the new job or of the parked letter
+        :param subject: the new job's subject
+        :param changes: what a transform changed
         """
         return LetterRecord(
             stream=letter.death.stream,
@@ -167,81 +160,92 @@ class Steps:
             reason=letter.death.reason.value,
             died_at=letter.death.died_at,
             fingerprint=letter.death.fingerprint,
-            why=self._order.why,
-            who=self._order.who,
-            run=self._order.run,
+            why=self._request.why,
+            who=self._request.who,
+            run=self._request.run,
             changes=changes,
         )
 
     async def _park(self, letter: DeadLetter) -> _Done | None:
-        why = self._order.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
+        why = self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
         try:
-            entry = await store_parked(self._connection, letter, self._letters, why)
+            entry = await store_parked(self._connection, letter, self._dead_letter_queue, why)
         except (RedriveError, TransientError) as error:
             self._report.add_failure(letter.sequence, str(error))
             return None
-        return letter, self.record(letter, "parked", new_sequence=entry, subject=letter.subject)
+        return letter, self.letter_record(letter, "parked", new_sequence=entry, subject=letter.subject)
 
-    def _begun(self, letter: DeadLetter) -> _Done:
-        subject = self._order.subject or letter.subject
-        return letter, self.record(letter, "redriven", new_sequence=letter.copy_sequence or 0, subject=subject)
+    def _already_copied(self, letter: DeadLetter) -> _Done:
+        subject = self._request.subject or letter.subject
+        record = self.letter_record(letter, "redriven", new_sequence=letter.copy_sequence or 0, subject=subject)
+        return letter, record
 
     async def _copy(self, letters: Sequence[DeadLetter]) -> list[_Done]:
-        jobs = [job for letter in letters if (job := self._outgoing(letter))]
+        jobs = [job for letter in letters if (job := self._new_job(letter))]
         done: list[_Done] = []
         for job, sequence in zip(jobs, await self._store(self._connection, jobs), strict=True):
             letter = job.letter
             if isinstance(sequence, int):
                 changes = job.content.changes
-                record = self.record(letter, "redriven", new_sequence=sequence, subject=job.subject, changes=changes)
+                record = self.letter_record(
+                    letter, "redriven", new_sequence=sequence, subject=job.subject, changes=changes
+                )
                 done.append((letter, record))
             else:
                 self._report.add_failure(letter.sequence, str(sequence))
         return done
 
-    def _outgoing(self, letter: DeadLetter) -> OutgoingJob | None:
+    def _new_job(self, letter: DeadLetter) -> OutgoingJob | None:
         try:
-            content = repaired_content(letter, self._order.transform)
-            check_target(content.subject, self._around)
-            return outgoing_job(letter, content, self._order.subject, self._largest)
+            content = repaired_content(letter, self._request.transform)
+            check_target(content.subject, self._snapshot)
+            return outgoing_job(letter, content, self._request.subject, self._max_size)
         except RedriveError as error:
             self._report.add_failure(letter.sequence, str(error))
             return None
 
-    async def _write_down(self, done: Sequence[_Done]) -> list[_Done]:
+    async def _record(self, done: Sequence[_Done]) -> list[_Done]:
+        """Record what was stored; return the letters whose record is stored."""
         if self._audit is None:
             return list(done)
-        # Of those that were cut off the record may be there.
+        # A redrive that was cut off may have stored the record as well.
         begun = [letter.sequence for letter, _ in done if letter.copy_sequence is not None]
         failed: dict[int, Exception] = {}
-        told: set[int] = set()
-        for sequence, found in zip(begun, await map_concurrently(self._is_recorded, begun), strict=True):
-            if isinstance(found[0], Exception):
-                failed[sequence] = found[0]
-            elif found[0]:
-                told.add(sequence)
-        records = [record for _, record in done if record.sequence not in told and record.sequence not in failed]
+        recorded: set[int] = set()
+        for sequence, (answer,) in zip(begun, await map_concurrently(self._has_record, begun), strict=True):
+            if isinstance(answer, Exception):
+                failed[sequence] = answer
+            elif answer:
+                recorded.add(sequence)
+        records = [record for _, record in done if record.sequence not in recorded and record.sequence not in failed]
         errors = await self._audit.write(records)
         failed |= {record.sequence: error for record, error in zip(records, errors, strict=True) if error}
         for letter, record in done:
             if error := failed.get(letter.sequence):
                 why = f"it is {record.action}, but that couldn't be recorded ({error}); {RUN_AGAIN}"
                 self._report.add_failure(letter.sequence, why)
-        return [each for each in done if each[0].sequence not in failed]
+        return [(letter, record) for letter, record in done if letter.sequence not in failed]
 
-    async def _is_recorded(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
+    async def _has_record(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
+        # In a tuple, since an error that is a result by itself would be raised for all letters.
         try:
             return (bool(self._audit and await self._audit.last_record(sequence)),)
         except (ApiError, TransientError) as error:
             return (error,)
 
     async def _remove_originals(self, done: Sequence[_Done]) -> list[_Done]:
-        stored = {letter.sequence: letter.death.consumer for letter, _ in done if letter.source == Source.QUEUE}
+        """Remove the original jobs; return the letters whose original is gone."""
+        originals = {letter.sequence: letter.death.consumer for letter, _ in done if letter.source == BodySource.QUEUE}
         try:
-            failed = await remove_originals(self._connection, self._queue.name, stored)
+            failed = await remove_originals(self._connection, self._queue.name, originals)
         except JetStreamProviderError as error:
-            failed = dict.fromkeys(stored, error)
+            failed = dict.fromkeys(originals, error)
         for letter, record in done:
             if letter.sequence in failed:
                 self._report.add_failure(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
-        return [each for each in done if each[0].sequence not in failed]
+        return [(letter, record) for letter, record in done if letter.sequence not in failed]
+
+    async def _remove_entries(self, entries: Sequence[int]) -> None:
+        info = self._snapshot.companions.get(self._dead_letter_queue)
+        config = info["config"] if info else None
+        self._report.entries_left += await remove_entries(self._connection, self._queue, entries, config)

@@ -103,7 +103,7 @@ class StreamTail:
                         f" sequence {self._next}"
                     ) from None
                 self.caught_up.clear()
-                log.warning("Following %s was interrupted, going on: %s", self._stream, error)
+                log.warning("Following %s was interrupted, trying again: %s", self._stream, error)
                 await asyncio.sleep(_RETRY_PAUSE)
 
     def _is_finished(self) -> bool:

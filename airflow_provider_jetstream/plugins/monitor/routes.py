@@ -10,8 +10,8 @@ from pydantic import ValidationError
 from sqlalchemy import select as sql_select
 
 from airflow_provider_jetstream import __version__
-from airflow_provider_jetstream.jetstream.dead_letters.find import group_fields
-from airflow_provider_jetstream.jetstream.dead_letters.selection import GroupField, Selection
+from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.plugins.monitor.authorization import (
     may_act,

@@ -9,9 +9,9 @@ from heapq import merge
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.plugins.monitor.letter_index import IndexedLetter, LetterIndex

@@ -1,1 +1,1 @@
-"""A Spark application in a process of its own, which tells how far it is and ends when nobody waits for it."""
+"""A Spark application in a process of its own, which reports its progress and ends when its Airflow task ends."""

@@ -1,4 +1,4 @@
-"""What an application can be asked to do, in terms of JSON."""
+"""The commands of an application; their arguments and results are plain JSON."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError, SelectionE
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
-from airflow_provider_jetstream.spark.dead_letters import read_letters, read_snapshot, repair, snapshot, write_report
+from airflow_provider_jetstream.spark.bulk_redrive.driver import preview_letters, redrive_letters
+from airflow_provider_jetstream.spark.dead_letters.read import read_letters, read_snapshot, snapshot
+from airflow_provider_jetstream.spark.dead_letters.repair_contract import repair
+from airflow_provider_jetstream.spark.dead_letters.report.write import write_report
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     CONSUMER,
     DAG_ID,
@@ -36,138 +38,135 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
-    from airflow_provider_jetstream.spark.bulk_redrive import Progress
-    from airflow_provider_jetstream.spark.dead_letters import Repairing
+    from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress
+    from airflow_provider_jetstream.spark.dead_letters.repair_contract import Repairing
 
 log = logging.getLogger(__name__)
 
+_EQUAL = (ERROR_CLASS, FINGERPRINT, TRACEBACK_DIGEST, CONSUMER, DAG_ID, RUN_ID, TASK_ID)
+_REASONS = "reasons"
+
 
 def report(
-    session: SparkSession, connection: Mapping[str, str], orders: Mapping[str, Any], _: Repairing | None
+    session: SparkSession, connection: Mapping[str, str], arguments: Mapping[str, Any], _: Repairing | None
 ) -> dict[str, Any]:
-    """Keep dead letters, and report on them.
+    """Take a snapshot of dead letters, and write a report.
 
-    :param session: Spark
-    :param connection: how everybody finds NATS
-    :param orders: ``queue``, ``select``, ``directory``, ``page`` and ``airflow_url``
-    :return: the summary, and where the letters are
+    :param connection: connection options of the data source
+    :param arguments: ``queue``, ``select``, ``directory``, ``page`` and ``airflow_url``
+    :return: the summary, and the path of the snapshot
     """
-    queue, folder = WorkQueue.load(orders["queue"]), orders["directory"]
-    with _timed(session, "Keeping the letters"):
-        kept = snapshot(read_letters(session, queue, connection, orders["select"], lost=True), f"{folder}/letters")
+    queue, directory = WorkQueue.load(arguments["queue"]), arguments["directory"]
+    with _timed(session, "Taking the snapshot"):
+        letters = read_letters(session, queue, connection, arguments["select"], lost=True)
+        letters = snapshot(letters, f"{directory}/letters")
     with _timed(session, "Reporting"):
-        summary = write_report(kept, f"{folder}/report", page=orders["page"], airflow_url=orders["airflow_url"])
-    return summary.as_dict() | {"kept": f"{folder}/letters"}
+        summary = write_report(
+            letters, f"{directory}/report", page=arguments["page"], airflow_url=arguments["airflow_url"]
+        )
+    return summary.as_dict() | {"kept": f"{directory}/letters"}
 
 
 def redrive(
-    session: SparkSession, connection: Mapping[str, str], orders: Mapping[str, Any], function: Repairing | None
+    session: SparkSession, connection: Mapping[str, str], arguments: Mapping[str, Any], function: Repairing | None
 ) -> dict[str, Any]:
-    """Bring dead letters back.
+    """Redrive dead letters.
 
-    :param session: Spark
-    :param connection: how everybody finds NATS
-    :param orders: ``queue``, ``letters``, ``directory``, ``order`` and ``dry_run``
+    :param connection: connection options of the data source
+    :param arguments: ``queue``, ``letters``, ``directory``, ``request`` and ``dry_run``
     :param function: the repair
-    :return: the preview of a dry run; else the report, the jobs to wait for as ranges, and what is wrong, if anything
+    :return: the preview of a dry run; otherwise the report, the jobs to wait for as ranges, and the problem, if any
     """
-    queue, order = WorkQueue.load(orders["queue"]), _order(orders["order"])
-    with _folder(session, orders["directory"], order.run) as folder:
-        if function and not folder:
+    queue, request = WorkQueue.load(arguments["queue"]), _redrive_request(arguments["request"])
+    with _working_directory(session, arguments["directory"], request.run) as directory:
+        if function and not directory:
             raise SparkSettingsError(
-                "expected directory, where what a repair gives back is kept, found none: executors are on other"
-                " machines, so give a path or an address that they and this one share"
+                "expected directory, where the result of a repair is stored, found none: executors are on other"
+                " machines, so set a path or an address that they and this one share"
             )
-        letters = _letters(session, queue, connection, orders, order, function, folder)
-        if orders["dry_run"]:
-            return preview_letters(session, letters, queue, order, connection).as_json()
+        letters = _letters(session, queue, connection, arguments["letters"], request, function, directory)
+        if arguments["dry_run"]:
+            return preview_letters(session, letters, queue, request, connection).as_json()
         with _timed(session, "Redriving"):
-            done = redrive_letters(session, letters, queue, order, connection, progress=_tell)
+            report = redrive_letters(session, letters, queue, request, connection, progress=_log_progress)
     problem = ""
     try:
-        done.raise_for_failures()
+        report.raise_for_failures()
     except RedriveError as error:
         problem = str(error)
-    told = done.as_json() | {"guarantee": done.guarantee}
-    return {"report": told, "awaited": sequence_ranges(sorted(done.awaited_sequences())), "problem": problem}
+    content = report.as_json() | {"guarantee": report.guarantee}
+    return {"report": content, "awaited": sequence_ranges(sorted(report.awaited_sequences())), "problem": problem}
+
+
+COMMANDS: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"report": report, "redrive": redrive}
 
 
 def _letters(
     session: SparkSession,
     queue: WorkQueue,
     connection: Mapping[str, str],
-    orders: Mapping[str, Any],
-    order: RedriveRequest,
+    snapshot_path: str | None,
+    request: RedriveRequest,
     function: Repairing | None,
-    folder: str,
+    directory: str,
 ) -> DataFrame:
-    if orders["letters"]:
-        letters = chosen(read_snapshot(session, orders["letters"]), order.selection)
+    if snapshot_path:
+        letters = select_letters(read_snapshot(session, snapshot_path), request.selection)
     else:
-        letters = read_letters(session, queue, connection, order.selection)
+        letters = read_letters(session, queue, connection, request.selection)
         if function:
-            # A repair may look at them more than once.
-            letters = snapshot(letters, f"{folder}/letters")
+            # A repair may evaluate them more than once.
+            letters = snapshot(letters, f"{directory}/letters")
     if function:
         with _timed(session, "Repairing"):
-            return repair(letters, function, f"{folder}/repaired")
-    # Bodies that don't change needn't travel.
+            return repair(letters, function, f"{directory}/repaired")
+    # Bodies that don't change needn't be sent to the tasks.
     return letters.where(letters[STATE] != LOST).select(SEQUENCE)
 
 
 @contextmanager
-def _folder(session: SparkSession, directory: str | None, run: str | None) -> Iterator[str]:
+def _working_directory(session: SparkSession, directory: str | None, run: str | None) -> Iterator[str]:
     if directory:
         yield f"{directory.rstrip('/')}/{run}-{time.time_ns()}"
     elif str(session.sparkContext.master).startswith("local"):
-        with tempfile.TemporaryDirectory() as folder:
-            yield folder
+        with tempfile.TemporaryDirectory() as temporary:
+            yield temporary
     else:
         yield ""
 
 
-def _order(given: Mapping[str, Any]) -> RedriveRequest:
-    order = RedriveRequest(**{**given, "selection": Selection(), "protocol": Protocol(given["protocol"])})
-    return replace(order, selection=Selection.of(given["selection"]))
+def _redrive_request(fields: Mapping[str, Any]) -> RedriveRequest:
+    request = RedriveRequest(**{**fields, "selection": Selection(), "protocol": Protocol(fields["protocol"])})
+    return replace(request, selection=Selection.of(fields["selection"]))
 
 
-def _tell(now: Progress) -> None:
-    rate = now.done / now.seconds if now.seconds else 0.0
-    log.info("About %d of %d letters done, %.0f a second", now.done, now.letters, rate)
+def _log_progress(progress: Progress) -> None:
+    rate = progress.done / progress.seconds if progress.seconds else 0.0
+    log.info("About %d of %d letters done, %.0f a second", progress.done, progress.letters, rate)
 
 
 @contextmanager
-def _timed(session: SparkSession, what: str) -> Iterator[None]:
-    began = time.monotonic()
-    log.info("%s begins", what)
+def _timed(session: SparkSession, step: str) -> Iterator[None]:
+    start = time.monotonic()
+    log.info("%s begins", step)
     # For Spark's pages.
-    session.sparkContext.setJobDescription(what)
+    session.sparkContext.setJobDescription(step)
     yield
-    log.info("%s took %.1f s", what, time.monotonic() - began)
+    log.info("%s took %.1f s", step, time.monotonic() - start)
 
 
-WORK: Final[Mapping[str, Callable[..., dict[str, Any]]]] = {"report": report, "redrive": redrive}
+def select_letters(letters: DataFrame, selection: Selection) -> DataFrame:
+    """Apply a selection to a snapshot.
 
-
-_EQUAL = (ERROR_CLASS, FINGERPRINT, TRACEBACK_DIGEST, CONSUMER, DAG_ID, RUN_ID, TASK_ID)
-_REASONS = "reasons"
-
-
-def chosen(letters: DataFrame, selection: Selection) -> DataFrame:
-    """Leave out what a selection doesn't mean.
-
-    :param letters: a snapshot
-    :param selection: by what columns say
-    :return: the others
-    :raises SelectionError: it selects by something else
+    :raises SelectionError: it selects by something that isn't a column of a snapshot
     """
-    asked = selection.model_dump(mode="json", exclude_defaults=True)
-    if others := sorted(asked.keys() - {*_EQUAL, _REASONS}):
+    fields = selection.model_dump(mode="json", exclude_defaults=True)
+    if others := sorted(fields.keys() - {*_EQUAL, _REASONS}):
         raise SelectionError(
-            f"expected letters that a report kept to be selected by {', '.join((_REASONS, *_EQUAL))}, found"
-            f" {', '.join(others)}: leave letters out, so that they are looked for, or filter in a repair"
+            f"expected a selection of a report's letters by {', '.join((_REASONS, *_EQUAL))}, found"
+            f" {', '.join(others)}: leave letters out, so that the queue is read, or filter in a repair"
         )
     for name in _EQUAL:
-        if name in asked:
-            letters = letters.where(letters[name] == asked[name])
-    return letters.where(letters[REASON].isin(asked[_REASONS])) if _REASONS in asked else letters
+        if name in fields:
+            letters = letters.where(letters[name] == fields[name])
+    return letters.where(letters[REASON].isin(fields[_REASONS])) if _REASONS in fields else letters

@@ -1,49 +1,50 @@
-"""What an application tells the task that started it: a JSON object a line, on a pipe of their own."""
+"""The messages from an application to its Airflow task: log records and the result or error, one JSON object a line."""
 
 from __future__ import annotations
 
+import importlib
 import json
 import logging
 import os
+import re
 import sys
 import threading
 from typing import TYPE_CHECKING, Any, Self
 
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TerminalError
+
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
 LOG, LEVEL = "log", "level"
 RESULT = "result"
 ERROR, CODE, TERMINAL = "error", "code", "terminal"
 
+log = logging.getLogger(__name__)
+
+# The last line of a Python traceback, as Spark includes it in an error of an executor.
+_OWN_ERROR = re.compile(r"^(?:.*: )?(airflow_provider_jetstream(?:\.\w+)*)\.(\w+Error): (.+)$", re.MULTILINE)
+_LONGEST_TEXT = 2_000
+
 
 class Messages:
-    """The way back to the task.
-
-    :param descriptor: the pipe's file descriptor
-    """
+    """A pipe to the task, by its file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._pipe = os.fdopen(descriptor, "w", encoding="utf-8")
         self._lock = threading.Lock()
 
     @classmethod
-    def instead_of_output(cls) -> Self:
-        """Take the standard output for it; what is printed, by the JVM too, goes to the standard error from now on.
-
-        :return: the way back
-        """
+    def replacing_stdout(cls) -> Self:
+        """Use the standard output as the pipe; what is printed, also by the JVM, goes to the standard error instead."""
         sys.stdout.flush()
-        # Not handed on to the JVM, as the original would be.
+        # The JVM inherits the original descriptor, but not the duplicate.
         descriptor = os.dup(sys.stdout.fileno())
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         return cls(descriptor)
 
     def send(self, message: Mapping[str, Any]) -> None:
-        """Send one.
-
-        :param message: what JSON can hold
-        """
+        """Send a message that JSON can hold."""
         line = json.dumps(message)
         with self._lock:
             self._pipe.write(f"{line}\n")
@@ -51,21 +52,54 @@ class Messages:
 
 
 class MessageHandler(logging.Handler):
-    """Hands log records to the task.
-
-    :param messages: the way back to it
-    """
+    """Sends log records to the task."""
 
     def __init__(self, messages: Messages) -> None:
         super().__init__()
         self._messages = messages
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Send a record.
-
-        :param record: the record
-        """
+        """Send a record."""
         try:
             self._messages.send({LOG: self.format(record), LEVEL: record.levelno})
         except (OSError, ValueError):
             self.handleError(record)
+
+
+def error_message(error: BaseException) -> dict[str, Any]:
+    """Describe an error to the task: as this package's own error where its chain contains one, also of an executor."""
+    for cause in _chain(error):
+        if isinstance(cause, JetStreamProviderError):
+            return _message(type(cause), str(cause))
+    for cause in _chain(error):
+        if (matches := _OWN_ERROR.findall(_text(cause))) and (kind := _error_class(*matches[-1][:2])):
+            return _message(kind, matches[-1][2])
+    return {ERROR: f"{type(error).__name__}: {_text(error)}"[:_LONGEST_TEXT], CODE: "", TERMINAL: False}
+
+
+def _message(kind: type[JetStreamProviderError], text: str) -> dict[str, Any]:
+    return {ERROR: text, CODE: kind.code, TERMINAL: issubclass(kind, TerminalError)}
+
+
+def _error_class(module: str, name: str) -> type[JetStreamProviderError] | None:
+    try:
+        kind = getattr(importlib.import_module(module), name, None)
+    except ImportError:
+        return None
+    return kind if isinstance(kind, type) and issubclass(kind, JetStreamProviderError) else None
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception:
+        log.debug("The text of an error can't be read", exc_info=True)
+        return "its JVM is gone"
+
+
+def _chain(error: BaseException | None) -> Iterator[BaseException]:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        seen.add(id(error))
+        yield error
+        error = error.__cause__ or error.__context__

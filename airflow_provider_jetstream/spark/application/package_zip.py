@@ -1,4 +1,4 @@
-"""This package as a zip, for executors that don't have it; run as a program, it writes the file that it is given."""
+"""This package as a zip, for executors that don't have it installed; run as a program, it writes the named file."""
 
 from __future__ import annotations
 
@@ -10,20 +10,16 @@ import airflow_provider_jetstream
 
 ZIP_NAME = "airflow_provider_jetstream.zip"
 
-# What executors need; Airflow's part stays out, since it can't be imported there.
-_PARTS = ("__init__.py", "jetstream", "spark")
+# What executors need; the Airflow modules can't be imported there.
+_INCLUDED = ("__init__.py", "lazy_exports.py", "jetstream", "spark")
 
 
 def package_zip(file: Path) -> Path:
-    """Write the zip.
-
-    :param file: where to
-    :return: the same
-    """
+    """Write the zip, and return its path."""
     root = Path(airflow_provider_jetstream.__file__).parent
     with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-        for part in _PARTS:
-            path = root / part
+        for name in _INCLUDED:
+            path = root / name
             for module in [path] if path.is_file() else sorted(path.rglob("*")):
                 if module.is_file() and "__pycache__" not in module.parts:
                     archive.write(module, module.relative_to(root.parent))
@@ -31,7 +27,7 @@ def package_zip(file: Path) -> Path:
 
 
 def main() -> None:
-    """Write it to the file that the command line names, and say where it is."""
+    """Write the zip to the file that the command line names, and print its path."""
     print(package_zip(Path(sys.argv[1] if len(sys.argv) > 1 else ZIP_NAME)).resolve())
 
 

@@ -1,4 +1,4 @@
-"""Whether PySpark is installed so that it can be used, found out without importing it."""
+"""Checks the installation of PySpark without importing it."""
 
 from __future__ import annotations
 
@@ -7,32 +7,31 @@ from importlib import metadata
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 
 _LOWEST = (4, 1)
-# They write into PySpark's own folder, so that another version leaves a mixture of both.
+# They write into PySpark's own folder: with another version, the files of both are mixed.
 _OVERWRITING = ("pyspark-client", "pyspark-connect")
 
 
 def require_pyspark() -> str:
-    """Make sure that PySpark is there, new enough, and not mixed with files of another version.
+    """Return the version of PySpark.
 
-    :return: its version
-    :raises SparkSettingsError: it isn't; says what to install
+    :raises SparkSettingsError: it is missing, too old, or mixed with files of another version
     """
-    found = _version("pyspark")
-    if found is None:
+    installed = _version("pyspark")
+    if installed is None:
         raise SparkSettingsError(
             "expected pyspark 4.1 or later where this task runs, found none: install airflow-provider-jetstream with"
-            " its extra spark (pyspark-client alone brings no Spark that could be started)"
+            " its extra spark (pyspark-client alone contains no Spark that could be started)"
         )
-    if tuple(int(part) for part in found.split(".")[:2]) < _LOWEST:
-        raise SparkSettingsError(f"expected pyspark 4.1 or later, found {found}: upgrade it")
+    if tuple(int(part) for part in installed.split(".")[:2]) < _LOWEST:
+        raise SparkSettingsError(f"expected pyspark 4.1 or later, found {installed}: upgrade it")
     for other in _OVERWRITING:
-        if (version := _version(other)) not in (None, found):
+        if (version := _version(other)) not in (None, installed):
             raise SparkSettingsError(
-                f"expected {other} of the version of pyspark, {found}, found {version}: it writes into pyspark's own"
-                f" folder, and what is there now is a mixture; uninstall both, then install pyspark=={found}"
-                f" {other}=={found}, or pyspark alone"
+                f"expected {other} of the version of pyspark, {installed}, found {version}: it writes into pyspark's"
+                " own folder, whose files are now of two versions; uninstall both, then install"
+                f" pyspark=={installed} {other}=={installed}, or pyspark alone"
             )
-    return found
+    return installed
 
 
 def _version(distribution: str) -> str | None:

@@ -1,5 +1,14 @@
-"""Bringing dead letters back in bulk, by the same protocols as elsewhere; see ``docs/spark-redrive.md``."""
+"""Redrives dead letters in bulk, by the core's protocols; see ``docs/spark-redrive.md``."""
 
-from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress, preview_letters, redrive_letters
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.lazy_exports import lazy_exports
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.bulk_redrive.driver import Progress, preview_letters, redrive_letters
 
 __all__ = ["Progress", "preview_letters", "redrive_letters"]
+
+__getattr__ = lazy_exports(__name__, {"driver": ["Progress", "preview_letters", "redrive_letters"]})

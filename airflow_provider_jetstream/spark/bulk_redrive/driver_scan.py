@@ -1,114 +1,154 @@
-"""The driver's look at a queue before its letters are divided among tasks, and what it writes down about the run."""
+"""The driver's scan of a queue before its letters are divided among tasks, and the record of the run."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from pyspark.sql import functions as f
+
+from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import load_queue, scanned_jobs
+from airflow_provider_jetstream.spark.dead_letters.schema import CHANGEABLE, REPAIRED, SEQUENCE
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
     import pyarrow as pa
+    from pyspark.sql import DataFrame
 
-    from airflow_provider_jetstream.jetstream.audit.log import AuditLog, RunRecord
+    from airflow_provider_jetstream.jetstream.audit.log import RunRecord
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
+# Jobs that are no longer dead letters may be missing from a frame; with more of them the letters are copied.
+_MOST_MISSING = 10_000
+
 
 @dataclass(frozen=True, slots=True)
 class DriverScan:
-    """How a queue was when the driver looked.
+    """The driver's scan of a queue.
 
-    :param scan: the look at it as a whole; its connection is closed
-    :param choice: how letters are brought back
-    :param acknowledged: jobs of which an ack metric tells, where that matters
-    :param server: who was asked, as that tells of itself
-    :param jobs: what the dead letter queue says about which jobs
+    :param scan: the scan of the whole queue; its connection is closed
+    :param acknowledged: jobs with an ack metric, where that matters
+    :param server_info: the INFO of the server that the driver was connected to
+    :param jobs: the jobs' entries, a row per job
     """
 
     scan: Scan
     choice: ProtocolChoice
     acknowledged: frozenset[int]
-    server: Mapping[str, Any]
+    server_info: Mapping[str, Any]
     jobs: pa.Table
 
 
-async def scan_queue(connection: BlockingConnection, queue: Any, order: RedriveRequest) -> DriverScan:
-    """Look at a queue as a whole.
+async def scan_queue(connection: BlockingConnection, queue: Any, request: RedriveRequest) -> DriverScan:
+    """Scan a whole queue; a name is looked up on the server.
 
-    :param connection: the server
-    :param queue: the work queue; a name is looked up on the server
-    :param order: what is asked for
-    :return: how things are
-    :raises RedriveOrderError: what is asked for isn't possible here
+    :raises RedriveRequestError: the queue doesn't allow what is requested
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
     declared = await load_queue(connection, queue)
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.discover_capabilities(stream.name for stream in streams if stream)
-    scan = await Scan.begin(connection, declared, vanished=order.selection.vanished)
-    choice = choose_protocol(order, scan.snapshot, connection.api_level)
-    judge = await scan.context.classifier(
+    scan = await Scan.begin(connection, declared, vanished=request.selection.vanished)
+    choice = choose_protocol(request, scan.snapshot, connection.api_level)
+    classifier = await scan.context.classifier(
         connection,
         scan.index,
         archive=scan.archive,
         audit=scan.audit,
         inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
     )
-    acknowledged = frozenset(await judge.metrics.acknowledged())
-    return DriverScan(
-        scan, choice, acknowledged, dict(connection.socket.server_info), await scanned_jobs(scan, order.selection)
+    acknowledged = frozenset(await classifier.metrics.acknowledged())
+    server_info = dict(connection.socket.server_info)
+    return DriverScan(scan, choice, acknowledged, server_info, await scanned_jobs(scan, request.selection))
+
+
+def frame_problem(options: Mapping[str, str], letters: DataFrame, scan: DriverScan) -> str:
+    """Return why a redrive in place isn't what a frame requests; empty where it is.
+
+    :param options: connection options of the data source
+    """
+    if _has_repairs(letters):
+        return "the frame has repaired rows, or doesn't say that they aren't"
+    missing = _missing_jobs(letters, scan)
+    incomplete: bool = run_on_own_connection(options, lambda connection: _any_dead(connection, scan, missing))
+    return "the frame leaves dead letters out" if incomplete else ""
+
+
+def _has_repairs(letters: DataFrame) -> bool:
+    if REPAIRED not in letters.columns:
+        return bool(set(letters.columns) & set(CHANGEABLE))
+    return not letters.where(f.expr(f"coalesce({REPAIRED}, true)")).isEmpty()
+
+
+def _missing_jobs(letters: DataFrame, scan: DriverScan) -> list[int]:
+    """Find the jobs with entries that a frame leaves out; one more than the limit at most."""
+    known = letters.sparkSession.createDataFrame(scan.jobs.select(["sequence"]))
+    rows = known.join(letters.select(SEQUENCE), SEQUENCE, "left_anti").limit(_MOST_MISSING + 1).collect()
+    return [row[0] for row in rows]
+
+
+async def _any_dead(connection: BlockingConnection, driver_scan: DriverScan, sequences: Sequence[int]) -> bool:
+    """Return whether any of the jobs is a dead letter in circulation, or there are too many to find out."""
+    if len(sequences) > _MOST_MISSING:
+        return True
+    scan = driver_scan.scan
+    archive = await ArchiveReader.open(connection, scan.queue, scan.snapshot.created_at)
+    audit = AuditLog.from_snapshot(connection, scan.queue, scan.snapshot)
+    classifier = await scan.context.classifier(
+        connection,
+        scan.index,
+        archive=archive,
+        audit=audit,
+        inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
     )
+    results = await classifier.classify_all([(sequence, scan.index.entries_of(sequence)) for sequence in sequences])
+    return any(isinstance(result, DeadLetter) and Selection().matches(result) for result in results)
 
 
 async def begin_run(
-    connection: BlockingConnection, found: DriverScan, order: RedriveRequest, report: RedriveReport
+    connection: BlockingConnection, scan: DriverScan, request: RedriveRequest, report: RedriveReport
 ) -> RunRecord:
-    """Write down that a run begins or goes on, and take note of what an earlier try did.
+    """Record in the audit that a run begins or resumes, and add to the report what an earlier attempt did.
 
-    :param connection: the server
-    :param found: the look at the queue, which has an audit
-    :param order: what is asked for, with the run's key
-    :param report: takes note
-    :return: its record
+    :param request: with the run's key
     :raises RedriveError: it can't be recorded
     """
-    audit = audit_log(connection, found)
+    audit = audit_log(connection, scan)
     try:
-        record = await audit.begin_run(order.run or "", order.who, order.why)
+        record = await audit.begin_run(request.run or "", request.who, request.why)
         if record.report:
-            # An earlier try may have been told to stop.
+            # An earlier attempt may have been cancelled.
             record = record.model_copy(update={"report": {}})
             await audit.record_progress(record)
     except (ApiError, TransientError) as error:
         raise RedriveError(
-            f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: see to it that"
-            " the audit takes records, then run it again"
+            f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: make sure that the"
+            " audit stores records, then run it again"
         ) from None
-    async for done in audit.letters_of_run(record):
-        if done.action == "parked":
-            report.add_parked(done.sequence)
+    async for letter in audit.letters_of_run(record):
+        if letter.action == "parked":
+            report.add_parked(letter.sequence)
         else:
-            report.redriven.add(done.sequence, done.new_sequence or done.sequence)
+            report.redriven.add(letter.sequence, letter.new_sequence or letter.sequence)
         report.resumed += 1
     return record
 
 
-def audit_log(connection: BlockingConnection, found: DriverScan) -> AuditLog:
-    """Give the audit of a queue that has one, over another connection.
-
-    :param connection: the server
-    :param found: the look at the queue
-    :return: the audit
-    """
-    audit = found.scan.audit
+def audit_log(connection: BlockingConnection, scan: DriverScan) -> AuditLog:
+    """Return the queue's audit over another connection; the queue has one."""
+    audit = AuditLog.from_snapshot(connection, scan.scan.queue, scan.scan.snapshot)
     if audit is None:
         raise ValueError("expected a queue with an audit")
-    return type(audit)(connection, audit.stream, audit.queue, audit.created)
+    return audit

@@ -1,4 +1,4 @@
-"""What tasks are handed: rows of the frame beside what the dead letter queue says about the same letters."""
+"""A task's input: rows of the frame, and the entries about the same letters."""
 
 from __future__ import annotations
 
@@ -22,50 +22,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
-# The column in which each task is told what the dead letter queue says about its letters, in a row before theirs.
-PACKED_ENTRIES: Final = "told"
-
-
-class TaskJob(NamedTuple):
-    """A letter to be brought back.
-
-    :param row: what the frame says
-    :param mentions: what the dead letter queue says
-    """
-
-    row: RequestedLetter
-    mentions: tuple[Entry, ...]
-
-
-def read_windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[TaskJob]]:
-    """Take rows in the order in which they come.
-
-    :param batches: of rows
-    :param size: how many at a time
-    :return: windows
-    """
-    told = pa.RecordBatch.from_pylist([], JOB_SCHEMA)
-    for batch in batches:
-        packed = batch.column(PACKED_ENTRIES)
-        if packed.null_count < len(packed):
-            tables = [unpack_table(value).read_all() for value in packed.drop_null()]
-            (told,) = pa.concat_tables(tables).combine_chunks().to_batches()
-        rows = batch.filter(packed.is_null()).drop_columns([PACKED_ENTRIES])
-        for start in range(0, rows.num_rows, size):
-            part = rows.slice(start, size)
-            values = zip(*(column.to_pylist() for column in part.columns), strict=True)
-            mentions = _mentions(told, part.column(SEQUENCE))
-            yield [
-                TaskJob(RequestedLetter.of(dict(zip(part.schema.names, row, strict=True))), mentioned)
-                for row, mentioned in zip(values, mentions, strict=True)
-            ]
-
-
-def _mentions(told: pa.RecordBatch, sequences: pa.Array) -> list[tuple[Entry, ...]]:
-    """Look up what is said about letters; nothing about those that aren't there."""
-    places = pc.index_in(sequences.cast(pa.int64()), told.column(SEQUENCE))
-    return entries_from_columns([told.column(name).take(places) for name in JOB_SCHEMA.names[1:]])
-
+# The column of a task's first row, with the packed entries of the task's letters.
+PACKED_ENTRIES: Final = "packed_entries"
 
 _TYPES: Final = {
     SEQUENCE: ("bigint", "int"),
@@ -76,19 +34,48 @@ _TYPES: Final = {
 }
 
 
-def used_columns(schema: StructType, known: frozenset[str]) -> tuple[str, ...]:
-    """Choose the columns that a redrive uses.
+class TaskJob(NamedTuple):
+    """A letter to be redriven: the frame's row, and the entries about it."""
 
-    :param schema: of the frame
-    :param known: names of columns that tell more about a letter, and aren't used
-    :return: names
+    row: RequestedLetter
+    entries: tuple[Entry, ...]
+
+
+def read_windows(batches: Iterator[pa.RecordBatch], size: int) -> Iterator[list[TaskJob]]:
+    """Read a partition of :func:`~.spark_job.partition_letters`, ``size`` letters at a time."""
+    jobs = pa.RecordBatch.from_pylist([], JOB_SCHEMA)
+    for batch in batches:
+        packed = batch.column(PACKED_ENTRIES)
+        if packed.null_count < len(packed):
+            tables = [unpack_table(value).read_all() for value in packed.drop_null()]
+            (jobs,) = pa.concat_tables(tables).combine_chunks().to_batches()
+        rows = batch.filter(packed.is_null()).drop_columns([PACKED_ENTRIES])
+        for start in range(0, rows.num_rows, size):
+            window = rows.slice(start, size)
+            values = zip(*(column.to_pylist() for column in window.columns), strict=True)
+            yield [
+                TaskJob(RequestedLetter.from_row(dict(zip(window.schema.names, row, strict=True))), entries)
+                for row, entries in zip(values, _find_entries(jobs, window.column(SEQUENCE)), strict=True)
+            ]
+
+
+def _find_entries(jobs: pa.RecordBatch, sequences: pa.Array) -> list[tuple[Entry, ...]]:
+    """Look up the entries of letters; none for letters without a row."""
+    indexes = pc.index_in(sequences.cast(pa.int64()), jobs.column(SEQUENCE))
+    return entries_from_columns([jobs.column(name).take(indexes) for name in JOB_SCHEMA.names[1:]])
+
+
+def used_columns(schema: StructType, known: frozenset[str]) -> tuple[str, ...]:
+    """Return the columns of a frame that a redrive uses.
+
+    :param known: columns of letters that are allowed and not used
     :raises SparkOptionError: the sequence is missing, or a column is unknown or of another type
     """
     names = schema.fieldNames()
     if SEQUENCE not in names:
         raise SparkOptionError(
             f"expected a column {SEQUENCE} with the letters' stream sequences, found {', '.join(names) or 'none'}: take"
-            " the letters as read_letters gives them"
+            " the letters as read_letters returns them"
         )
     for field in schema.fields:
         kinds = _TYPES.get(field.name)
@@ -107,12 +94,10 @@ def used_columns(schema: StructType, known: frozenset[str]) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class RequestedLetter:
-    """What a frame says about one letter; what is ``None`` stays as it is.
+    """A frame's row: a letter, and what the job becomes; ``None`` leaves a part as it is.
 
     :param sequence: the letter's stream sequence
-    :param subject: where the job goes
-    :param body: its body
-    :param headers: all its headers
+    :param headers: all headers
     """
 
     sequence: int
@@ -121,12 +106,10 @@ class RequestedLetter:
     headers: tuple[tuple[str, str], ...] | None = None
 
     @classmethod
-    def of(cls, values: Mapping[str, Any]) -> RequestedLetter:
-        """Take a row.
+    def from_row(cls, values: Mapping[str, Any]) -> RequestedLetter:
+        """Convert the used columns of a row.
 
-        :param values: of the columns that are used
-        :return: what it says
-        :raises SparkOptionError: it names no letter
+        :raises SparkOptionError: the sequence is null
         """
         if values[SEQUENCE] is None:
             raise SparkOptionError(f"expected a {SEQUENCE} in every row, found null: drop rows that are no letters")
@@ -137,41 +120,37 @@ class RequestedLetter:
             values[SEQUENCE],
             values.get(SUBJECT),
             body.encode() if isinstance(body, str) else body,
-            None if headers is None else tuple((each["key"] or "", each["value"] or "") for each in headers),
+            None if headers is None else tuple((pair["key"] or "", pair["value"] or "") for pair in headers),
         )
 
     def repair(self, letter: DeadLetter) -> Repair | None:
-        """Say what is to be changed of a letter.
-
-        :param letter: the letter as it is stored
-        :return: the repair; ``None`` where nothing is
-        """
+        """Return what changes compared with the stored letter; ``None`` where nothing does."""
         body = UNCHANGED if self.body is None or self.body == letter.body else self.body
         subject = None if self.subject is None or self.subject == letter.subject else self.subject
-        headers = {} if self.headers is None else self._headers(letter)
+        headers = {} if self.headers is None else self._changed_headers(letter)
         if body is UNCHANGED and subject is None and not headers:
             return None
         return Repair(body, headers, subject)
 
-    def _headers(self, letter: DeadLetter) -> dict[str, tuple[str, ...] | None]:
-        """Compare headers by name; those of the server and of redrives aren't the row's to say."""
-        asked = _by_name(self.headers or ())
+    def _changed_headers(self, letter: DeadLetter) -> dict[str, tuple[str, ...] | None]:
+        """Compare headers by name, without those that only the server or a redrive sets."""
+        requested = _by_name(self.headers or ())
         stored = _by_name(letter.headers)
         changed: dict[str, tuple[str, ...] | None] = {}
-        for name in dict.fromkeys((*asked, *stored)):
+        for name in dict.fromkeys((*requested, *stored)):
             if is_servers(name) or name in ORIGIN_HEADERS:
                 continue
-            # Spark holds nothing but UTF-8.
-            shown = [
+            # Spark's strings hold only UTF-8.
+            readable = [
                 value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for value in stored.get(name, ())
             ]
-            if asked.get(name, []) != shown:
-                changed[name] = tuple(asked[name]) if name in asked else None
+            if requested.get(name, []) != readable:
+                changed[name] = tuple(requested[name]) if name in requested else None
         return changed
 
 
 def _by_name(headers: tuple[tuple[str, str], ...]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
+    values: dict[str, list[str]] = {}
     for name, value in headers:
-        found.setdefault(name, []).append(value)
-    return found
+        values.setdefault(name, []).append(value)
+    return values

@@ -1,4 +1,4 @@
-"""The Spark job of a bulk redrive: the frame beside what is known of its letters, divided by sequences, and watched."""
+"""The Spark job of a bulk redrive: the frame's rows and the entries about them, divided by sequence, and watched."""
 
 from __future__ import annotations
 
@@ -28,73 +28,66 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 
-# Each has up to 256 requests on their way, and the server drops its whole queue of API requests at ten thousand.
+# Each has up to 256 requests in flight, and the server drops its whole queue of API requests at ten thousand.
 MOST_TASKS = 32
-# Letters a second that a task does easily, and with which the burst that each may begin with weighs little.
-_RATE_OF_A_TASK = 50
+# Letters a second that a task does easily, and compared with which the burst at its start is small.
+_RATE_PER_TASK = 50
 _TICK = 0.2
 
 
-def tasks_for(session: SparkSession, letters: int, *, rate: float | None, asked: int | None) -> int:
-    """Tell among how many tasks letters are divided.
+def tasks_for(session: SparkSession, letters: int, *, rate: float | None, requested: int | None) -> int:
+    """Return among how many tasks letters are divided.
 
-    :param session: Spark
-    :param letters: how many there may be
     :param rate: letters a second of all tasks, which then have to run at the same time
-    :param asked: how many at most, where somebody says so
-    :return: how many
+    :param requested: the most tasks, where the user limits them
     """
     at_a_time = min(parallel_tasks(session), MOST_TASKS)
     if rate is not None:
-        return min(asked or at_a_time, at_a_time, max(1, int(rate // _RATE_OF_A_TASK)))
-    return asked or min(MOST_TASKS // at_a_time * at_a_time, task_count(session, letters))
+        return min(requested or at_a_time, at_a_time, max(1, int(rate // _RATE_PER_TASK)))
+    return requested or min(MOST_TASKS // at_a_time * at_a_time, task_count(session, letters))
 
 
 def partition_letters(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: int) -> DataFrame:
-    """Put what is said about letters beside the frame's rows, and divide them by ranges of sequences.
+    """Divide a frame's rows by ranges of sequences, and add the entries about them.
 
-    :param letters: the frame
-    :param columns: which of its columns are used
-    :param jobs: what the dead letter queue says about which jobs
-    :param tasks: among how many tasks
-    :return: rows in the order of the jobs; those of a task begin with one that holds nothing but what is said about its
-        letters, packed, in the column ``TOLD``
+    :param columns: the frame's columns that are used
+    :param jobs: the jobs' entries, a row per job
+    :return: the rows in the order of the jobs; those of a task begin with one that has only the entries of its letters,
+        packed, in the column ``PACKED_ENTRIES``
     """
     # By bounds that are known here: Spark would evaluate the frame twice to find its own.
     known = jobs.column(SEQUENCE).to_numpy()
-    bounds = sorted({int(known[len(known) * part // tasks]) for part in range(1, tasks)}) if len(known) else []
+    bounds = sorted({int(known[len(known) * task // tasks]) for task in range(1, tasks)}) if len(known) else []
     edges = [0, *np.searchsorted(known, bounds).tolist(), len(known)]
-    parts = [jobs.slice(low, high - low) for low, high in pairwise(edges) if high > low]
-    # Not beside each row: Spark would have to serialise, to shuffle and to join as many rows again.
-    firsts = pa.array([part.column(SEQUENCE)[0].as_py() for part in parts], pa.int64())
-    told = pa.table({SEQUENCE: firsts, PACKED_ENTRIES: pa.array(map(pack_table, parts), pa.binary())})
-    rows = letters.select(*columns).unionByName(letters.sparkSession.createDataFrame(told), allowMissingColumns=True)
-    place = f.expr(f"size(filter(array({', '.join(f'{each}L' for each in bounds)}), bound -> bound <= {SEQUENCE}))")
-    by_range = rows.repartitionById(len(bounds) + 1, place.cast("int")) if bounds else rows.coalesce(1)
+    slices = [jobs.slice(low, high - low) for low, high in pairwise(edges) if high > low]
+    # Not a value per row: Spark would have to serialise, to shuffle and to join as many rows again.
+    firsts = pa.array([jobs_of_task.column(SEQUENCE)[0].as_py() for jobs_of_task in slices], pa.int64())
+    entries = pa.table({SEQUENCE: firsts, PACKED_ENTRIES: pa.array(map(pack_table, slices), pa.binary())})
+    entry_rows = letters.sparkSession.createDataFrame(entries)
+    rows = letters.select(*columns).unionByName(entry_rows, allowMissingColumns=True)
+    task = f.expr(f"size(filter(array({', '.join(f'{bound}L' for bound in bounds)}), bound -> bound <= {SEQUENCE}))")
+    by_range = rows.repartitionById(len(bounds) + 1, task.cast("int")) if bounds else rows.coalesce(1)
     return by_range.sortWithinPartitions(f.col(PACKED_ENTRIES).isNull(), SEQUENCE)
 
 
-def run_watched(rows: DataFrame, share: RedriveTask, tick: Callable[[Callable[[], None]], None]) -> pa.Table:
-    """Run the job.
+def run_watched(rows: DataFrame, task: RedriveTask, tick: Callable[[Callable[[], None]], None]) -> pa.Table:
+    """Run the job, and return the outcomes of all letters.
 
-    :param rows: what tasks are handed
-    :param share: what each does
-    :param tick: called a few times a second with what stops the job at once
-    :return: what became of the letters
-    :raises RedriveError: Spark gave it up, or it was stopped
+    :param tick: called a few times a second with a function that stops the job
+    :raises RedriveError: Spark gave up, or the job was stopped
     """
     session, tag = rows.sparkSession, f"redrive-{uuid4().hex}"
 
-    def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return share.run(batches)
+    def run_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        return task.run(batches)
 
-    def job() -> pa.Table:
+    def run_job() -> pa.Table:
         if is_remote():
             session.addTag(tag)
         else:
-            # For this thread only; the one in which Spark serves the result takes it over, unlike a tag.
-            session.sparkContext.setJobGroup(tag, f"redrive {share.request.run}", interruptOnCancel=True)
-        return rows.mapInArrow(work, OUTCOME_DDL).toArrow()
+            # For this thread only; the thread in which Spark serves the result inherits a job group, but no tag.
+            session.sparkContext.setJobGroup(tag, f"redrive {task.request.run}", interruptOnCancel=True)
+        return rows.mapInArrow(run_task, OUTCOME_DDL).toArrow()
 
     def stop() -> None:
         if is_remote():
@@ -103,20 +96,20 @@ def run_watched(rows: DataFrame, share: RedriveTask, tick: Callable[[Callable[[]
             session.sparkContext.cancelJobGroup(tag)
 
     with ThreadPoolExecutor(1) as thread:
-        running = thread.submit(job)
+        job = thread.submit(run_job)
         try:
-            while not running.done():
+            while not job.done():
                 time.sleep(_TICK)
                 tick(stop)
         finally:
-            if not running.done():
+            if not job.done():
                 stop()
         try:
-            return running.result()
+            return job.result()
         except (PySparkException, Py4JError) as error:
-            # How a result is collected decides which of the two it is.
-            why = str(error).partition("\n\tat ")[0]
+            # Which of the two it is depends on how Spark collects the result.
+            cause = str(error).partition("\n\tat ")[0]
             raise RedriveError(
-                f"Spark gave up the redrive {share.request.run}: {why}; whatever was done is done, and running it again"
-                " under the same key goes on with it"
+                f"Spark gave up the redrive {task.request.run}: {cause}; the letters done so far are done, and running"
+                " it again under the same key resumes it"
             ) from error

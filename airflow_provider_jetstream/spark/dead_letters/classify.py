@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.dead_letters.classifier import Status
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import merge_entries
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import index_from_batches
@@ -73,7 +73,8 @@ class ClassifyTask:
                     failures = 0
                     letters += page.letters
                     lost += lost_deaths
-                    sequences = [item.sequence for item in (*page.letters, *lost_deaths)]
+                    sequences = [letter.sequence for letter in page.letters]
+                    sequences += [death.sequence for death in lost_deaths]
                     after = max(sequences, default=after)
                     size = sum(len(letter.body) for letter in letters)
                     if len(letters) + len(lost) >= _ROWS_PER_BATCH or size >= _BYTES_PER_BATCH:
@@ -126,7 +127,7 @@ class ClassifyTask:
             merged = await merge_entries(scan.connection, scan.dead_letter_queue, scan.snapshot, job.sequence, current)
             death = merged.death
             letter = DeadLetter(
-                death, "", b"", (), "", Source.COPY, job.entries, preserved=False, ready_at=death.died_at
+                death, "", b"", (), "", BodySource.COPY, job.entries, preserved=False, ready_at=death.died_at
             )
             if self.selection.matches(letter):
                 deaths.append(death)

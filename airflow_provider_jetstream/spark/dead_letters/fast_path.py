@@ -16,14 +16,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.message import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_subject, letter_audit_subject, marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.letter import Source
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import blocking_connection
@@ -151,15 +150,13 @@ class FastPath:
                 connection.run(connection.discover_capabilities(stream.name for stream in (queue, *queue.companions())))
                 if queue.name not in connection.batch_readers:
                     return
-                audit = connection.run(AuditLog.open(connection, queue, self._snapshot.created))
-                audit_stream = audit.stream if audit else None
                 socket = stack.enter_context(closing(NatsSocket(socket_settings(self._options))))
                 options = read_options({"stream": queue.name}, "read")
                 fetch = DirectFetch(SourceStream(socket, queue.name), ">", _COLUMNS, options)
                 for fetched in fetch.fetch(int(sequences[0]), int(sequences[-1])):
                     rows = self._dead_rows(_stored_rows(entries, fetched.batch))
                     if len(rows):
-                        rows = rows.where(~self._has_other_evidence(connection, rows, audit_stream))
+                        rows = rows.where(~self._has_other_evidence(connection, rows))
                     if len(rows):
                         yield _letter_batch(rows, self._snapshot)
             except TransientError:
@@ -191,7 +188,9 @@ class FastPath:
         by_subject = subjects.indices.to_numpy()
 
         def per_row(value: Callable[[ConsumerState], int]) -> Integers:
-            return np.array([value(consumer) if consumer else 0 for consumer in consumers], np.int64)[by_subject]
+            values = np.array([value(consumer) if consumer else 0 for consumer in consumers], np.int64)
+            values_by_row: Integers = values[by_subject]
+            return values_by_row
 
         trusted = np.array(
             [bool(consumer and consumer.name not in self._inconsistent_consumers) for consumer in consumers]
@@ -210,7 +209,7 @@ class FastPath:
         ack_wait = per_row(lambda consumer: consumer.max_ack_wait // _MICROSECOND)
         return FastPathRows(rows.jobs, rows.entries, ack_wait).where(dead)
 
-    def _has_other_evidence(self, connection: BlockingConnection, rows: FastPathRows, audit_stream: str | None) -> Mask:
+    def _has_other_evidence(self, connection: BlockingConnection, rows: FastPathRows) -> Mask:
         """Return which jobs have a completion, an audit record, or the marker of a redrive."""
         queue, sequences = self._snapshot.queue, rows.sequences.tolist()
         has_evidence = np.zeros(len(sequences), np.bool_)
@@ -226,8 +225,9 @@ class FastPath:
             pairs = zip(rows.entries.column("consumers").to_pylist(), sequences, strict=True)
             look_up(events, [completion_subject(queue, *pair) for pair in pairs])
         # Without redrives the audit is empty.
-        if audit_stream is not None and _has_messages(connection, audit_stream):
-            look_up(audit_stream, [letter_audit_subject(queue, sequence) for sequence in sequences])
+        audit = self._context.queue.audit
+        if audit and audit.name in self._snapshot.companions and _has_messages(connection, audit.name):
+            look_up(audit.name, [letter_audit_subject(queue, sequence) for sequence in sequences])
         return has_evidence
 
 
@@ -265,7 +265,7 @@ def _letter_batch(rows: FastPathRows, snapshot: QueueSnapshot) -> pa.RecordBatch
         schema.FINGERPRINT: pa.array([_fingerprint(name, snapshot) for name in names]).take(consumers.indices),
         schema.FIRST_STORED: jobs.column("timestamp"),
         schema.DIED_AT: timestamp_column(rows.died_at),
-        schema.BODY_SOURCE: constant_column(Source.QUEUE.value, count),
+        schema.BODY_SOURCE: constant_column(BodySource.QUEUE.value, count),
         schema.STATE: constant_column(schema.CIRCULATING, count),
         schema.STREAM: constant_column(snapshot.queue, count),
         schema.STREAM_CREATED: constant_column(snapshot.created, count),

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import (
+    BodySource,
     DeadLetter,
-    Source,
     job_id_of,
     origin_of,
     redrives_of,
@@ -95,7 +95,7 @@ def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
         body=bytes(row["body"]),
         headers=tuple((pair["key"], pair["value"]) for pair in row["headers"]),
         time=row["time"],
-        source=Source(row["body_source"]),
+        source=BodySource(row["body_source"]),
         entries=tuple(row["entries"]),
         preserved=row["kept"],
         ready_at=row["ready_at"],

@@ -6,13 +6,13 @@ other and the server's memory for this connection stays bounded.
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 import numpy as np
 
+from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError, WireError
 from airflow_provider_jetstream.spark.source.columns import FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
@@ -104,12 +104,11 @@ class ConsumerFetch:
         return int(answer["num_pending"])
 
     def _pull(self, left: int) -> None:
-        subject = f"{self._stream.api_prefix}.CONSUMER.MSG.NEXT.{self._stream.name}.{self._name}"
+        subject = pull_subject(self._stream.name, self._name, self._stream.api_prefix)
         requests = b""
         while self._outstanding <= (_PULLS - 1) * self._batch and left > self._outstanding:
             count = min(self._batch, left - self._outstanding)
-            expires = int(self._socket.timeout * 2 * _SECOND)
-            body = json.dumps({"batch": count, "max_bytes": self._max_bytes, "expires": expires}).encode()
+            body = pull_request(count, max_bytes=self._max_bytes, expires=2 * self._socket.timeout)
             requests += f"PUB {subject} {self._socket.new_reply_subject()} {len(body)}\r\n".encode() + body + b"\r\n"
             self._outstanding += count
         if requests:

@@ -13,7 +13,8 @@ import numpy as np
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, next_frame
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
+from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, publish_ack_pattern
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DeadlineError,
@@ -124,10 +125,10 @@ class Publisher:
     def _open(self) -> None:
         self.socket = NatsSocket(socket_settings(self._raw_options), self._inbox)
         self._max_payload = self.socket.max_payload
-        acknowledgement = (
-            rb"MSG %b(\d+) %b \d+\r\n"
-            rb'\{"stream": ?"%b", ?"seq": ?\d+(?:, ?"domain": ?"[^"]*")?(, ?"duplicate": ?true)?\}\r\n'
-            % tuple(map(re.escape, (self._reply_prefix, self.socket.sid, self._options.stream.encode())))
+        acknowledgement = rb"MSG %b(\d+) %b \d+\r\n%b\r\n" % (
+            re.escape(self._reply_prefix),
+            re.escape(self.socket.sid),
+            publish_ack_pattern(self._options.stream),
         )
         self._acknowledgement = re.compile(acknowledgement)
         # Possessive: what was matched is never matched again.
@@ -209,7 +210,7 @@ class Publisher:
         index = int(last_token[1:]) if last_token[1:].isdigit() else -1
         if index not in self._in_flight:
             return
-        if self.socket.buffer[header:body].startswith(b"NATS/1.0 503"):
+        if self.socket.buffer[header:body].startswith(NO_RESPONDERS):
             self._handle_no_responders(index)
             return
         self._handle_answer(index, bytes(self.socket.buffer[body:end]))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
 from airflow_provider_jetstream.jetstream.client.diagnostics import NOT_ENABLED, decode_answer
+from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import (
@@ -59,19 +60,22 @@ class _SourceConnection(BlockingConnection):
 
     def __init__(self, socket: NatsSocket, stream: str, api_prefix: str) -> None:
         super().__init__(socket)
-        self._socket = socket
         self._stream = stream
-        self._api_prefix = api_prefix
+        self.api_prefix = api_prefix
 
     async def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         payload = json.dumps(request).encode() if request is not None else b""
-        return self.decode(subject, *self._socket.request(f"{self._api_prefix}.{subject}", payload))
+        return self.decode(subject, *self.socket.request(f"{self.api_prefix}.{subject}", payload))
+
+    async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
+        header, body = self.socket.request(subject, payload)
+        if header.startswith(NO_RESPONDERS):
+            raise self._no_answer(subject)
+        return body
 
     def decode(self, subject: str, header: bytes, body: bytes) -> dict[str, Any]:
-        if header.startswith(b"NATS/1.0 503"):
-            raise UnreachableError(
-                f"no answer on {self._api_prefix}.{subject}: JetStream is off, its leader is away, or jsDomain is wrong"
-            )
+        if header.startswith(NO_RESPONDERS):
+            raise self._no_answer(f"{self.api_prefix}.{subject}")
         try:
             return decode_answer(body, subject)
         except ApiError as error:
@@ -84,6 +88,9 @@ class _SourceConnection(BlockingConnection):
             if error.status == _UNAVAILABLE:
                 raise UnreachableError(f"JetStream can't answer just now: {error.description}") from None
             raise
+
+    def _no_answer(self, subject: str) -> UnreachableError:
+        return UnreachableError(f"no answer on {subject}: JetStream is off, its leader is away, or jsDomain is wrong")
 
 
 class SourceStream:

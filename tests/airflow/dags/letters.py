@@ -1,4 +1,4 @@
-"""Dead letters: every way to wait for one, and bringing it back."""
+"""Sensors that wait for dead letters in every mode, and redrives."""
 
 from __future__ import annotations
 

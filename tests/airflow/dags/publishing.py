@@ -1,4 +1,4 @@
-"""Every form in which jobs and queues may be handed to the operators."""
+"""Every form of the operators' arguments for jobs and queues."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ FILE = str(Path(__file__).parent / "queues" / "templated.yaml")
 
 
 def plain() -> Iterator[str]:
-    """Yield jobs without asking for anything of the task."""
+    """Yield jobs without a value of the context."""
     yield from ("plain-0", "plain-1")
 
 
 def with_context(run_id: str, params: dict[str, Any], **context: Any) -> list[str]:
-    """Make jobs of the task's context."""
+    """Make jobs from values of the context."""
     return [f"{context['ti'].task_id} in {run_id} with {params['colour']}"]
 
 
@@ -42,11 +42,11 @@ with DAG("publish_forms", schedule=None, params={"colour": "red"}) as forms:
 
     @task
     def upstream() -> list[dict[str, Any]]:
-        """Hand over jobs that carry their own id and advisory."""
+        """Return jobs with their own id and advisory."""
         return [{"id": f"image-{number}", "advisory": "images.done", "size": number} for number in range(2)]
 
     def publish(name: str, **kwargs: Any) -> JetStreamPublishOperator:
-        """Publish to the subject that tells the task from the others."""
+        """Publish to a subject of the task's own."""
         return JetStreamPublishOperator(task_id=name, subject=f"forms.{name}", work_queue=QUEUE, **kwargs)
 
     forms_of_jobs = [

@@ -1,4 +1,4 @@
-"""Tasks that wait for their jobs, and those that must not succeed."""
+"""Tasks that wait for their jobs, some of which must fail."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperato
 
 
 def queue(name: str, **settings: Any) -> WorkQueue:
-    """Declare a queue in which a job has one chance."""
+    """Declare a queue in which a job is delivered once."""
     return WorkQueue(
         name=name,
         subjects=[name],
@@ -42,14 +42,14 @@ def waits(name: str, *, count: int, deferrable: bool = True, **kwargs: Any) -> J
 
 UNAUDITED = queue("unaudited", audit=False)
 FULL = queue("full", max_msgs=3, discard="new")
-# It has no events that could keep receipts of what a task published.
+# It has no events stream, which could store the publish logs of tasks.
 FORGETFUL = WorkQueue(name="forgetful", subjects=["forgetful"])
 
 # Its jobs end while no triggerer runs.
 with DAG("survives", schedule=None):
     waits("survives", count=10)
 
-# Its first try finds no room for all jobs.
+# The first try fills the queue before all jobs are stored.
 with DAG("full", schedule=None):
     waits("full", count=5, work_queue=FULL, retry_delay=timedelta(seconds=3), retries=20)
 
@@ -63,7 +63,7 @@ with DAG("deaths", schedule=None):
     waits("dead_blocking", count=3, max_dead=1, deferrable=False)
     waits("dead_allowed", count=3, max_dead=3)
 
-# Nobody does their jobs; another try may find them done.
+# No worker processes all of their jobs; another try may find them completed.
 with DAG("too_late", schedule=None):
     waits("late_deferred", count=5, wait_timeout=timedelta(seconds=4))
     for late in (queue("late_redrive"), UNAUDITED):

@@ -162,7 +162,7 @@ class BlockingConnection(Connection):
         batches = self.api_level >= BATCHES
         direct = {name: DirectReader(self, name, batches=batches) for name in exact_streams(configs, names)}
         self.batch_readers = {name: reader.get_run for name, reader in direct.items()} if batches else {}
-        self._readers = {name: direct.get(name) or ApiReader(name) for name in names}
+        self._readers = {name: direct.get(name) or ApiReader(self, name) for name in names}
         self.message_readers = {name: reader.get for name, reader in self._readers.items()}
 
     async def last_messages(self, stream: str, subjects: Sequence[str]) -> Iterable[StoredMessage]:

@@ -28,12 +28,13 @@ _SPARSE = 2
 class StreamReader(ABC):
     """Reads messages of a stream by single requests.
 
-    :param subject: the subject of the requests
+    :param api: the subject of the requests after the API's prefix, without the stream
     """
 
-    def __init__(self, stream: str, subject: str) -> None:
+    def __init__(self, connection: Connection, stream: str, api: str) -> None:
+        self._connection = connection
         self._stream = stream
-        self._subject = subject
+        self._subject = f"{connection.api_prefix}.{api}.{stream}"
         # Messages that were read ahead, by sequence or subject.
         self._prefetched: dict[int | str, StoredMessage | None] = {}
 
@@ -84,8 +85,8 @@ class StreamReader(ABC):
 class ApiReader(StreamReader):
     """Reads from the stream's leader by ``MSG.GET``."""
 
-    def __init__(self, stream: str) -> None:
-        super().__init__(stream, f"$JS.API.STREAM.MSG.GET.{stream}")
+    def __init__(self, connection: Connection, stream: str) -> None:
+        super().__init__(connection, stream, "STREAM.MSG.GET")
 
     def parse(self, header: bytes, body: bytes) -> StoredMessage | None:
         """Parse an answer; ``None`` where the message isn't stored.
@@ -107,8 +108,7 @@ class DirectReader(StreamReader):
     """
 
     def __init__(self, connection: Connection, stream: str, *, batches: bool) -> None:
-        super().__init__(stream, f"$JS.API.DIRECT.GET.{stream}")
-        self._connection = connection
+        super().__init__(connection, stream, "DIRECT.GET")
         self._batches = batches
 
     def parse(self, header: bytes, body: bytes) -> StoredMessage | None:
@@ -119,7 +119,7 @@ class DirectReader(StreamReader):
         if header.startswith(_MESSAGE):
             return parse_direct_get(header, body)
         if not header.startswith(_NOT_STORED):
-            refuse(header, self._stream)
+            refuse(header, self._subject)
         return None
 
     async def get_run(self, start: int, subject: str) -> list[StoredMessage]:

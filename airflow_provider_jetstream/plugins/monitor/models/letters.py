@@ -32,8 +32,8 @@ class Group(MonitorModel):
     :param first_seen: when the first letter died
     :param last_seen: when the last letter died
     :param example: the lowest sequence
-    :param select: the selection of exactly these letters, for ``letters``, ``dry-run`` and ``conf``; ``null`` where there
-        is none, since a letter without an error class can't be selected by its absence
+    :param select: the selection of exactly these letters, for ``letters``, ``dry-run`` and ``conf``; ``null`` where
+        there is none, since a letter without an error class can't be selected by its absence
     """
 
     key: dict[str, str | None]

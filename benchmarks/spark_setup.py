@@ -1,0 +1,108 @@
+"""The setup of the data source benchmarks: a server, streams with messages, a session, and CPU time by process."""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql import functions as f
+
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.spark import register
+from airflow_provider_jetstream.spark.connection_options import socket_settings
+from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+from testbed.nats_server import NatsServer
+
+_BURST = 1 << 18
+
+
+def new_session() -> SparkSession:
+    """Start Spark on two cores, with Python workers that can import the package and the benchmarks."""
+    os.environ["PYSPARK_PYTHON"] = sys.executable
+    os.environ["PYTHONPATH"] = str(Path(__file__).parents[1])
+    builder = SparkSession.builder.master("local[2]").config("spark.ui.enabled", "false")
+    builder = builder.config("spark.driver.host", "127.0.0.1").config("spark.driver.bindAddress", "127.0.0.1")
+    session = builder.config("spark.ui.showConsoleProgress", "false").getOrCreate()
+    register(session)
+    return session
+
+
+def read_counts(frame: DataFrame) -> tuple[int, ...]:
+    """Read a frame without storing it; returns rows, bytes of bodies, and lowest, highest and sum of sequences.
+
+    Observed rather than aggregated: an aggregate would shuffle its results, and wait for that.
+    """
+    observation, seq = Observation(), f.col("seq")
+    counts = {
+        "rows": f.count(f.lit(1)),
+        "bytes": f.sum(f.length("value")),
+        "lowest": f.min(seq),
+        "highest": f.max(seq),
+        "sum": f.sum(seq),
+    }
+    columns = [count.alias(name) for name, count in counts.items()]
+    frame.observe(observation, *columns).write.format("noop").mode("overwrite").save()
+    return tuple(observation.get[name] for name in counts)
+
+
+class SparkSetup:
+    """A server with the default ``sync_interval``, a Spark session, and the body of every message."""
+
+    def __init__(self, server: NatsServer, session: SparkSession, body: bytes) -> None:
+        self.server = server
+        self.session = session
+        self.body = body
+
+    def open_stream(self, name: str) -> SourceStream:
+        """Open a stream over a connection of its own."""
+        return SourceStream(NatsSocket(socket_settings({"servers": self.server.url})), name)
+
+    def create_stream(self, name: str, **config: object) -> None:
+        """Create an empty stream on subjects that begin with its name."""
+        stream = self.open_stream(name)
+        with closing(stream.socket):
+            stream.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], **config})
+
+    def fill_stream(self, name: str, retention: str, messages: int) -> None:
+        """Create a stream and fill it."""
+        self.create_stream(name, retention=retention, allow_direct=True)
+        stream = self.open_stream(name)
+        with closing(stream.socket):
+            frame = b"PUB %b.a %d\r\n%b\r\n" % (name.encode(), len(self.body), self.body)
+            sent = 0
+            while sent < messages:
+                count = min(_BURST // len(frame), messages - sent)
+                stream.socket.send(frame * count)
+                sent += count
+                # The server drops messages that arrive faster than it stores them.
+                while stream.info().last < sent:
+                    time.sleep(0.001)
+
+    def load(self, name: str, partitions: int, **options: str) -> DataFrame:
+        """Load a stream as a frame."""
+        all_options = {"servers": self.server.url, "stream": name, "minPartitions": str(partitions), **options}
+        return self.session.read.format("jetstream").options(**all_options).load()
+
+    def verify(self, frame: DataFrame, messages: int, first: int = 1) -> None:
+        """Read a frame, and raise unless it holds every message once and whole."""
+        last = first + messages - 1
+        expected = (messages, messages * len(self.body), first, last, (first + last) * messages // 2)
+        if (actual := read_counts(frame)) != expected:
+            raise AssertionError(f"expected {expected}, found {actual}")
+
+    def cpu(self) -> Mapping[str, float]:
+        """Return the CPU seconds used by this process, the server, the JVM and its Python workers."""
+        seconds = {"here": 0.0, "server": 0.0, "JVM": 0.0, "workers": 0.0}
+        me = psutil.Process()
+        for process in [me, *me.children(recursive=True)]:
+            try:
+                name, times = process.name(), process.cpu_times()
+            except psutil.NoSuchProcess:
+                continue
+            kind = "here" if process == me else "JVM" if name == "java" else "workers"
+            seconds["server" if process.pid == self.server.pid else kind] += times.user + times.system
+        return seconds

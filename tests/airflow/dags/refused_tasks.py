@@ -1,0 +1,75 @@
+"""Tasks that can't succeed, one for each kind of error; the state says whether a retry may help."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk import DAG
+
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
+from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
+from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
+
+GOOD: dict[str, Any] = {
+    "name": "refusing",
+    "subjects": ["refusing.>"],
+    "consumers": [{"name": "worker", "max_deliver": 1}],
+    "dead_letters": "refusing_dead",
+    "events": "refusing_events",
+}
+OVERLAPPING = {
+    **GOOD,
+    "consumers": [
+        {"name": "all", "filter_subject": "refusing.>", "max_deliver": 2},
+        {"name": "some", "filter_subject": "refusing.some", "max_deliver": 2},
+    ],
+}
+# This queue exists.
+WITHOUT_LETTERS: dict[str, Any] = {**GOOD, "name": "unlettered", "subjects": ["unlettered"], "dead_letters": None}
+RETRY: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(hours=1)}
+
+
+def publish(name: str, **kwargs: Any) -> JetStreamPublishOperator:
+    """Publish one job by default."""
+    arguments = {"work_queue": GOOD, "subject": "refusing.one", "jobs": ["one"], **RETRY}
+    return JetStreamPublishOperator(task_id=name, **{**arguments, **kwargs})
+
+
+with DAG("refusing", schedule=None):
+    for conn_id in (
+        "nats_unreachable",
+        "nats_wrong_password",
+        "nats_wrong_token",
+        "nats_without_jetstream",
+        "nats_without_tls",
+        "nats_secret_in_host",
+        "nats_unknown_extra",
+        "nats_two_ways",
+        "nats_undefined",
+    ):
+        publish(conn_id, nats_conn_id=conn_id)
+    JetStreamProvisionOperator(task_id="overlapping_filters", work_queue=OVERLAPPING, **RETRY)
+    JetStreamProvisionOperator(task_id="no_such_file", work_queue="queues/absent.yaml", **RETRY)
+    JetStreamProvisionOperator(task_id="misspelt_field", work_queue={**GOOD, "subject": "refusing.>"}, **RETRY)
+    publish("unknown_stream")
+    publish("unknown_stream_to_wait_for", wait_for_completion=True)
+    publish("no_events_to_wait_for", wait_for_completion=True, work_queue={**GOOD, "events": None})
+    publish("no_subject", subject=None)
+    publish("text_for_jobs", jobs="one")
+    publish("nothing_for_jobs", jobs=lambda: None)
+    publish("unserialisable_job", jobs=lambda: [{"when": object()}])
+    publish("reserved_header", jobs=[Job("one", headers={"Nats-Msg-Id": "mine"})])
+    JetStreamDeadLetterSensor(task_id="sensor_of_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
+    JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=WITHOUT_LETTERS, **RETRY)
+    JetStreamQueueDrainedSensor(task_id="drained_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
+    JetStreamQueueDrainedSensor(
+        task_id="drained_unknown_consumer", work_queue=WITHOUT_LETTERS, consumers=["nobody"], **RETRY
+    )
+    JetStreamQueueDrainedSensor(
+        task_id="drained_without_dead_letters", work_queue=WITHOUT_LETTERS, nothing_dead=True, **RETRY
+    )
+    JetStreamRedriveOperator(task_id="redrive_of_unknown_stream", work_queue=GOOD, **RETRY)

@@ -1,0 +1,97 @@
+"""The sensor fires when a dead letter appears, however it waits, and the redrive operator brings letters back."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow_steps import log_text, process_jobs, provisioned, succeeded, task_states, wait_for_states
+from dags.letters import ABANDONED, LETTERS
+
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from testbed.queues import pull_jobs
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from testbed.airflow import Airflow
+
+
+async def die(connection: Connection, settings: ConnectionSettings, body: bytes) -> None:
+    """Let a job become a dead letter."""
+    await connection.client.jetstream().publish("letters", body)
+    assert [job.body for job in await process_jobs(settings, LETTERS, 1, fail=True)] == [body]
+
+
+def counted(airflow: Airflow, run_id: str, task_id: str) -> dict[str, Any]:
+    """Give what a sensor counted."""
+    found = airflow.xcom("letters", run_id, task_id)
+    return {name: found[name] for name in ("dead", "sequences", "dismissed", "uncertain")}
+
+
+@pytest.fixture(scope="module")
+def without_letters(airflow: Airflow) -> str:
+    airflow.wait_for_dags("no_letters")
+    return airflow.trigger("no_letters")
+
+
+async def test_letters_are_sensed_and_brought_back(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection, without_letters: str
+) -> None:
+    await provisioned(settings, LETTERS)
+    airflow.wait_for_dags("letters")
+    run_id = airflow.trigger("letters")
+    waiting = {"deferred": "deferred", "poking": "running", "rescheduled": "up_for_reschedule"}
+    wait_for_states(airflow, "letters", run_id, waiting | {"deferred_for_two": "deferred"})
+
+    await die(connection, settings, b"first")
+    wait_for_states(airflow, "letters", run_id, dict.fromkeys(waiting, "success") | {"deferred_for_two": "deferred"})
+    for task_id in waiting:
+        assert counted(airflow, run_id, task_id) == {"dead": 1, "sequences": [[1, 1]], "dismissed": {}, "uncertain": 0}
+
+    await die(connection, settings, b"second")
+    wait_for_states(airflow, "letters", run_id, {"at_once": "success", "redrive": "deferred"})
+    both = {"dead": 2, "sequences": [[1, 2]], "dismissed": {}, "uncertain": 0}
+    assert counted(airflow, run_id, "deferred_for_two") == counted(airflow, run_id, "at_once") == both
+    # Enough are there: a deferral would only cost time.
+    assert "Pausing task as DEFERRED" in log_text(airflow, "letters", run_id, "deferred_for_two")
+    assert "Pausing task as DEFERRED" not in log_text(airflow, "letters", run_id, "at_once")
+
+    # The redriven jobs wait for a worker, and the task for them.
+    assert (await stream_info(connection, "letters"))["state"]["messages"] == 2
+    assert sorted(job.body for job in await process_jobs(settings, LETTERS, 2)) == [b"first", b"second"]
+    succeeded(airflow, "letters", run_id)
+    result = airflow.xcom("letters", run_id, "redrive")
+    assert (result["redriven"], result["completed"], result["dead"], result["failed"]) == (2, 2, 0, 0)
+    assert (result["from_sequences"], result["to_sequences"]) == ([[1, 2]], [[3, 4]])
+    assert airflow.xcom("letters", run_id, "nothing_left")["redriven"] == 0
+    assert (await stream_info(connection, "letters"))["state"]["messages"] == 0
+
+
+async def test_letters_that_nobody_would_tell_of_are_sensed(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection
+) -> None:
+    await provisioned(settings, ABANDONED)
+    airflow.wait_for_dags("abandoned")
+    run_id = airflow.trigger("abandoned")
+    wait_for_states(airflow, "abandoned", run_id, {"sense": "deferred"})
+    for _ in range(4):
+        await connection.client.jetstream().publish("abandoned", b"job")
+    # All workers die with their jobs, and nobody asks the server for more.
+    first, *_ = await pull_jobs(connection, ABANDONED, 4)
+    await first.ack_sync()
+    wait_for_states(airflow, "abandoned", run_id, {"sense": "success"})
+    found = airflow.xcom("abandoned", run_id, "sense")
+    (group,) = found["groups"]
+    assert (found["dead"], found["sequences"]) == (3, [[2, 4]])
+    assert (group["group"], group["count"]) == ({"consumer": "worker"}, 3)
+    assert group["oldest_age_seconds"] >= 2
+    assert all(letter.preserved for letter in (await find_dead_letters(connection, ABANDONED)).letters)
+
+
+def test_a_deferred_sensor_that_sees_nothing_fails_or_skips(airflow: Airflow, without_letters: str) -> None:
+    run = airflow.wait_for_run("no_letters", without_letters)
+    assert run["state"] == "failed"
+    states = task_states(airflow, "no_letters", without_letters)
+    assert (states["skipped"], states["failed"]) == ("skipped", "failed")

@@ -1,0 +1,124 @@
+"""A person ends a task that waits: its jobs are cancelled if that was asked for, unless the task comes back."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import log_text, provisioned, task_states, wait_for, wait_for_states
+from dags.interrupted_waits import ENDED, queue
+
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.contract import cancellation_filter
+from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.dead_letters import stream_messages
+from testbed.queues import eventually, running_worker, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from testbed.airflow import Airflow
+
+RUN = "ended"
+
+
+@pytest.fixture(scope="module", autouse=True)
+def run(airflow: Airflow, settings: ConnectionSettings) -> None:
+    """Start all at once, and let each wait for its jobs."""
+    airflow.wait_for_dags("ended")
+    for task_id in ENDED:
+        asyncio.run(provisioned(settings, queue(task_id)))
+    airflow.trigger("ended", run_id=RUN)
+    waiting = {each: "deferred" if "deferred" in each else "running" for each in ENDED}
+    wait_for_states(airflow, "ended", RUN, waiting)
+    # Nobody is told of a task that is ended before its trigger has started.
+    for task_id in ("marked_deferred", "cleared_deferred"):
+        wait_for(lambda name=task_id: "starting" in log_text(airflow, "ended", RUN, name), "a trigger")  # type: ignore[misc]
+    for task_id in ENDED:
+        asyncio.run(do_one(settings, task_id))
+
+
+async def do_one(settings: ConnectionSettings, task_id: str) -> None:
+    """Do the first job, once all are stored."""
+    async with connect(settings) as connection:
+
+        async def stored() -> bool:
+            return await stored_count(connection, task_id) == 3
+
+        await eventually(stored, within=120)
+    done = await do_the_rest(settings, task_id, most=1)
+    assert done == [f"{task_id}-0"]
+
+
+async def do_the_rest(settings: ConnectionSettings, task_id: str, most: int = 3) -> list[str | None]:
+    """Run a worker until the queue is empty, or it has done so many; give what it did."""
+    done: list[str | None] = []
+
+    async def handle(job: Delivery) -> None:
+        done.append(job.id)
+        if len(done) == most:
+            worker.stop()
+
+    worker = Worker(queue(task_id), "worker", handle, settings)
+    async with connect(settings) as connection, running_worker(worker) as working:
+
+        async def over() -> bool:
+            return working.done() or not await stored_count(connection, task_id)
+
+        await eventually(over, within=120)
+    return done
+
+
+async def cancelled(settings: ConnectionSettings, task_id: str) -> int:
+    """Count the cancellations that are stored."""
+    async with connect(settings) as connection:
+        return len(await stream_messages(connection, f"{task_id}_events", cancellation_filter(task_id)))
+
+
+def set_state(airflow: Airflow, task_id: str, state: str) -> None:
+    airflow.api("PATCH", f"dags/ended/dagRuns/{RUN}/taskInstances/{task_id}", {"new_state": state})
+
+
+def clear(airflow: Airflow, task_id: str) -> None:
+    body = {"dag_run_id": RUN, "task_ids": [task_id], "dry_run": False, "only_failed": False}
+    airflow.api("POST", "dags/ended/clearTaskInstances", body)
+
+
+@pytest.mark.parametrize("task_id", ["marked_deferred", "marked_blocking"])
+async def test_the_jobs_of_a_task_that_is_marked_failed_are_cancelled_and_not_run(
+    airflow: Airflow, settings: ConnectionSettings, task_id: str
+) -> None:
+    await asyncio.to_thread(set_state, airflow, task_id, "failed")
+
+    async def unfinished_are_cancelled() -> bool:
+        return await cancelled(settings, task_id) == 2
+
+    await eventually(unfinished_are_cancelled, within=120)
+    assert await do_the_rest(settings, task_id) == []
+    assert task_states(airflow, "ended", RUN)[task_id] == "failed"
+    assert await cancelled(settings, task_id) == 2
+
+
+@pytest.mark.parametrize("task_id", ["cleared_deferred", "cleared_blocking"])
+async def test_a_task_that_is_cleared_cancels_nothing_and_takes_up_the_waiting(
+    airflow: Airflow, settings: ConnectionSettings, task_id: str
+) -> None:
+    await asyncio.to_thread(clear, airflow, task_id)
+
+    def came_back() -> bool:
+        found = next(each for each in airflow.task_instances("ended", RUN) if each["task_id"] == task_id)
+        return found["try_number"] == 2 and found["state"] in ("deferred", "running")
+
+    await asyncio.to_thread(wait_for, came_back, "a second try")
+    told = "The task goes on, so its jobs do too"
+    await asyncio.to_thread(wait_for, lambda: told in log_text(airflow, "ended", RUN, task_id), told)
+    assert await cancelled(settings, task_id) == 0
+    assert sorted(str(each) for each in await do_the_rest(settings, task_id)) == [
+        f"{task_id}-{each}" for each in (1, 2)
+    ]
+    await asyncio.to_thread(wait_for_states, airflow, "ended", RUN, {task_id: "success"})
+    result = airflow.xcom("ended", RUN, task_id)
+    assert (result["published"], result["duplicates"], result["completed"]) == (3, 3, 3)
+    async with connect(settings) as connection:
+        info = await connection.api(f"STREAM.INFO.{task_id}")
+    assert info["state"]["last_seq"] == 3

@@ -1,0 +1,61 @@
+"""Tasks of a bulk redrive that fail once; a module, so that executors find it."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pyarrow as pa
+
+    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+
+# The write to the audit that is prevented: by then some letters are done, and some are stored but not recorded.
+_FATAL_WRITE = 120
+
+
+def _first_time(marker: str) -> bool:
+    try:
+        Path(marker).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
+
+
+class FailingTask(RedriveTask):
+    """Raises after half of the letters, in the first attempt; the request's reason names the file that marks it."""
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Redrive the letters, or fail."""
+        batches_with_rows = [batch for batch in batches if batch.num_rows]
+        if batches_with_rows and _first_time(str(self.request.why)):
+            half = batches_with_rows[0].slice(0, batches_with_rows[0].num_rows // 2)
+            list(super().run(iter([half])))
+            raise RuntimeError("half of the letters are redriven")
+        yield from super().run(iter(batches_with_rows))
+
+
+class KilledTask(RedriveTask):
+    """Kills its process, in the first attempt, after new jobs are stored and before they are recorded."""
+
+    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Redrive the letters, or fail."""
+        batches_with_rows = [batch for batch in batches if batch.num_rows]
+        if batches_with_rows and _first_time(str(self.request.why)):
+            written, write = [], AuditLog.write
+
+            async def write_or_die(audit: AuditLog, record: LetterRecord) -> None:
+                written.append(record)
+                if len(written) == _FATAL_WRITE:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                await write(audit, record)
+
+            AuditLog.write = write_or_die  # type: ignore[method-assign]
+        yield from super().run(iter(batches_with_rows))

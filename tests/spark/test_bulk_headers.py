@@ -1,0 +1,128 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_jetstream.jetstream.errors import WireError
+from airflow_provider_jetstream.spark.wire.arrow_buffers import as_text, gather_slices
+from airflow_provider_jetstream.spark.wire.bulk_headers import header_column, parse_header_block
+from airflow_provider_jetstream.spark.wire.metadata import DeliveryMetadata, parse_reply_subjects
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+_PIECE = st.sampled_from([b"Key", b"key", b":", b": ", b" ", b"\t", b"v", "ü".encode(), b"\xff", b"\n", b"\r", b"a b"])
+_LINE = st.one_of(
+    st.builds(lambda key, value: key + b": " + value, st.sampled_from([b"Key", b"Nats-Msg-Id"]), st.binary(max_size=9)),
+    st.lists(_PIECE, max_size=6).map(b"".join),
+)
+_BLOCK = st.one_of(
+    st.just(b""),
+    st.lists(_LINE, max_size=4).map(
+        lambda lines: b"NATS/1.0\r\n" + b"".join(line + b"\r\n" for line in lines) + b"\r\n"
+    ),
+)
+
+
+def _buffer_of(slices: list[tuple[bytes, bytes]]) -> tuple[bytes, NDArray[np.int64], NDArray[np.int64]]:
+    """Return a buffer of slices with gaps between them, and where each slice begins and ends."""
+    buffer, starts, ends = b"", [], []
+    for content, gap in slices:
+        starts.append(len(buffer))
+        buffer += content
+        ends.append(len(buffer))
+        buffer += gap
+    return buffer, np.array(starts, np.int64), np.array(ends, np.int64)
+
+
+@settings(deadline=None, max_examples=300)
+@given(slices=st.lists(st.tuples(st.binary(max_size=3), st.binary(max_size=9)), max_size=12))
+def test_gathered_slices_equal_the_parts_of_the_buffer(slices: list[tuple[bytes, bytes]]) -> None:
+    gathered = gather_slices(*_buffer_of(slices))
+    gathered.validate(full=True)
+    assert gathered.to_pylist() == [content for content, _ in slices]
+
+
+@settings(deadline=None, max_examples=500)
+@given(blocks=st.lists(st.tuples(_BLOCK, st.binary(max_size=20)), min_size=1, max_size=12))
+def test_bulk_headers_equal_those_parsed_one_by_one(blocks: list[tuple[bytes, bytes]]) -> None:
+    headers = header_column(*_buffer_of(blocks))
+    headers.validate(full=True)
+    assert headers.to_pylist() == [parse_header_block(block[len(b"NATS/1.0\r\n") :]) for block, _ in blocks]
+
+
+@pytest.mark.parametrize(
+    ("block", "expected"),
+    [
+        (b"A: 1\r\nA: 2\r\n", [("A", "1"), ("A", "2")]),
+        (b"A:1\r\n", [("A", "1")]),
+        (b"A: \r\nB:\r\n", [("A", ""), ("B", "")]),
+        (b"A:  two  \t\r\n", [("A", "two")]),
+        (b"A: b: c\r\n", [("A", "b: c")]),
+        (b"no colon\r\nA: 1\r\n", [("A", "1")]),
+        (b": nothing\r\n", []),
+        (b"A: \xff\r\n", [("A", "\ufffd")]),
+    ],
+)
+def test_a_header_is_parsed_as_client_libraries_parse_it(block: bytes, expected: list[tuple[str, str]]) -> None:
+    whole = b"NATS/1.0\r\n" + block + b"\r\n"
+    (headers,) = header_column(whole, np.array([0]), np.array([len(whole)])).to_pylist()
+    assert [(pair["key"], pair["value"]) for pair in headers] == expected
+
+
+def _parse(replies: list[bytes]) -> DeliveryMetadata:
+    return parse_reply_subjects(*_buffer_of([(reply, b" 1\n") for reply in replies]))
+
+
+@pytest.mark.parametrize(
+    "form", [b"$JS.ACK.o.c.1.%d.%d.1795273816157554782.%d", b"$JS.ACK.hub.HASH.o.c.1.%d.%d.1795273816157554782.%d.Rnd"]
+)
+def test_a_reply_subject_has_sequence_position_and_time(form: bytes) -> None:
+    metadata = _parse([form % (7, 1, 11), form % (1234567, 2, 10)])
+    assert metadata.sequences.tolist() == [7, 1234567]
+    assert metadata.positions.tolist() == [1, 2]
+    assert metadata.times.tolist() == [1795273816157554782] * 2
+    assert metadata.pending == 10
+
+
+_NUMBER = st.one_of(st.integers(10, 99), st.integers(0, 10**12), st.just(2**63 - 1))
+_NUMBERS = st.tuples(_NUMBER, _NUMBER, st.integers(10**18, 2**63 - 1), _NUMBER)
+
+
+@settings(deadline=None, max_examples=300)
+@given(
+    replies=st.one_of(
+        st.lists(_NUMBERS, min_size=1, max_size=12), st.lists(_NUMBERS, min_size=1, max_size=1).map(lambda x: x * 3)
+    ),
+    form=st.sampled_from([b"$JS.ACK.o.c.1.%d.%d.%d.%d", b"$JS.ACK.hub.HASH.o.c.1.%d.%d.%d.%d.Rnd"]),
+)
+def test_reply_subjects_are_parsed_whatever_the_widths_of_their_numbers(
+    replies: list[tuple[int, int, int, int]], form: bytes
+) -> None:
+    metadata = _parse([form % numbers for numbers in replies])
+    rows = zip(metadata.sequences.tolist(), metadata.positions.tolist(), metadata.times.tolist(), strict=True)
+    assert list(rows) == [numbers[:3] for numbers in replies]
+    assert metadata.pending == replies[-1][3]
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [b"_INBOX.a.b"],
+        [b"$JS.ACK.o.c.1.1.1.1.1", b"$JS.ACK.o.c.1.1.1.1"],
+        [b"$JS.ACK.o.c.1.x.1.1.1"],
+        [b"$JS.ACK.o.c.1.1.1.%d.1" % 10**19],
+    ],
+)
+def test_other_reply_subjects_are_refused(replies: list[bytes]) -> None:
+    with pytest.raises(WireError, match="expected"):
+        _parse(replies)
+
+
+def test_text_that_is_not_utf8_is_replaced() -> None:
+    array = gather_slices(b"ab\xff\xfecd", np.array([0, 2, 4]), np.array([2, 4, 6]))
+    assert as_text(array).to_pylist() == ["ab", "\ufffd\ufffd", "cd"]

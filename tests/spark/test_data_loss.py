@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from spark_streams import METHODS, delete, make_stream, publish, publish_numbers, purge, read_all
+
+from airflow_provider_jetstream.spark.errors import DataLossError
+from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.options import read_options
+from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
+from airflow_provider_jetstream.spark.source.partition_reader import read_range
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.spark.source.source_stream import SourceStream
+
+
+def _numbers(rows: list[dict[str, Any]]) -> list[int]:
+    return [int(row["value"]) for row in rows]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_gaps_are_leapt_over(stream_options: dict[str, str], stream: SourceStream, method: str) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 400)
+    gone = {1, 2, 50, *range(100, 290), 399, 400}
+    delete(stream, [*sorted(gone - {1}), 1])
+    stream_options = {**stream_options, "fetchMethod": method, "failOnDataLoss": "false"}
+    rows = read_all(stream_options, first=1, last=400)
+    assert [row["seq"] for row in rows] == [sequence for sequence in range(1, 401) if sequence not in gone]
+    assert read_all(stream_options, first=120, last=200) == []
+
+
+def test_a_wide_gap_costs_few_requests(stream_options: dict[str, str], stream: SourceStream) -> None:
+    make_stream(stream, allow_direct=False)
+    publish(stream, [(f"{stream.name}.a", None, b"first")])
+    stream.api(f"STREAM.PURGE.{stream.name}", {})
+    # A purge to a sequence beyond the end makes a gap as wide as wanted.
+    stream.api(f"STREAM.PURGE.{stream.name}", {"seq": 1_000_000})
+    before = stream.api("INFO")["api"]["total"]
+    publish_numbers(stream, 3)
+    rows = read_all({**stream_options, "fetchMethod": "api", "failOnDataLoss": "false"}, first=1)
+    assert _numbers(rows) == [0, 1, 2]
+    assert stream.api("INFO")["api"]["total"] - before < 150
+
+
+def test_a_stream_that_was_made_anew_while_it_was_read_is_told(
+    stream_options: dict[str, str], stream: SourceStream
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 10)
+    old = stream.info()
+    stream.api(f"STREAM.DELETE.{stream.name}")
+    make_stream(stream)
+    publish_numbers(stream, 10)
+    assert stream.info().created != old.created
+    options = read_options(stream_options, "read")
+    (part,) = plan_ranges(1, 10, options, old, "consumer", ())
+    with pytest.raises(DataLossError, match="deleted and recreated"):
+        list(read_range(stream_options, options, Columns(("seq",), (True,)), part))
+
+
+def test_what_was_purged_after_planning_is_told(
+    stream_options: dict[str, str], stream: SourceStream, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_stream(stream)
+    publish_numbers(stream, 10)
+    purge(stream, 5)
+    with pytest.raises(DataLossError, match="begins at 5 now, and 1 was to be read"):
+        read_all(stream_options, first=1)
+    assert "missing" not in caplog.text
+    assert _numbers(read_all({**stream_options, "failOnDataLoss": "false"}, first=1)) == [4, 5, 6, 7, 8, 9]
+    assert f"Messages are missing: {stream.name} begins at 5 now, and 1 was to be read." in caplog.text
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_what_expires_under_the_reader_is_told(
+    stream_options: dict[str, str], stream: SourceStream, method: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
+    # Messages that are deleted one by one are no loss.
+    delete(stream, [3, 500])
+    stream_options = {**stream_options, "fetchMethod": method, "fetchBatch": "50"}
+    for options, kept in (({}, 1500), ({"failOnDataLoss": "false"}, 2900)):
+        first, rest = _read_while_purging({**stream_options, **options}, stream, kept)
+        if not options:
+            with pytest.raises(DataLossError, match=f"begins at {kept} now, and ([0-9]+) was being read"):
+                list(rest)
+            continue
+        later = [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]
+        assert later[-101:] == list(range(2900, 3001))
+        assert len(first + later) < 1501
+        assert caplog.text.count(f"Messages are missing: {stream.name} begins at {kept} now") == 1
+        assert first + later == sorted(set(first + later))
+
+
+def _read_while_purging(stream_options: dict[str, str], stream: SourceStream, kept: int) -> tuple[list[int], Any]:
+    options, facts = read_options(stream_options, "read"), stream.info()
+    (part,) = plan_ranges(facts.first, facts.last, options, facts, options.method, ())
+    batches = read_range(stream_options, options, Columns(("seq", "value"), (True, True)), part)
+    first = next(batches).column("seq").to_pylist()
+    purge(stream, kept)
+    return first, batches
