@@ -1,9 +1,9 @@
-# Every target sets up what it needs by itself: uv where it is missing, then the locked environment.
+# Every target sets up its own prerequisites: uv where it is missing, then the locked environment.
 
 UV := $(shell uv --version >/dev/null 2>&1 && echo uv || echo .tools/bin/uv)
 RUN := $(UV) run --locked
-# Airflow and Spark start some hundred Python processes: without kept bytecode each compiles all that it imports anew,
-# which made a Spark session start in 32 s in place of 8 s.
+# Airflow and Spark start some hundred Python processes. Without cached bytecode each of them compiles its imports again:
+# a Spark session then starts in 32 s instead of 8 s.
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
 
@@ -12,45 +12,45 @@ CODE := airflow_provider_jetstream testbed demo example_dags example_workers ben
 demo: $(UV)
 	$(RUN) python -m demo
 
-# The last part of the other, by itself.
+# The Spark part of the demo, without the rest.
 demo-spark: $(UV)
 	$(RUN) python -m demo.spark
 
-# An environment with another Airflow each takes its time.
+# Each needs an environment with another Airflow, which takes minutes to create.
 UI_VERSIONS := tests/ui/test_ui_versions.py
 UI := tests/airflow/test_airflow_monitor.py tests/airflow/test_airflow_monitor_service.py tests/ui --ignore=$(UI_VERSIONS)
 PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark_operators.py \
 	tests/spark/test_bulk_redrive.py tests/spark/test_bulk_redrive_faults.py tests/spark/test_dead_letter_reading.py \
-	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_told.py
+	tests/spark/test_dead_letter_report.py tests/spark/test_blocking_connection.py tests/spark/test_entry_table.py
 # A standalone cluster, and an environment of its own with another PySpark.
 SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
 LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
 
 # Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves. Unit
 # tests need the processor; the others mostly wait for real servers, so many run at once. What is expensive to set up
-# (an Airflow, an environment) belongs to a group of tests that runs in one process.
+# (an Airflow, an environment) belongs to a group of tests that one process runs: see tests/conftest.py.
 test: $(UV) chromium
 	$(RUN) pytest tests/airflow $(LEFT_OUT)
 	$(RUN) pytest tests/spark $(LEFT_OUT)
 	$(RUN) pytest tests/ui $(LEFT_OUT)
 	$(RUN) pytest -n 2 tests/unit
-	$(RUN) pytest -n 8 --dist loadgroup $(addprefix --ignore=tests/,airflow spark ui unit) $(LEFT_OUT)
+	$(RUN) pytest -n 8 $(addprefix --ignore=tests/,airflow spark ui unit) $(LEFT_OUT)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)
 
-# The page in Airflow 3.1, 3.2 and the one that is locked, from within Airflow's own UI.
+# The monitor page in Airflow 3.1, 3.2 and the locked version, inside Airflow's own UI.
 test-ui-versions: $(UV) chromium
 	$(RUN) pytest $(UI_VERSIONS)
 
-# The part of the test command that is about the dead-letter pipeline on Spark.
+# The tests of the dead letter pipeline on Spark.
 test-pipeline: $(UV)
 	$(RUN) pytest $(PIPELINE)
 
 test-spark-elsewhere: $(UV)
 	$(RUN) pytest $(SPARK_ELSEWHERE)
 
-# The browser of tests/ui, and the font that Airflow's own pages ask for.
+# The browser of tests/ui, and the font that Airflow's own pages use.
 chromium:
 	@command -v chromium >/dev/null || { \
 		if [ "$$(id -u)" != 0 ] || ! command -v apt-get >/dev/null; then \
@@ -60,11 +60,11 @@ chromium:
 		DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core fonts-inter; \
 	}
 
-# The pictures in docs/screenshots, taken anew.
+# Takes the pictures in docs/screenshots again.
 screenshots: $(UV) chromium
 	SCREENSHOTS=1 $(RUN) pytest tests/ui --ignore=$(UI_VERSIONS)
 
-# The libraries of the monitor's page, fetched anew as their vendor.json pins them; needs npm.
+# Downloads the libraries of the monitor page again, in the versions of vendor.json; needs npm.
 ui-vendor: $(UV)
 	$(RUN) python -m testbed.vendoring
 
@@ -86,15 +86,15 @@ imports: $(UV)
 unit: $(UV)
 	$(RUN) pytest tests/unit
 
-# Three runs of sixty mapped tasks each; the test command has one.
+# Three runs of sixty mapped tasks each; the test command has one of two dozen.
 test-mapped: $(UV)
-	MAPPED_RUNS=3 $(RUN) pytest tests/airflow/test_airflow_mapped.py
+	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
 
-# A thousand deferred tasks whose triggerers come and go; the test command has two dozen.
+# A thousand deferred tasks whose triggerers start and stop; the test command has a dozen.
 test-waiting-scale: $(UV)
 	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_triggers_moved.py
 
-# More letters, more interleavings and workers that are away; the test command has the short form.
+# More letters, more interleavings, and runs without workers; the test command has the short form.
 test-faults: $(UV)
 	FAULTS=full $(RUN) pytest tests/faults
 	FAULTS=full $(RUN) pytest tests/spark/test_bulk_redrive_faults.py
@@ -106,11 +106,11 @@ bench-redrive: $(UV)
 	$(RUN) python -m benchmarks.redrive
 	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --variants copy
 
-# In an environment of its own: the peer brings packages that the other programs would import where they find them.
+# Runs in its own environment, because the peer installs packages that the other programs would import if present.
 bench-waiting: $(UV)
 	$(RUN) --isolated --group bench python -m benchmarks.waiting
 
-# What JVM and server leave of two cores: compare within a run only. About ten minutes.
+# JVM and server share two cores with the benchmark: compare figures of one run only. About ten minutes.
 bench-spark: $(UV)
 	$(RUN) python -m benchmarks.spark_read
 	$(RUN) python -m benchmarks.spark_read --size 1024 --library 100000
@@ -123,7 +123,7 @@ bench-spark-redrive: $(UV)
 bench-spark-join: $(UV)
 	$(RUN) python -m benchmarks.spark_join
 
-# With --letters 1000000 --rounds 1 for the long form: five minutes.
+# The long form, --letters 1000000 --rounds 1, takes five minutes.
 bench-spark-letters: $(UV)
 	$(RUN) python -m benchmarks.spark_letters --direct
 

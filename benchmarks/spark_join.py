@@ -65,7 +65,7 @@ def main() -> None:
         plain = asyncio.run(
             DeadQueue(server.url, "plain", options.letters, with_records=False, allow_direct=True).run()
         )
-        recorded = asyncio.run(DeadQueue(server.url, "told", options.letters, allow_direct=True).run())
+        recorded = asyncio.run(DeadQueue(server.url, "recorded", options.letters, allow_direct=True).run())
         results = measure(_variants(setup, recorded, plain, options.letters), options.rounds, setup.cpu)
     session.stop()
     print(format_rounds(with_earlier_rounds(results, options.keep)))

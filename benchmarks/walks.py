@@ -1,7 +1,7 @@
 """The walks of ``docs/architecture.md``, traced: modules that an operation enters, and moves between them.
 
-A move is counted whenever a function of this package starts or goes on in another module than the one before. Each walk
-runs once beforehand, so that imports and first-time work don't count. The counts need no quiet machine; those of the
+A move is counted whenever a function of this package starts or goes on in another module than the one before. All walks
+run twice, on a server of their own each time; the second time counts, so that imports don't. The counts need no quiet machine; those of the
 page vary by a few, since its server poller works in a thread of its own.
 """
 
@@ -79,62 +79,55 @@ def traced() -> Iterator[Walk]:
 
 def main() -> int:
     """Trace the walks and print what they pass through."""
-    with tempfile.TemporaryDirectory() as folder, NatsServer(Path(folder) / "nats") as nats:
-        os.environ[f"AIRFLOW_CONN_{CONNECTION.upper()}"] = json.dumps(
-            {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
-        )
-        rows = [*(_publish(nats)), *asyncio.run(_letters(nats))]
+    for _ in range(2):
+        with tempfile.TemporaryDirectory() as folder, NatsServer(Path(folder) / "nats") as nats:
+            os.environ[f"AIRFLOW_CONN_{CONNECTION.upper()}"] = json.dumps(
+                {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
+            )
+            queue = asyncio.run(_provision(nats))
+            rows = [_publish(queue), *asyncio.run(_letters(nats, queue))]
     print(text_table(("walk", "modules", "moves"), rows))
     return 0
 
 
-def _publish(nats: NatsServer) -> Iterator[tuple[object, ...]]:
-    queue = asyncio.run(_queue(nats, "published"))
+async def _provision(nats: NatsServer) -> WorkQueue:
+    async with connect(ConnectionSettings(servers=(nats.url,))) as connection:
+        return await make_queue(connection, "walks")
+
+
+def _publish(queue: WorkQueue) -> tuple[object, ...]:
     instance = SimpleNamespace(
         dag_id="walks", task_id="publish", run_id="run", map_index=-1, try_number=1, xcom_push=lambda **_: None
     )
     context: Any = {"ti": instance, "task_instance": instance, "dag_run": instance, "run_id": "run"}
-    for number in range(2):
-        operator = JetStreamPublishOperator(
-            task_id=f"publish_{number}",
-            work_queue=queue,
-            subject=queue.subjects[0].replace(">", "walk"),
-            jobs=["job"],
-            nats_conn_id=CONNECTION,
-        )
-        with traced() as walk:
-            operator.execute(context)
-        if number:
-            yield "publish one job (operator)", len(walk.modules), walk.moves
+    operator = JetStreamPublishOperator(
+        task_id="publish",
+        work_queue=queue,
+        subject=queue.subjects[0].replace(">", "walk"),
+        jobs=["job"],
+        nats_conn_id=CONNECTION,
+    )
+    with traced() as walk:
+        operator.execute(context)
+    return "publish one job (operator)", len(walk.modules), walk.moves
 
 
-async def _letters(nats: NatsServer) -> list[tuple[object, ...]]:
-    rows: list[tuple[object, ...]] = []
+async def _letters(nats: NatsServer, queue: WorkQueue) -> list[tuple[object, ...]]:
     async with connect(ConnectionSettings(servers=(nats.url,))) as connection:
-        queues = []
-        for name in ("first", "second"):
-            queues.append(await make_queue(connection, name))
-            await make_dead_letters(connection, queues[-1], ["a", "b"])
-        for queue in queues:
-            with traced() as found:
-                await find_dead_letters(connection, queue)
-        for queue in queues:
-            service = MonitorService(MonitorSettings((CONNECTION,), 5, "all", 1_000, "jetstream_redrive"))
-            with traced() as page:
-                await service.letters(CONNECTION, queue.name, Selection(), 0, 50, hidden=False)
-            service.stop()
-        for queue in queues:
-            with traced() as redriven:
-                await redrive_dead_letters(connection, queue)
-        rows.append(("find two dead letters", len(found.modules), found.moves))
-        rows.append(("redrive two dead letters", len(redriven.modules), redriven.moves))
-        rows.append(("a page of two dead letters", len(page.modules), page.moves))
-    return rows
-
-
-async def _queue(nats: NatsServer, name: str) -> WorkQueue:
-    async with connect(ConnectionSettings(servers=(nats.url,))) as connection:
-        return await make_queue(connection, name)
+        await make_dead_letters(connection, queue, ["a", "b"])
+        with traced() as found:
+            await find_dead_letters(connection, queue)
+        service = MonitorService(MonitorSettings((CONNECTION,), 5, "all", 1_000, "jetstream_redrive"))
+        with traced() as page:
+            await service.letters(CONNECTION, queue.name, Selection(), 0, 50, hidden=False)
+        service.stop()
+        with traced() as redriven:
+            await redrive_dead_letters(connection, queue)
+    return [
+        ("find two dead letters", len(found.modules), found.moves),
+        ("a page of two dead letters", len(page.modules), page.moves),
+        ("redrive two dead letters", len(redriven.modules), redriven.moves),
+    ]
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Brings the database to this Airflow's schema and gives the admin its password; safe to run at every start.
+# Migrates the database to this Airflow's schema and sets the admin's password; safe to run at every start.
 set -euo pipefail
 
 airflow db migrate
 
-# Without this file Airflow would make up a password and print it to the api-server's log.
+# Without this file Airflow generates a password and prints it to the api-server's log.
 umask 077
 python -c 'import json, os; print(json.dumps({"admin": os.environ["AIRFLOW_ADMIN_PASSWORD"]}))' \
   > "${AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE}"

@@ -42,7 +42,7 @@ _OLDEST = 2
 def compose_command() -> list[str]:
     """Find Docker Compose, version 2 or newer, and install it into ``.cache/`` where there is none.
 
-    Returns the words of the command, to which a subcommand such as ``config`` is added; raises ComposeError where
+    Returns the command as a list, to which a subcommand such as ``config`` is added; raises ComposeError where
     ``COMPOSE_BIN`` is unusable, or nothing was found and nothing could be installed.
     """
     chosen = os.environ.get("COMPOSE_BIN")

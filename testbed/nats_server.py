@@ -172,7 +172,7 @@ class NatsServer:
             connection.sendall(request.encode())
             while line := lines.readline():
                 if line.startswith((b"HMSG ", b"-ERR")):
-                    raise OSError(f"nobody serves {subject}: {line!r}")
+                    raise OSError(f"no responders on {subject}: {line!r}")
                 if line.startswith(b"MSG "):
                     answer: dict[str, Any] = json.loads(lines.read(int(line.split()[-1])))
                     return answer

@@ -13,7 +13,7 @@ _CANDIDATES = range(20_000, 32_000)
 def free_ports(count: int) -> list[int]:
     """Return ports that nothing listens on at the moment.
 
-    Another process can still take one before it is used: the caller must be ready to ask for other ports.
+    Another process can still take one before it is used: the caller must be ready to retry with other ports.
     """
     with contextlib.ExitStack() as stack:
         ports: list[int] = []

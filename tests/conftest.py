@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
+from xdist.scheduler.loadscope import LoadScopeScheduling
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
@@ -15,7 +16,29 @@ from testbed.nats_server import NatsServer
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from xdist.remote import Producer
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+# Files whose tests share an Airflow or an environment, which takes seconds to set up.
+_GROUPS = {
+    "tests/environment/test_airflow_floor.py": "environment with the oldest Airflow",
+    "tests/environment/test_bare_worker.py": "environment without Airflow",
+    "tests/environment/test_without_airflow.py": "environment without Airflow",
+    "tests/testbed/test_testbed.py": "Airflow of the testbed's own tests",
+}
+
+
+class GroupScheduling(LoadScopeScheduling):
+    """Gives each test to the next free process, and all tests of a group to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return _GROUPS.get(nodeid.partition("::")[0], nodeid)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> GroupScheduling:
+    # xdist's own --dist loadgroup ignores its marks with pytest 9.2.
+    return GroupScheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +62,7 @@ def settings(nats: NatsServer) -> ConnectionSettings:
 
 
 @pytest.fixture
-async def connection(settings: ConnectionSettings) -> AsyncIterator[Connection]:
+async def connection(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnection]:
     """An open connection to the shared server."""
     async with connect(settings) as opened:
         yield opened

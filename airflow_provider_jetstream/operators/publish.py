@@ -9,9 +9,8 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog, StoredJobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.recovery import StoredJobs
 from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, sequence_ranges
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration

@@ -65,7 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     run.add_argument("--handler", required=True, help="package.module:function")
     run.add_argument("--concurrency", type=_positive_int, default=1, help="jobs at a time")
-    run.add_argument("--id", default=None, help="tells workers apart in logs and completions")
+    run.add_argument("--id", default=None, help="identifies the worker in logs and completions")
     run.add_argument(
         "--deadline",
         type=_deadline,

@@ -94,7 +94,7 @@ class HandlerCutOffError(TransientError):
 
     def __init__(self, *, ended: bool) -> None:
         self.ended = ended
-        super().__init__("the worker was told to stop, and the handler wasn't done within the grace time")
+        super().__init__("the worker was stopped, and the handler wasn't done within the grace time")
 
 
 class HandlerDiedError(TransientError):

@@ -136,4 +136,4 @@ def read_status(answer: Msg) -> tuple[str, str]:
     headers = answer.headers or {}
     # For "no responders" the answer has no description, and nats-py takes the next header for it.
     description = (headers.get("Description") or "").partition("\n")[0].strip()
-    return headers.get("Status", ""), description or "nobody serves it"
+    return headers.get("Status", ""), description or "no responders"

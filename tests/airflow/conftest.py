@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from pathlib import Path
 
 
+REFUSED_RUN = "refused"
+
+
 @dataclass(frozen=True)
 class Secrets:
     """The secrets that must not appear anywhere in Airflow's home."""
@@ -129,9 +132,16 @@ def connections(
 
 @pytest.fixture(scope="session")
 def airflow(
-    connections: dict[str, dict[str, object]], tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path
+    request: pytest.FixtureRequest,
+    settings: ConnectionSettings,
+    connections: dict[str, dict[str, object]],
+    tmp_path_factory: pytest.TempPathFactory,
+    migrated_databases: Path,
 ) -> Iterator[Airflow]:
-    """One Airflow for all tests, with the example DAGs and the tests' own."""
+    """One Airflow for all tests, with the example DAGs and the tests' own.
+
+    The DAG ``refusing`` has many tasks, and no test interferes with them: its run starts at once if a test needs it.
+    """
     folder = tmp_path_factory.mktemp("airflow")
     shutil.copytree(ROOT / "example_dags", folder / "dags" / "example_dags")
     shutil.copytree(ROOT / "tests" / "airflow" / "dags", folder / "dags" / "tests")
@@ -158,22 +168,23 @@ def airflow(
         },
     )
     with instance:
+        if any("refused" in getattr(item, "fixturenames", ()) for item in request.session.items):
+            asyncio.run(provisioned(settings, WorkQueue.load(WITHOUT_LETTERS)))
+            instance.wait_for_dags("refusing")
+            instance.trigger("refusing", run_id=REFUSED_RUN)
         yield instance
 
 
 @pytest.fixture(scope="session")
-def refused(airflow: Airflow, settings: ConnectionSettings) -> str:
+def refused(airflow: Airflow) -> str:
     """The ended run of the DAG whose tasks all fail."""
-    asyncio.run(provisioned(settings, WorkQueue.load(WITHOUT_LETTERS)))
-    airflow.wait_for_dags("refusing")
-    run_id = airflow.trigger("refusing")
     ended = {"failed", "up_for_retry"}
     wait_for(
-        lambda: {str(state) for state in task_states(airflow, "refusing", run_id).values()} <= ended,
+        lambda: {str(state) for state in task_states(airflow, "refusing", REFUSED_RUN).values()} <= ended,
         "every task of the DAG refusing to fail",
         timeout=180,
     )
-    return run_id
+    return REFUSED_RUN
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Tasks learn that their jobs were cancelled; and they publish for later, and into partitions."""
+"""Tasks whose jobs are cancelled, scheduled, or divided into partitions."""
 
 from __future__ import annotations
 
@@ -26,18 +26,18 @@ RUN = "cancelling"
 WAITING = ("cancelled_deferred", "cancelled_blocking", "cancelled_allowed")
 
 
-async def _work(settings: ConnectionSettings, name: str) -> None:
-    """Do the jobs of a queue as a worker does that obeys cancellations."""
+async def _process(settings: ConnectionSettings, name: str) -> None:
+    """Process the jobs of a queue as a worker that obeys cancellations."""
     async with connect(settings) as connection:
         for message in await pull_jobs(connection, queue(name), 2, within=120):
             metadata = message.metadata
             job_id = (message.headers or {})[JOB_ID]
-            found = await find_cancellation(connection, queue(name), job_id, metadata.timestamp)
-            if found is None:
+            cancellation = await find_cancellation(connection, queue(name), job_id, metadata.timestamp)
+            if cancellation is None:
                 await store_completion(connection, queue(name), metadata.sequence.stream)
             else:
                 end = cancelled_message(
-                    found,
+                    cancellation,
                     queue=name,
                     consumer="worker",
                     sequence=metadata.sequence.stream,
@@ -65,13 +65,13 @@ def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
 
 @pytest.mark.usefixtures("own_connections")
 @pytest.mark.parametrize("task_id", WAITING)
-async def test_a_task_whose_job_was_cancelled_fails_without_a_retry_unless_that_is_allowed(
+async def test_a_task_whose_job_was_cancelled_fails_without_a_retry_unless_max_cancelled_allows_it(
     airflow: Airflow, settings: ConnectionSettings, task_id: str
 ) -> None:
     await eventually(lambda: _all_stored(settings, task_id), within=120)
     report = await JetStreamHook().acancel(queue(task_id), f"{task_id}-1", "wrong price", "ann")
     assert (report.cancellation.job_id, report.schedules) == (f"{task_id}-1", 0)
-    await _work(settings, task_id)
+    await _process(settings, task_id)
     if task_id == "cancelled_allowed":
         await asyncio.to_thread(wait_for_states, airflow, "cancelled", RUN, {task_id: "success"})
         result = airflow.xcom("cancelled", RUN, task_id)
@@ -84,15 +84,15 @@ async def test_a_task_whose_job_was_cancelled_fails_without_a_retry_unless_that_
     assert "'ann: wrong price'}; allow them with max_cancelled, or publish again the jobs that are still wanted" in log
 
 
-async def test_jobs_are_published_for_later_and_into_their_partition(
+async def test_jobs_are_scheduled_and_published_into_their_partition(
     airflow: Airflow, settings: ConnectionSettings
 ) -> None:
-    wanted = {"later": "success", "later_and_wait": "failed"}
-    await asyncio.to_thread(wait_for_states, airflow, "divided", RUN, wanted)
+    expected = {"later": "success", "later_and_wait": "failed"}
+    await asyncio.to_thread(wait_for_states, airflow, "divided", RUN, expected)
     result = airflow.xcom("divided", RUN, "later")
     assert (result["published"], result["scheduled"], result["sequences"]) == (3, 2, [[1, 3]])
     log = log_text(airflow, "divided", RUN, "later_and_wait")
-    assert "JS120 job 0 is for later, and the server gives it a sequence only then" in log
+    assert "JS120 job 0 is scheduled, and the server gives it a sequence only when it is due" in log
     async with connect(settings) as connection:
         consumer = f"worker-{partition_of('email', 4)}"
         messages = await pull_jobs(connection, DIVIDED, 2, consumer=consumer, within=120)
@@ -101,7 +101,7 @@ async def test_jobs_are_published_for_later_and_into_their_partition(
 
 
 @pytest.mark.usefixtures("own_connections")
-def test_the_hook_cancels_and_publishes_for_later(name: str) -> None:
+def test_the_hook_cancels_and_schedules(name: str) -> None:
     hook, declared = JetStreamHook(), queue(name, schedules=True)
     hook.provision(declared)
     report = hook.publish([Job(b"", id="a", delay="1h")], subject=f"{name}.a", queue=declared)

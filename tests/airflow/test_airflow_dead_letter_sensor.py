@@ -1,7 +1,8 @@
-"""The sensor fires when a dead letter appears, however it waits, and the redrive operator brings letters back."""
+"""The sensor succeeds when a dead letter appears, in every mode, and the redrive operator redrives letters."""
 
 from __future__ import annotations
 
+import asyncio
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,47 +19,49 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
 
 
-async def die(connection: Connection, settings: ConnectionSettings, body: bytes) -> None:
-    """Let a job become a dead letter."""
+async def make_letter(connection: Connection, settings: ConnectionSettings, body: bytes) -> None:
+    """Make a dead letter."""
     await connection.client.jetstream().publish("letters", body)
     assert [job.body for job in await process_jobs(settings, LETTERS, 1, fail=True)] == [body]
 
 
 def counted(airflow: Airflow, run_id: str, task_id: str) -> dict[str, Any]:
-    """Give what a sensor counted."""
-    found = airflow.xcom("letters", run_id, task_id)
-    return {name: found[name] for name in ("dead", "sequences", "dismissed", "uncertain")}
+    """Return the counts of a sensor's result."""
+    result = airflow.xcom("letters", run_id, task_id)
+    return {name: result[name] for name in ("dead", "sequences", "dismissed", "uncertain")}
 
 
-@pytest.fixture(scope="module")
-def without_letters(airflow: Airflow) -> str:
-    airflow.wait_for_dags("no_letters")
-    return airflow.trigger("no_letters")
+@pytest.fixture(scope="module", autouse=True)
+def runs(airflow: Airflow, settings: ConnectionSettings) -> dict[str, str]:
+    """Start all runs at once, since each spends its time waiting; return their ids."""
+    for queue in (LETTERS, ABANDONED):
+        asyncio.run(provisioned(settings, queue))
+    dag_ids = ("letters", "abandoned", "no_letters")
+    airflow.wait_for_dags(*dag_ids)
+    return {dag_id: airflow.trigger(dag_id) for dag_id in dag_ids}
 
 
-async def test_letters_are_sensed_and_brought_back(
-    airflow: Airflow, settings: ConnectionSettings, connection: Connection, without_letters: str
+async def test_letters_are_sensed_and_redriven(
+    airflow: Airflow, settings: ConnectionSettings, connection: Connection, runs: dict[str, str]
 ) -> None:
-    await provisioned(settings, LETTERS)
-    airflow.wait_for_dags("letters")
-    run_id = airflow.trigger("letters")
+    run_id = runs["letters"]
     waiting = {"deferred": "deferred", "poking": "running", "rescheduled": "up_for_reschedule"}
     wait_for_states(airflow, "letters", run_id, waiting | {"deferred_for_two": "deferred"})
 
-    await die(connection, settings, b"first")
+    await make_letter(connection, settings, b"first")
     wait_for_states(airflow, "letters", run_id, dict.fromkeys(waiting, "success") | {"deferred_for_two": "deferred"})
     for task_id in waiting:
         assert counted(airflow, run_id, task_id) == {"dead": 1, "sequences": [[1, 1]], "dismissed": {}, "uncertain": 0}
 
-    await die(connection, settings, b"second")
+    await make_letter(connection, settings, b"second")
     wait_for_states(airflow, "letters", run_id, {"at_once": "success", "redrive": "deferred"})
     both = {"dead": 2, "sequences": [[1, 2]], "dismissed": {}, "uncertain": 0}
     assert counted(airflow, run_id, "deferred_for_two") == counted(airflow, run_id, "at_once") == both
-    # Enough are there: a deferral would only cost time.
+    # There are enough letters: a deferral would only cost time.
     assert "Pausing task as DEFERRED" in log_text(airflow, "letters", run_id, "deferred_for_two")
     assert "Pausing task as DEFERRED" not in log_text(airflow, "letters", run_id, "at_once")
 
-    # The redriven jobs wait for a worker, and the task for them.
+    # The redriven jobs wait for a worker, and the task waits for the jobs.
     assert (await stream_info(connection, "letters"))["state"]["messages"] == 2
     assert sorted(job.body for job in await process_jobs(settings, LETTERS, 2)) == [b"first", b"second"]
     succeeded(airflow, "letters", run_id)
@@ -69,29 +72,30 @@ async def test_letters_are_sensed_and_brought_back(
     assert (await stream_info(connection, "letters"))["state"]["messages"] == 0
 
 
-async def test_letters_that_nobody_would_tell_of_are_sensed(
-    airflow: Airflow, settings: ConnectionSettings, connection: Connection
+async def test_letters_without_an_advisory_are_sensed(
+    airflow: Airflow, connection: Connection, runs: dict[str, str]
 ) -> None:
-    await provisioned(settings, ABANDONED)
-    airflow.wait_for_dags("abandoned")
-    run_id = airflow.trigger("abandoned")
+    run_id = runs["abandoned"]
     wait_for_states(airflow, "abandoned", run_id, {"sense": "deferred"})
     for _ in range(4):
         await connection.client.jetstream().publish("abandoned", b"job")
-    # All workers die with their jobs, and nobody asks the server for more.
+    # All workers are killed with their jobs, and no worker pulls another one.
     first, *_ = await pull_jobs(connection, ABANDONED, 4)
     await first.ack_sync()
     wait_for_states(airflow, "abandoned", run_id, {"sense": "success"})
-    found = airflow.xcom("abandoned", run_id, "sense")
-    (group,) = found["groups"]
-    assert (found["dead"], found["sequences"]) == (3, [[2, 4]])
+    result = airflow.xcom("abandoned", run_id, "sense")
+    (group,) = result["groups"]
+    assert (result["dead"], result["sequences"]) == (3, [[2, 4]])
     assert (group["group"], group["count"]) == ({"consumer": "worker"}, 3)
     assert group["oldest_age_seconds"] >= 2
     assert all(letter.preserved for letter in (await find_dead_letters(connection, ABANDONED)).letters)
 
 
-def test_a_deferred_sensor_that_sees_nothing_fails_or_skips(airflow: Airflow, without_letters: str) -> None:
-    run = airflow.wait_for_run("no_letters", without_letters)
+def test_a_deferred_sensor_without_letters_fails_or_skips_at_its_timeout(
+    airflow: Airflow, runs: dict[str, str]
+) -> None:
+    run_id = runs["no_letters"]
+    run = airflow.wait_for_run("no_letters", run_id)
     assert run["state"] == "failed"
-    states = task_states(airflow, "no_letters", without_letters)
+    states = task_states(airflow, "no_letters", run_id)
     assert (states["skipped"], states["failed"]) == ("skipped", "failed")

@@ -1,4 +1,4 @@
-"""Airflow finds the provider and shows what it has, without a warning."""
+"""Airflow discovers the provider and lists its parts, without a warning."""
 
 from __future__ import annotations
 
@@ -53,7 +53,9 @@ def test_the_provider_is_described(outputs: dict[str, CompletedProcess[str]]) ->
         *(("widgets", f"extra__nats__{field}") for field in ("token", "tls_ca_file", "timeout")),
     ],
 )
-def test_a_command_lists_what_is_there(outputs: dict[str, CompletedProcess[str]], command: str, expected: str) -> None:
+def test_a_command_lists_the_providers_parts(
+    outputs: dict[str, CompletedProcess[str]], command: str, expected: str
+) -> None:
     assert outputs[command].returncode == 0, outputs[command].stderr
     assert expected in json.dumps(json.loads(outputs[command].stdout), ensure_ascii=False)
 
@@ -68,7 +70,7 @@ def test_no_command_and_no_component_warns_about_the_package(
         (name, line)
         for name, text in texts.items()
         for line in text.splitlines()
-        # What a task warns of is about its queue.
+        # A task's own warning is about its queue.
         if PACKAGE in line and "ti_id=" not in line
         if any(word in line.lower() for word in ("warn", "deprecat", "traceback"))
     ] == []
@@ -88,27 +90,27 @@ def test_the_connection_form_has_the_fields(airflow: Airflow) -> None:
     assert form["standard_fields"]["url_schema"]["hidden"] is True
     assert form["extra_fields"].keys() == {"token", "tls_ca_file", "timeout"}
     assert form["extra_fields"]["token"]["schema"]["format"] == "password"
-    # A field that may be empty must say so, else the form demands it.
+    # A field that may be empty must allow null, else the form requires it.
     assert all("null" in field["schema"]["type"] for field in form["extra_fields"].values())
 
 
-def pressed(airflow: Airflow, connection: dict[str, object]) -> tuple[bool, str]:
+def press_test_button(airflow: Airflow, connection: dict[str, object]) -> tuple[bool, str]:
     answer = airflow.api("POST", "connections/test", {"connection_id": "tried", **connection})
     return answer["status"], answer["message"]
 
 
 def test_the_test_button_works(airflow: Airflow, nats: NatsServer, connections: dict[str, dict[str, object]]) -> None:
-    ok, message = pressed(airflow, connections["nats_default"])
+    ok, message = press_test_button(airflow, connections["nats_default"])
     assert ok, message
     assert message.startswith(f"Connected to nats-server {nats.version} with JetStream")
 
 
 def test_the_test_button_says_what_is_wrong(airflow: Airflow, connections: dict[str, dict[str, object]]) -> None:
     port = free_port()
-    ok, message = pressed(airflow, connections["nats_default"] | {"port": port})
+    ok, message = press_test_button(airflow, connections["nats_default"] | {"port": port})
     assert not ok
     assert message.startswith(f"no NATS server reached at nats://{LOOPBACK}:{port}: ")
     assert message.endswith("; check host, port and firewall")
-    ok, message = pressed(airflow, connections["nats_wrong_password"])
+    ok, message = press_test_button(airflow, connections["nats_wrong_password"])
     assert not ok
     assert "refused the credentials: expected valid ones, found user and password; check them" in message

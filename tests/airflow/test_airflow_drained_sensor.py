@@ -1,4 +1,4 @@
-"""The sensor succeeds when the queue is drained and not before, however it waits."""
+"""The sensor succeeds when the queue is drained and not before, in every mode."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk.module_loading import import_string
 from airflow_steps import log_text, process_jobs, provisioned, task_states, wait_for_states
 from dags.drained import DRAINING, UNDRAINED
+from trigger_steps import LONG_AGO, event_of, recreated
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.connect import connect
@@ -20,7 +20,6 @@ from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:
-    from airflow.triggers.base import BaseTrigger
     from conftest import Secrets
     from nats.aio.msg import Msg
 
@@ -30,15 +29,13 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
     from testbed.nats_server import NatsServer
 
-LONG_AGO = 3600.0
-
 
 @pytest.fixture(scope="module")
 def undrained(airflow: Airflow, settings: ConnectionSettings) -> str:
     async def publish() -> None:
         await provisioned(settings, UNDRAINED)
         async with connect(settings) as connection:
-            # No consumer takes it.
+            # It matches no consumer's filter.
             await connection.client.jetstream().publish("undrained.b", b"job")
 
     asyncio.run(publish())
@@ -46,47 +43,47 @@ def undrained(airflow: Airflow, settings: ConnectionSettings) -> str:
     return airflow.trigger("undrained")
 
 
-async def keep_in_hand(job: Msg) -> None:
-    """Keep a job's ack wait from passing, however long Airflow takes."""
+async def prolong(job: Msg) -> None:
+    """Prolong a job's ack wait, however long Airflow takes."""
     while True:
         await job.in_progress()
         await asyncio.sleep(1)
 
 
-async def test_a_queue_is_awaited_until_it_is_drained(
+async def test_the_sensor_waits_until_the_queue_is_drained(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection, undrained: str
 ) -> None:
     await provisioned(settings, DRAINING)
-    await connection.client.jetstream().publish("draining", b"dies")
+    await connection.client.jetstream().publish("draining", b"dead")
     await process_jobs(settings, DRAINING, 1, fail=True)
     await connection.client.jetstream().publish("draining", b"job")
-    # A worker has it.
+    # In flight.
     (job,) = await pull_jobs(connection, DRAINING, 1)
-    keeping = asyncio.create_task(keep_in_hand(job))
+    prolonging = asyncio.create_task(prolong(job))
     await asyncio.to_thread(airflow.wait_for_dags, "draining")
     run_id = await asyncio.to_thread(airflow.trigger, "draining")
     waiting = {"deferred": "deferred", "poking": "running", "rescheduled": "up_for_reschedule"}
-    looking = waiting | {"nothing_dead": "deferred"}
-    await asyncio.to_thread(wait_for_states, airflow, "draining", run_id, looking)
-    keeping.cancel()
+    expected = waiting | {"nothing_dead": "deferred"}
+    await asyncio.to_thread(wait_for_states, airflow, "draining", run_id, expected)
+    prolonging.cancel()
     await job.ack_sync()
 
     wait_for_states(airflow, "draining", run_id, dict.fromkeys(waiting, "success") | {"nothing_dead": "deferred"})
     for task_id in waiting:
-        found = airflow.xcom("draining", run_id, task_id)
-        assert found["drained"]
-        assert (found["pending"], found["in_flight"], found["dead_in_queue"]) == (0, 0, 1)
+        report = airflow.xcom("draining", run_id, task_id)
+        assert report["drained"]
+        assert (report["pending"], report["in_flight"], report["dead_in_queue"]) == (0, 0, 1)
     log = log_text(airflow, "draining", run_id, "deferred")
     assert "draining is not drained: worker: 0 pending, 1 in flight" in log
     assert "draining is drained" in log
 
     await redrive_dead_letters(connection, DRAINING)
-    assert [job.body for job in await process_jobs(settings, DRAINING, 1)] == [b"dies"]
+    assert [job.body for job in await process_jobs(settings, DRAINING, 1)] == [b"dead"]
     wait_for_states(airflow, "draining", run_id, {"nothing_dead": "success", "at_once": "success"})
-    found = airflow.xcom("draining", run_id, "nothing_dead")
-    assert (found["dead_letters"], found["stored"], found["uncertain"]) == (0, 0, 0)
+    report = airflow.xcom("draining", run_id, "nothing_dead")
+    assert (report["dead_letters"], report["stored"], report["uncertain"]) == (0, 0, 0)
     assert "draining is not drained: 1 dead letters" in log_text(airflow, "draining", run_id, "nothing_dead")
-    # Nothing is left: a deferral would only cost time.
+    # The queue is drained already: a deferral would only cost time.
     assert "Pausing task as DEFERRED" not in log_text(airflow, "draining", run_id, "at_once")
     assert airflow.xcom("draining", run_id, "at_once")["consumers"] == ["worker"]
 
@@ -101,8 +98,7 @@ def test_a_queue_that_is_not_drained_in_time_fails_or_skips(airflow: Airflow, un
     assert "AirflowSensorTimeout" in log
 
 
-def looking(queue: WorkQueue, **kwargs: Any) -> QueueDrainedTrigger:
-    """Give the trigger."""
+def drained_trigger(queue: WorkQueue, **kwargs: Any) -> QueueDrainedTrigger:
     arguments = {
         "nats_conn_id": "nats_default",
         "work_queue": queue.model_dump(mode="json", exclude_unset=True),
@@ -112,35 +108,20 @@ def looking(queue: WorkQueue, **kwargs: Any) -> QueueDrainedTrigger:
     return QueueDrainedTrigger(**{**arguments, **kwargs})
 
 
-def recreated(trigger: BaseTrigger) -> BaseTrigger:
-    """Give the trigger that another triggerer makes of what is stored."""
-    path, kwargs = trigger.serialize()
-    copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
-    return copy
-
-
-async def fired(trigger: BaseTrigger) -> dict[str, Any]:
-    """Give a trigger's only event, as it is after a journey through JSON."""
-    async with asyncio.timeout(30):
-        (event,) = [event async for event in trigger.run()]
-    payload: dict[str, Any] = json.loads(json.dumps(event.payload, allow_nan=False))
-    return payload
-
-
 @pytest.mark.usefixtures("own_connections")
 class TestTrigger:
-    async def test_copies_fire_the_same_once_the_queue_is_drained(
+    async def test_copies_fire_the_same_event_once_the_queue_is_drained(
         self, connection: Connection, name: str, secrets: Secrets
     ) -> None:
         queue = await make_queue(connection, name)
-        trigger = looking(queue, consumers=("worker",), nothing_dead=True)
+        trigger = drained_trigger(queue, consumers=("worker",), nothing_dead=True)
         path, kwargs = recreated(trigger).serialize()
         assert (path, kwargs) == trigger.serialize()
         assert len(json.dumps(kwargs)) < 4096
         assert not any(secret in json.dumps(kwargs) for secret in secrets.all())
         await publish_jobs(connection, queue, ["job"])
-        running = [asyncio.create_task(fired(copy)) for copy in (trigger, recreated(trigger))]
-        done, _ = await asyncio.wait(running, timeout=1)
+        running = [asyncio.create_task(event_of(copy)) for copy in (trigger, recreated(trigger))]
+        done, _ = await asyncio.wait(running, timeout=0.5)
         assert not done
         (job,) = await pull_jobs(connection, queue, 1)
         await job.ack_sync()
@@ -148,36 +129,38 @@ class TestTrigger:
         assert first == second
         assert (first["status"], first["found"]["drained"], first["found"]["dead_letters"]) == ("found", True, 0)
 
-    async def test_it_fires_an_error_when_looking_is_impossible(self, connection: Connection, name: str) -> None:
-        event = await fired(looking(small_queue(name)))
+    async def test_it_fires_an_error_for_a_queue_or_consumer_that_does_not_exist(
+        self, connection: Connection, name: str
+    ) -> None:
+        event = await event_of(drained_trigger(small_queue(name)))
         assert event["status"] == "error"
         assert event["message"].startswith(f"JS113 expected stream {name} on the server, found none")
         queue = await make_queue(connection, name)
-        event = await fired(looking(queue, consumers=["nobody"]))
+        event = await event_of(drained_trigger(queue, consumers=["nobody"]))
         assert event["message"].startswith(f"JS113 expected consumer nobody of stream {name} on the server, found work")
 
-    async def test_its_event_is_held_back_until_airflow_can_take_it(
+    async def test_its_event_is_delayed_until_airflow_is_ready_for_it(
         self, connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
-        monkeypatch.setattr("airflow_provider_jetstream.triggers.early_fire_guard.SHORTEST_MARGIN", 1.5)
-        trigger = looking(await make_queue(connection, name), deferred_at=time.time())
+        monkeypatch.setattr("airflow_provider_jetstream.triggers.early_fire_guard.SHORTEST_MARGIN", 1.0)
+        trigger = drained_trigger(await make_queue(connection, name), deferred_at=time.time())
         started = time.monotonic()
-        await fired(trigger)
-        assert 1.5 <= time.monotonic() - started < 3.0
+        await event_of(trigger)
+        assert 1.0 <= time.monotonic() - started < 3.0
 
-    async def test_a_server_that_is_away_is_waited_for(
+    async def test_it_waits_while_the_server_is_away(
         self, own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str, caplog: pytest.LogCaptureFixture
     ) -> None:
-        where = {"conn_type": "nats", "host": "127.0.0.1", "port": own_nats.port, "extra": {"timeout": 1}}
-        monkeypatch.setenv("AIRFLOW_CONN_NATS_OWN", json.dumps(where))
+        connection = {"conn_type": "nats", "host": "127.0.0.1", "port": own_nats.port, "extra": {"timeout": 1}}
+        monkeypatch.setenv("AIRFLOW_CONN_NATS_OWN", json.dumps(connection))
         queue = await provisioned(await JetStreamHook("nats_own").asettings(), small_queue(name))
         own_nats.kill()
         # In a task's own process too.
         sensor = JetStreamQueueDrainedSensor(task_id="sensor", work_queue=queue, nats_conn_id="nats_own")
         assert not (await asyncio.to_thread(sensor.poke, {})).is_done
-        running = asyncio.create_task(fired(looking(queue, nats_conn_id="nats_own")))
-        done, _ = await asyncio.wait([running], timeout=1.5)
+        running = asyncio.create_task(event_of(drained_trigger(queue, nats_conn_id="nats_own")))
+        done, _ = await asyncio.wait([running], timeout=0.5)
         assert not done
         own_nats.start()
         assert (await running)["status"] == "found"

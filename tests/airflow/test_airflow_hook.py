@@ -1,4 +1,4 @@
-"""The hook: blocking calls where nothing else runs, awaited twins where a loop does."""
+"""The hook: its blocking methods, their awaitable twins, and the settings of a connection."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_steps import process_jobs
-from dags.waiting import queue as one_chance
+from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -24,32 +24,32 @@ pytestmark = pytest.mark.usefixtures("own_connections")
 
 ONLY_TWO = Selection(sequences=frozenset({2}))
 BLOCKING: dict[str, Callable[[JetStreamHook, str], Any]] = {
-    "provision": lambda hook, name: hook.provision(one_chance(name)),
-    "publish": lambda hook, name: hook.publish(["job"], subject=name),
-    "cancel": lambda hook, name: hook.cancel(one_chance(name), "a"),
-    "find_dead_letters": lambda hook, name: hook.find_dead_letters(one_chance(name)),
-    "scan_dead_letters": lambda hook, name: hook.scan_dead_letters(one_chance(name)),
-    "redrive": lambda hook, name: hook.redrive(one_chance(name)),
-    "preview_redrive": lambda hook, name: hook.preview_redrive(one_chance(name)),
+    "provision": lambda hook, name: hook.provision(queue_of(name)),
+    "publish": lambda hook, name: hook.publish(["job"], subject=f"{name}.a"),
+    "cancel": lambda hook, name: hook.cancel(queue_of(name), "a"),
+    "find_dead_letters": lambda hook, name: hook.find_dead_letters(queue_of(name)),
+    "scan_dead_letters": lambda hook, name: hook.scan_dead_letters(queue_of(name)),
+    "redrive": lambda hook, name: hook.redrive(queue_of(name)),
+    "preview_redrive": lambda hook, name: hook.preview_redrive(queue_of(name)),
     "test_connection": lambda hook, name: hook.test_connection(),
 }
 
 
 @pytest.mark.parametrize("method", [name for name in BLOCKING if name != "test_connection"])
 async def test_a_blocking_call_inside_a_running_loop_is_refused(method: str, name: str) -> None:
-    with pytest.raises(EventLoopError) as refused:
+    with pytest.raises(EventLoopError) as raised:
         BLOCKING[method](JetStreamHook(), name)
-    assert str(refused.value) == (
+    assert str(raised.value) == (
         "expected no running event loop, found one: a blocking call would stop it; await the method of the same name"
         ' that starts with "a" (aprovision, apublish, …)'
     )
 
 
-def test_blocking_calls_do_the_work(settings: ConnectionSettings, name: str) -> None:
-    hook, queue = JetStreamHook(), one_chance(name)
+def test_blocking_methods(settings: ConnectionSettings, name: str) -> None:
+    hook, queue = JetStreamHook(), queue_of(name)
     assert len(hook.provision(queue).changes) == 6
     assert hook.provision(queue).changes == ()
-    assert hook.publish(["first", "second"], subject=name).stored == 2
+    assert hook.publish(["first", "second"], subject=f"{name}.a").stored == 2
     asyncio.run(process_jobs(settings, queue, 2, fail=True))
     assert [letter.sequence for letter in hook.find_dead_letters(queue).letters] == [1, 2]
     assert [letter.sequence for letter in hook.find_dead_letters(queue, {"sequences": [2]}).letters] == [2]
@@ -58,19 +58,19 @@ def test_blocking_calls_do_the_work(settings: ConnectionSettings, name: str) -> 
     assert hook.redrive(queue, RedriveRequest(ONLY_TWO)).redriven == {2: 3}
 
 
-async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str) -> None:
-    hook, queue = JetStreamHook(), one_chance(name)
+async def test_awaitable_twins(settings: ConnectionSettings, name: str) -> None:
+    hook, queue = JetStreamHook(), queue_of(name)
     assert len((await hook.aprovision(queue)).changes) == 6
     assert (await hook.aprovision(queue)).changes == ()
-    assert (await hook.apublish(["first", "second"], subject=name)).stored == 2
+    assert (await hook.apublish(["first", "second"], subject=f"{name}.a")).stored == 2
     await process_jobs(settings, queue, 2, fail=True)
     assert [letter.sequence for letter in (await hook.afind_dead_letters(queue)).letters] == [1, 2]
     assert [letter.sequence for letter in (await hook.afind_dead_letters(queue, ONLY_TWO)).letters] == [2]
     assert (await hook.ascan_dead_letters(queue, {"sequences": [2]}, ["reason"])).ranges == [(2, 2)]
     assert (await hook.apreview_redrive(queue, RedriveRequest(ONLY_TWO))).redriven == 1
     assert (await hook.aredrive(queue, RedriveRequest(ONLY_TWO))).redriven == {2: 3}
-    async with hook.shared() as one, hook.shared() as other:
-        assert one is other
+    async with hook.shared() as first, hook.shared() as second:
+        assert first is second
 
 
 @pytest.mark.parametrize(
@@ -82,14 +82,14 @@ async def test_awaited_twins_do_the_same(settings: ConnectionSettings, name: str
         ("nats_unknown_extra", False, "expected extras among token, tls_ca_file, timeout, found tokn"),
     ],
 )
-def test_testing_a_connection_says_what_was_found(conn_id: str, message: str, *, ok: bool) -> None:
-    found, text = JetStreamHook(conn_id).test_connection()
-    assert found is ok
+def test_testing_a_connection_returns_what_was_found(conn_id: str, message: str, *, ok: bool) -> None:
+    works, text = JetStreamHook(conn_id).test_connection()
+    assert works is ok
     assert text.startswith(message) or message in text
 
 
 @pytest.mark.parametrize(
-    ("given", "servers"),
+    ("fields", "servers"),
     [
         ({"host": "one"}, ("nats://one:4222",)),
         ({"host": "one", "port": 4333}, ("nats://one:4333",)),
@@ -99,14 +99,14 @@ def test_testing_a_connection_says_what_was_found(conn_id: str, message: str, *,
     ],
 )
 async def test_a_host_may_list_servers_with_or_without_ports(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], servers: tuple[str, ...]
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], servers: tuple[str, ...]
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_NATS_LISTED", json.dumps({"conn_type": "nats", **given}))
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_LISTED", json.dumps({"conn_type": "nats", **fields}))
     assert (await JetStreamHook("nats_listed").asettings()).servers == servers
 
 
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "message"),
     [
         ({}, "connection 'nats_bad': expected a host, found none; set it"),
         (
@@ -125,10 +125,10 @@ async def test_a_host_may_list_servers_with_or_without_ports(
     ],
 )
 async def test_a_connection_that_cannot_be_used_is_explained(
-    monkeypatch: pytest.MonkeyPatch, given: dict[str, object], message: str
+    monkeypatch: pytest.MonkeyPatch, fields: dict[str, object], message: str
 ) -> None:
-    monkeypatch.setenv("AIRFLOW_CONN_NATS_BAD", json.dumps({"conn_type": "nats", **given}))
-    with pytest.raises(ConnectionSettingsError) as refused:
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_BAD", json.dumps({"conn_type": "nats", **fields}))
+    with pytest.raises(ConnectionSettingsError) as raised:
         await JetStreamHook("nats_bad").asettings()
-    assert message in str(refused.value)
-    assert "sec" not in str(refused.value)
+    assert message in str(raised.value)
+    assert "sec" not in str(raised.value)

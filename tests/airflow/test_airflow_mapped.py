@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
-TASKS = int(os.environ.get("MAPPED_TASKS", "60"))
+TASKS = int(os.environ.get("MAPPED_TASKS", "24"))
 RUNS = int(os.environ.get("MAPPED_RUNS", "1"))
 
 
@@ -49,5 +49,5 @@ async def test_mapped_tasks_without_retries_all_succeed(
     assert Counter((task["state"], task["try_number"]) for task in tasks) == {("success", 1): TASKS}
     assert Counter(entry["job"] for entry in ledger_of(ledger)) == {f"job-{number}": 1 for number in range(TASKS)}
     deferred = ["Waiting in the triggerer" in log_text(airflow, dag_id, run_id, "publish", 1, n) for n in range(TASKS)]
-    # On a busy machine some jobs end on the other side of the deferral; most show what the test is about.
+    # On a busy machine some jobs end before or after the deferral unlike the others; most of them count.
     assert (sum(deferred) > TASKS / 2) == deferring

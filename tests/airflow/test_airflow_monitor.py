@@ -1,4 +1,4 @@
-"""The monitor in a real Airflow: who gets in, what they see, and what comes of acting."""
+"""The monitor in a real Airflow: authorization, data, and actions."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 SCRIPT = "<script>alert(1)</script>"
 QUEUE = "fleet"
 LETTERS = 12
-# What a route may say to somebody who got in.
-INSIDE = {200, 404, 409, 415, 422, 503}
+# The status codes of a route for an authorized user.
+AUTHORIZED = {200, 404, 409, 415, 422, 503}
 
 
 @pytest.fixture(scope="module")
@@ -59,41 +59,41 @@ def viewer(airflow: Airflow) -> Iterator[AirflowClient]:
 
 
 def get(client: AirflowClient, path: str) -> Any:
-    """Ask the monitor, which has to answer."""
+    """Request data from the monitor, which must answer."""
     answer = client.request("GET", f"/jetstream/{path}")
     assert answer.status_code == 200, answer.text
     return answer.json()
 
 
 def queue_of(client: AirflowClient, connection: str, queue: str) -> dict[str, Any] | None:
-    """Find a queue in the snapshot."""
+    """Return a queue's numbers from the snapshot."""
     (state,) = get(client, f"api/snapshot?connection={connection}")["connections"]
-    return next((each for each in state["queues"] if each["queue"] == queue), None)
+    return next((numbers for numbers in state["queues"] if numbers["queue"] == queue), None)
 
 
 def scanned(client: AirflowClient, queue: str, connection: str = "nats_fleet", query: str = "") -> dict[str, Any]:
-    """Wait for the groups of a scan that ended."""
+    """Wait for a scan to end, and return its groups."""
 
     def ready() -> dict[str, Any] | None:
-        found: dict[str, Any] = get(client, f"api/queues/{connection}/{queue}/groups?{query}")
-        return found if found["scan"]["state"] == "ready" else None
+        result: dict[str, Any] = get(client, f"api/queues/{connection}/{queue}/groups?{query}")
+        return result if result["scan"]["state"] == "ready" else None
 
     return wait_for(ready, f"a scan of {queue}", 30)
 
 
 def every_route() -> list[tuple[str, str]]:
-    """Name the methods and paths of all routes."""
-    filled = {"connection": "nats_fleet", "queue": QUEUE, "sequence": "1", "path:path": "index.html"}
-    found = []
+    """Return the methods and paths of all routes."""
+    parameters = {"connection": "nats_fleet", "queue": QUEUE, "sequence": "1", "path:path": "index.html"}
+    routes = []
     for route in make_app().routes:
         path = str(getattr(route, "path", ""))
-        for name, value in filled.items():
+        for name, value in parameters.items():
             path = path.replace(f"{{{name}}}", value)
-        found += [(method, path) for method in getattr(route, "methods", None) or {"GET"}]
-    return sorted(found)
+        routes += [(method, path) for method in getattr(route, "methods", None) or {"GET"}]
+    return sorted(routes)
 
 
-def test_nobody_gets_in_without_a_session(airflow: Airflow) -> None:
+def test_every_route_requires_a_session(airflow: Airflow) -> None:
     routes = every_route()
     assert len(routes) >= 10
     for method, path in routes:
@@ -106,11 +106,11 @@ def test_nobody_gets_in_without_a_session(airflow: Airflow) -> None:
 
 
 @pytest.mark.usefixtures("fleet")
-def test_a_viewer_sees_and_may_not_act(airflow: Airflow, viewer: AirflowClient) -> None:
+def test_a_viewer_may_read_and_may_not_act(airflow: Airflow, viewer: AirflowClient) -> None:
     for method, path in every_route():
         if method == "GET":
             query = "?dag_id=deaths&run_id=none" if path.endswith("/jobs") else ""
-            assert viewer.request(method, f"/jetstream{path}{query}").status_code in INSIDE, path
+            assert viewer.request(method, f"/jetstream{path}{query}").status_code in AUTHORIZED, path
         else:
             assert viewer.request(method, f"/jetstream{path}", {}).status_code == 403, path
     assert get(viewer, "api/me") | {"version": ""} == {
@@ -123,15 +123,15 @@ def test_a_viewer_sees_and_may_not_act(airflow: Airflow, viewer: AirflowClient) 
     }
     assert get(airflow, "api/me")["may_act"] is True
     airflow.wait_for_dags("jetstream_redrive")
-    refused = viewer.request("POST", "/api/v2/dags/jetstream_redrive/dagRuns", {"logical_date": None, "conf": {}})
-    assert refused.status_code == 403
+    answer = viewer.request("POST", "/api/v2/dags/jetstream_redrive/dagRuns", {"logical_date": None, "conf": {}})
+    assert answer.status_code == 403
 
 
-def test_the_cookie_of_the_browser_gets_in(airflow: Airflow) -> None:
+def test_the_cookie_of_a_browser_is_a_session(airflow: Airflow) -> None:
     with httpx.Client(trust_env=False, cookies={"_token": airflow.token()}) as browser:
         answer = browser.get(f"{airflow.url}/jetstream/api/me")
         assert answer.status_code == 200, answer.text
-        # The page triggers the DAG with it too.
+        # The page also uses it to trigger the DAG.
         assert browser.get(f"{airflow.url}/api/v2/dags/jetstream_redrive").status_code == 200
 
 
@@ -147,16 +147,16 @@ def test_the_cookie_of_the_browser_gets_in(airflow: Airflow) -> None:
         ({}, 200),
     ],
 )
-def test_a_foreign_page_counts_nothing(airflow: Airflow, headers: dict[str, str], status: int) -> None:
-    sent = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.token()}"} | {
+def test_a_request_from_a_foreign_page_is_refused(airflow: Airflow, headers: dict[str, str], status: int) -> None:
+    all_headers = {"Content-Type": "application/json", "Authorization": f"Bearer {airflow.token()}"} | {
         name: value.format(own=airflow.url) for name, value in headers.items()
     }
     url = f"{airflow.url}/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run"
-    answer = httpx.post(url, content=b"{}", headers=sent, trust_env=False, timeout=30)
+    answer = httpx.post(url, content=b"{}", headers=all_headers, trust_env=False, timeout=30)
     assert answer.status_code == status, answer.text
 
 
-def test_answers_say_what_a_browser_may_do_with_them(airflow: Airflow) -> None:
+def test_answers_have_restrictive_headers(airflow: Airflow) -> None:
     page = airflow.request("GET", "/jetstream/")
     assert page.headers["content-type"] == "text/html; charset=utf-8"
     data = airflow.request("GET", "/jetstream/api/me")
@@ -171,7 +171,7 @@ def test_answers_say_what_a_browser_may_do_with_them(airflow: Airflow) -> None:
         assert airflow.request("GET", f"/jetstream/static/{path}").status_code == 404, path
 
 
-def test_the_plugin_is_there_without_an_error(airflow: Airflow) -> None:
+def test_the_plugin_is_loaded_without_an_error(airflow: Airflow) -> None:
     assert airflow.api("GET", "plugins/importErrors")["import_errors"] == []
     plugins = {plugin["name"]: plugin for plugin in airflow.api("GET", "plugins")["plugins"]}
     plugin = plugins["jetstream_monitor"]
@@ -187,14 +187,14 @@ def test_the_plugin_is_there_without_an_error(airflow: Airflow) -> None:
 
 
 @pytest.mark.usefixtures("fleet")
-def test_queues_are_found_and_told_as_numbers(airflow: Airflow) -> None:
+def test_the_snapshot_has_every_queue_with_its_numbers(airflow: Airflow) -> None:
     by_hand = wait_for(lambda: queue_of(airflow, "nats_fleet", "by_hand"), "the queue made by hand")
     assert by_hand["declared"] is False
     assert by_hand["undeliverable"] == 9
     assert by_hand["limits"] == [{"name": "max_msgs", "used": 9.0, "limit": 10.0, "share": 0.9}]
-    wait_for(lambda: (queue_of(airflow, "nats_fleet", QUEUE) or {}).get("letters"), "a scan that nobody asked for")
-    found = queue_of(airflow, "nats_fleet", QUEUE) or {}
-    assert (found["letters"]["certain"], found["letters"]["uncertain"]) == (LETTERS, 0)
+    wait_for(lambda: (queue_of(airflow, "nats_fleet", QUEUE) or {}).get("letters"), "a scan in the background")
+    numbers = queue_of(airflow, "nats_fleet", QUEUE) or {}
+    assert (numbers["letters"]["certain"], numbers["letters"]["uncertain"]) == (LETTERS, 0)
     detail = get(airflow, f"api/queues/nats_fleet/{QUEUE}")
     assert [consumer["name"] for consumer in detail["consumers"]] == ["worker"]
     assert (detail["dead_letter_queue"], detail["audit"]) == (f"{QUEUE}-dead", f"{QUEUE}-audit")
@@ -203,13 +203,13 @@ def test_queues_are_found_and_told_as_numbers(airflow: Airflow) -> None:
     assert (answer.status_code, answer.json()["detail"]["code"][:2]) == (409, "JS")
 
 
-def test_a_server_that_is_away_is_told_of_beside_the_others(airflow: Airflow) -> None:
-    def told() -> dict[str, Any] | None:
-        states = {each["connection"]: each for each in get(airflow, "api/snapshot")["connections"]}
+def test_the_snapshot_has_servers_that_are_away(airflow: Airflow) -> None:
+    def all_known() -> dict[str, Any] | None:
+        states = {state["connection"]: state for state in get(airflow, "api/snapshot")["connections"]}
         away = {states[name]["state"] for name in ("nats_unreachable", "nats_wrong_password")}
         return states if away == {"away"} and states["nats_default"]["state"] == "up" else None
 
-    states = wait_for(told, "the states of all connections", 30)
+    states = wait_for(all_known, "the states of all connections", 30)
     assert "check host, port and firewall" in states["nats_unreachable"]["problem"]["message"]
     assert "refused the credentials" in states["nats_wrong_password"]["problem"]["message"]
     answer = airflow.request("GET", "/jetstream/api/queues/nats_unreachable/any")
@@ -218,7 +218,7 @@ def test_a_server_that_is_away_is_told_of_beside_the_others(airflow: Airflow) ->
 
 
 @pytest.mark.usefixtures("fleet")
-def test_a_letter_is_shown_as_data_to_whom_may_see_it(airflow: Airflow, viewer: AirflowClient) -> None:
+def test_a_letters_payload_is_data_and_hidden_from_viewers(airflow: Airflow, viewer: AirflowClient) -> None:
     groups = scanned(airflow, QUEUE)
     assert [group["count"] for group in groups["groups"]] == [LETTERS]
     page = get(airflow, f"api/queues/nats_fleet/{QUEUE}/letters?limit=5")
@@ -239,18 +239,18 @@ def test_a_letter_is_shown_as_data_to_whom_may_see_it(airflow: Airflow, viewer: 
 
 
 @pytest.mark.usefixtures("fleet")
-def test_letters_are_counted_brought_back_and_gone_from_the_page(airflow: Airflow) -> None:
+def test_letters_are_counted_redriven_and_gone_from_the_page(airflow: Airflow) -> None:
     airflow.wait_for_dags("jetstream_redrive")
     before = scanned(airflow, QUEUE)["total"]
     select = {"sequences": [1, 2]}
-    asked = {"select": select, "action": "redrive"}
-    counted = airflow.request("POST", f"/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run", asked).json()
+    body = {"select": select, "action": "redrive"}
+    counted = airflow.request("POST", f"/jetstream/api/queues/nats_fleet/{QUEUE}/dry-run", body).json()
     assert (counted["redriven"], counted["parked"], counted["failed"]) == (2, 0, 0)
-    assert counted["conf"] == {"nats_conn_id": "nats_fleet", "queue": QUEUE, **asked}
+    assert counted["conf"] == {"nats_conn_id": "nats_fleet", "queue": QUEUE, **body}
     assert scanned(airflow, QUEUE)["total"] == before
-    only_counted = airflow.trigger("jetstream_redrive", counted["conf"] | {"dry_run": True})
-    succeeded(airflow, "jetstream_redrive", only_counted)
-    assert airflow.xcom("jetstream_redrive", only_counted, "redrive")["dry_run"] is True
+    dry_run = airflow.trigger("jetstream_redrive", counted["conf"] | {"dry_run": True})
+    succeeded(airflow, "jetstream_redrive", dry_run)
+    assert airflow.xcom("jetstream_redrive", dry_run, "redrive")["dry_run"] is True
     redrive = airflow.trigger("jetstream_redrive", counted["conf"] | {"why": "the customer is back"})
     succeeded(airflow, "jetstream_redrive", redrive)
     assert airflow.xcom("jetstream_redrive", redrive, "redrive")["redriven"] == 2
@@ -259,7 +259,7 @@ def test_letters_are_counted_brought_back_and_gone_from_the_page(airflow: Airflo
 
 
 @pytest.mark.usefixtures("fleet")
-def test_letters_are_parked_and_the_page_tells_who_did_it(airflow: Airflow) -> None:
+def test_letters_are_parked_and_the_page_names_the_task(airflow: Airflow) -> None:
     select = {"sequences": [3]}
     conf = {"nats_conn_id": "nats_fleet", "queue": QUEUE, "select": select, "action": "park", "why": "no order"}
     succeeded(airflow, "jetstream_redrive", airflow.trigger("jetstream_redrive", conf))
@@ -272,7 +272,7 @@ def test_letters_are_parked_and_the_page_tells_who_did_it(airflow: Airflow) -> N
 @pytest.mark.parametrize(
     "conf", [{"queue": "nonexistent"}, {"queue": QUEUE, "action": "delete"}, {"queue": QUEUE, "select": {"sort": "x"}}]
 )
-def test_what_cannot_be_done_fails_at_once(airflow: Airflow, conf: dict[str, Any]) -> None:
+def test_an_invalid_action_fails_at_once(airflow: Airflow, conf: dict[str, Any]) -> None:
     body = {"logical_date": None, "conf": {"nats_conn_id": "nats_fleet", **conf}}
     answer = airflow.request("POST", "/api/v2/dags/jetstream_redrive/dagRuns", body)
     if answer.status_code == 200:
@@ -300,7 +300,7 @@ def test_the_jobs_of_a_task_are_found_while_it_waits(
     assert of_task == [line]
     links = airflow.api("GET", f"dags/monitored/dagRuns/{quote(run_id)}/taskInstances/publish/links")["extra_links"]
     assert links.keys() == {"JetStream queue", "JetStream jobs", "JetStream dead letters"}
-    told = urlsplit(links["JetStream jobs"])
-    assert told.path == "/plugin/jetstream"
-    assert parse_qs(told.query)["run_id"] == [run_id]
-    assert parse_qs(told.query)["queue"] == ["monitored"]
+    link = urlsplit(links["JetStream jobs"])
+    assert link.path == "/plugin/jetstream"
+    assert parse_qs(link.query)["run_id"] == [run_id]
+    assert parse_qs(link.query)["queue"] == ["monitored"]

@@ -1,4 +1,4 @@
-"""The DAG ``orders``: every order is done once, those that died too."""
+"""The DAG ``orders``: every order is processed once, dead letters included."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 QUEUE = ROOT / "example_dags" / "queues" / "orders.yaml"
 
 
-async def test_twenty_orders_are_done_once_each_dead_letters_included(
+async def test_each_of_twenty_orders_is_processed_once(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection, ledger: Path, tmp_path: Path
 ) -> None:
     airflow.wait_for_dags("orders")

@@ -1,4 +1,4 @@
-"""Jobs and queues in every form, and what of them is templated."""
+"""Jobs and queues in every form, and their templates."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ import json
 import sqlite3
 from contextlib import closing
 from typing import TYPE_CHECKING
+from urllib.parse import quote
 
 import pytest
-from airflow_steps import log_text, succeeded
+from airflow_steps import log_text, succeeded, wait_for
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
@@ -37,10 +38,10 @@ def run_id(airflow: Airflow) -> str:
 
 
 async def stored(connection: Connection, stream: str, subject: str) -> list[StoredMessage]:
-    found: list[StoredMessage] = []
-    while message := await next_message(connection, stream, found[-1].sequence + 1 if found else 1, subject):
-        found.append(message)
-    return found
+    messages: list[StoredMessage] = []
+    while message := await next_message(connection, stream, messages[-1].sequence + 1 if messages else 1, subject):
+        messages.append(message)
+    return messages
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ async def stored(connection: Connection, stream: str, subject: str) -> list[Stor
         ("as_nothing", []),
     ],
 )
-async def test_jobs_are_stored_as_they_were_given(
+async def test_jobs_of_every_form_are_stored(
     airflow: Airflow, connection: Connection, run_id: str, task_id: str, bodies: list[bytes]
 ) -> None:
     messages = await stored(connection, "forms", f"forms.{task_id}")
@@ -67,7 +68,7 @@ async def test_jobs_are_stored_as_they_were_given(
     assert [n for low, high in result["sequences"] for n in range(low, high + 1)] == [m.sequence for m in messages]
 
 
-async def test_a_job_tells_where_it_comes_from(connection: Connection, run_id: str) -> None:
+async def test_a_job_names_its_origin(connection: Connection, run_id: str) -> None:
     first, second = await stored(connection, "forms", "forms.as_upstream")
     assert dict(second.headers) == {
         "Nats-Msg-Id": "publish_forms/run.1/as_upstream/-1/image-1",
@@ -112,17 +113,22 @@ async def test_a_queue_may_be_a_dict_with_templates(airflow: Airflow, connection
     assert "doesn't capture" not in log_text(airflow, "as_dict", run_id, "provision")
 
 
-def test_what_is_stored_of_a_dag_is_the_same_at_every_parse(airflow: Airflow, run_id: str) -> None:
+def test_the_serialized_dag_is_the_same_at_every_parse(airflow: Airflow, run_id: str) -> None:
+    before = airflow.api("GET", "dags/publish_forms")
+    airflow.api("PUT", f"parseDagFile/{quote(before['file_token'])}")
+    wait_for(
+        lambda: airflow.api("GET", "dags/publish_forms")["last_parsed_time"] != before["last_parsed_time"], "a parse"
+    )
     with closing(sqlite3.connect(f"file:{database_path(airflow.home)}?mode=ro", uri=True)) as database:
         rows = database.execute("SELECT data FROM serialized_dag WHERE dag_id = 'publish_forms'").fetchall()
     assert len(rows) == 1
-    # An address, such as that of a generator, differs from parse to parse: each would make a new version of the DAG.
+    # The memory address of a generator differs from parse to parse: each would make a new version of the DAG.
     assert "as_iterator" in rows[0][0]
     assert " at 0x" not in rows[0][0]
     assert airflow.api("GET", "dags/publish_forms/dagVersions")["total_entries"] == 1
 
 
-def test_a_queue_object_is_shown_readably(airflow: Airflow, run_id: str) -> None:
+def test_a_queue_object_has_a_readable_rendered_field(airflow: Airflow, run_id: str) -> None:
     tasks = {task["task_id"]: task for task in airflow.task_instances("publish_forms", run_id)}
     shown = tasks["provision"]["rendered_fields"]["work_queue"]
     assert "name='forms'" in shown

@@ -1,4 +1,4 @@
-"""Redrives in a real Airflow: cut off, stopped by a person, templated, cleared and mapped; no letter lost or twice."""
+"""Redrives in a real Airflow: killed, stopped, templated, cleared and mapped; no letter is lost or redriven twice."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ RUN = "redriving"
 BODIES = [f"job-{number}" for number in range(LETTERS)]
 
 
-async def die(settings: ConnectionSettings, name: str, *jobs: tuple[str, str]) -> None:
-    """Let jobs become dead letters, each given as the end of its subject and its body."""
+async def make_letters(settings: ConnectionSettings, name: str, *jobs: tuple[str, str]) -> None:
+    """Make dead letters of jobs, each given as the last token of its subject and its body."""
     declared = await provisioned(settings, queue(name))
     async with connect(settings) as connection:
         for end, body in jobs:
@@ -40,16 +40,16 @@ async def die(settings: ConnectionSettings, name: str, *jobs: tuple[str, str]) -
 
 @pytest.fixture(scope="module", autouse=True)
 def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
-    """Start all runs at once that need no watching from their start."""
+    """Start all runs at once; the first two are interrupted by their tests, which therefore start them."""
     many = [("one", body) for body in BODIES]
 
     async def prepare() -> None:
         await asyncio.gather(
-            die(settings, "cut_off", *many),
-            die(settings, "marked_failed", *many),
-            die(settings, "as_text", ("one", "first"), ("one", "second"), ("too.deep", "other")),
-            die(settings, "cleared", ("one", "first")),
-            die(settings, "by_index", *many[:4]),
+            make_letters(settings, "cut_off", *many),
+            make_letters(settings, "marked_failed", *many),
+            make_letters(settings, "as_text", ("one", "first"), ("one", "second"), ("too.deep", "other")),
+            make_letters(settings, "cleared", ("one", "first")),
+            make_letters(settings, "by_index", *many[:4]),
         )
 
     asyncio.run(prepare())
@@ -60,21 +60,21 @@ def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
 
 
 def instance(airflow: Airflow, dag_id: str) -> dict[str, Any]:
-    """Give the only task instance of a run."""
+    """Return the only task instance of a run."""
     (task,) = airflow.task_instances(dag_id, RUN)
     return task
 
 
-async def copies(connection: Connection, name: str, before: int) -> int:
-    """Tell how many jobs a redrive has stored."""
+async def redriven_count(connection: Connection, name: str, before: int) -> int:
+    """Count the jobs that a redrive has stored."""
     return int((await stream_info(connection, name))["state"]["last_seq"]) - before
 
 
-async def reach(connection: Connection, name: str, count: int) -> None:
+async def wait_for_redriven(connection: Connection, name: str, count: int) -> None:
     """Wait until so many jobs are redriven."""
 
     async def reached() -> bool:
-        return await copies(connection, name, LETTERS) >= count
+        return await redriven_count(connection, name, LETTERS) >= count
 
     await eventually(reached, 90)
 
@@ -83,52 +83,52 @@ async def stored(connection: Connection, name: str) -> list[StoredMessage]:
     return [message async for message in read_range(connection, name, ">")]
 
 
-async def test_a_retry_of_a_killed_process_goes_on_and_waits_for_the_jobs_of_both(
+async def test_the_retry_of_a_killed_process_continues_and_waits_for_the_jobs_of_both(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection
 ) -> None:
     airflow.trigger("cut_off", run_id=RUN)
-    await reach(connection, "cut_off", 3)
+    await wait_for_redriven(connection, "cut_off", 3)
     os.kill(instance(airflow, "cut_off")["pid"], signal.SIGKILL)
-    # Ended before the retry could take notice of them.
-    done = await process_jobs(settings, queue("cut_off"), 2)
-    assert await copies(connection, "cut_off", LETTERS) < LETTERS
+    # They end before the retry begins.
+    processed = await process_jobs(settings, queue("cut_off"), 2)
+    assert await redriven_count(connection, "cut_off", LETTERS) < LETTERS
 
     def waits_again() -> bool:
         task = instance(airflow, "cut_off")
         return (task["state"], task["try_number"]) == ("deferred", 2)
 
     await asyncio.to_thread(wait_for, waits_again, "the second try to wait", 60)
-    done += await process_jobs(settings, queue("cut_off"), LETTERS - 2)
+    processed += await process_jobs(settings, queue("cut_off"), LETTERS - 2)
     await asyncio.to_thread(succeeded, airflow, "cut_off", RUN)
     result = airflow.xcom("cut_off", RUN, "cut_off")
     assert (result["redriven"], result["completed"], result["dead"], result["failed"]) == (LETTERS, LETTERS, 0, 0)
     assert 3 <= result["resumed"] < LETTERS
-    assert Counter(job.body.decode() for job in done) == dict.fromkeys(BODIES, 1)
+    assert Counter(job.body.decode() for job in processed) == dict.fromkeys(BODIES, 1)
     assert await stored(connection, "cut_off") == []
 
 
-async def test_a_task_that_is_marked_as_failed_leaves_the_rest_where_it_is(
+async def test_a_task_that_is_marked_as_failed_leaves_the_remaining_letters(
     airflow: Airflow, connection: Connection
 ) -> None:
     airflow.trigger("marked_failed", run_id=RUN)
-    await reach(connection, "marked_failed", 2)
+    await wait_for_redriven(connection, "marked_failed", 2)
     path = f"dags/marked_failed/dagRuns/{RUN}/taskInstances/marked_failed"
     airflow.api("PATCH", path, {"new_state": "failed"})
 
-    def told() -> bool:
+    def has_stopped() -> bool:
         return "dead letters, as asked; the others stayed" in log_text(airflow, "marked_failed", RUN, "marked_failed")
 
-    await asyncio.to_thread(wait_for, told, "the task to stop", 60)
-    redriven = await copies(connection, "marked_failed", LETTERS)
+    await asyncio.to_thread(wait_for, has_stopped, "the task to stop", 60)
+    redriven = await redriven_count(connection, "marked_failed", LETTERS)
     assert 2 <= redriven < LETTERS
-    found = await find_dead_letters(connection, queue("marked_failed"))
+    findings = await find_dead_letters(connection, queue("marked_failed"))
     messages = await stored(connection, "marked_failed")
     assert Counter(message.data.decode() for message in messages) == dict.fromkeys(BODIES, 1)
-    assert [letter.sequence for letter in found.letters] == list(range(redriven + 1, LETTERS + 1))
+    assert [letter.sequence for letter in findings.letters] == list(range(redriven + 1, LETTERS + 1))
     assert task_states(airflow, "marked_failed", RUN) == {"marked_failed": "failed"}
 
 
-async def test_arguments_that_arrive_as_text_do_what_they_say(airflow: Airflow, connection: Connection) -> None:
+async def test_arguments_that_are_rendered_as_text_are_parsed(airflow: Airflow, connection: Connection) -> None:
     await asyncio.to_thread(succeeded, airflow, "as_text", RUN)
     (group,) = airflow.xcom("as_text", RUN, "sense")["groups"]
     assert group.pop("oldest_age_seconds") > 0
@@ -155,14 +155,14 @@ async def test_arguments_that_arrive_as_text_do_what_they_say(airflow: Airflow, 
     }
 
 
-async def test_a_task_that_is_cleared_after_its_success_begins_anew(
+async def test_a_task_that_is_cleared_after_its_success_starts_a_new_redrive(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection
 ) -> None:
     wait_for_states(airflow, "cleared", RUN, {"cleared": "deferred"})
     await process_jobs(settings, queue("cleared"), 1)
     await asyncio.to_thread(succeeded, airflow, "cleared", RUN)
     first = airflow.xcom("cleared", RUN, "cleared")
-    await die(settings, "cleared", ("one", "second"))
+    await make_letters(settings, "cleared", ("one", "second"))
     airflow.api(
         "POST",
         "dags/cleared/clearTaskInstances",
@@ -177,7 +177,7 @@ async def test_a_task_that_is_cleared_after_its_success_begins_anew(
     assert (second["redriven"], second["to_sequences"], second["resumed"]) == (1, [[4, 4]], 0)
 
 
-async def test_mapped_tasks_redrive_each_their_own_letters(airflow: Airflow, connection: Connection) -> None:
+async def test_each_mapped_instance_redrives_its_own_letters(airflow: Airflow, connection: Connection) -> None:
     await asyncio.to_thread(succeeded, airflow, "by_index", RUN)
     results = [airflow.xcom("by_index", RUN, "by_index", map_index=index) for index in range(3)]
     assert [result["from_sequences"] for result in results] == [[[1, 1]], [[2, 2]], [[3, 4]]]

@@ -1,4 +1,4 @@
-"""What the redrive operator does with its arguments, and what its tries know of each other; each in this process."""
+"""The redrive operator's arguments, results and retries, in this process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, TaskDeferred
 from airflow_steps import process_jobs, provisioned
-from dags.redrives import queue as one_chance
+from dags.redrives import queue as queue_of
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
@@ -32,18 +32,18 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.usefixtures("own_connections")
 
-WAITING: dict[str, Any] = {"wait_for_completion": True, "wait_timeout": timedelta(seconds=1)}
+WAITING: dict[str, Any] = {"wait_for_completion": True, "wait_timeout": timedelta(seconds=0.4)}
 
 
 @pytest.fixture
 async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
-    return await provisioned(settings, one_chance(name))
+    return await provisioned(settings, queue_of(name))
 
 
-async def die(settings: ConnectionSettings, queue: WorkQueue, *bodies: bytes, kind: str = "one") -> None:
+async def make_letters(settings: ConnectionSettings, queue: WorkQueue, *bodies: bytes, token: str = "one") -> None:
     async with connect(settings) as connection:
         for body in bodies:
-            await connection.client.jetstream().publish(f"{queue.name}.{kind}", body)
+            await connection.client.jetstream().publish(f"{queue.name}.{token}", body)
     await process_jobs(settings, queue, len(bodies), fail=True)
 
 
@@ -67,44 +67,44 @@ async def jobs(connection: Connection, queue: WorkQueue) -> dict[int, bytes]:
     return {message.sequence: message.data async for message in read_range(connection, queue.name, ">")}
 
 
-async def test_only_the_selected_come_back(
+async def test_only_selected_letters_are_redriven(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    await die(settings, queue, b"one", b"two")
-    await die(settings, queue, b"three", kind="other")
+    await make_letters(settings, queue, b"one", b"two")
+    await make_letters(settings, queue, b"three", token="other")
     result = await run(queue, select=Selection(subject=f"{queue.name}.other"), subject=f"{queue.name}.again")
     assert (result["redriven"], result["from_sequences"], result["protocol"]) == (1, [[3, 3]], "copy")
     assert await jobs(connection, queue) == {1: b"one", 2: b"two", 4: b"three"}
     assert (await run(queue, sequences=[[2, 2]], protocol="copy"))["from_sequences"] == [[2, 2]]
 
 
-async def test_a_selection_of_nothing_is_told_and_succeeds(
+async def test_a_selection_without_letters_is_logged_and_succeeds(
     settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await die(settings, queue, b"one")
+    await make_letters(settings, queue, b"one")
     result = await run(queue, select={"error_class": "KeyError"}, **WAITING)
     assert (result["redriven"], result["parked"], result["failed"], result["completed"]) == (0, 0, 0, 0)
-    told = capsys.readouterr().out
-    assert "No dead letter of this selection was found; there is nothing to redrive" in told
+    output = capsys.readouterr().out
+    assert "No dead letter of this selection was found; there is nothing to redrive" in output
 
 
-async def test_a_dry_run_tells_groups_and_a_sample_and_changes_nothing(
+async def test_a_dry_run_logs_groups_and_a_sample_and_changes_nothing(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await die(settings, queue, b"one", b"two")
+    await make_letters(settings, queue, b"one", b"two")
     before = await find_dead_letters(connection, queue)
     result = await run(queue, dry_run=True, group_by=["error_class", "subject"], transform=lambda _: Repair(body="new"))
     assert (result["dry_run"], result["redriven"], result["parked"]) == (True, 2, 0)
     assert [letter["body"] for letter in result["sample"]] == ["new", "new"]
-    told = capsys.readouterr().out
-    assert f"2 of error_class ValueError, subject {queue.name}.one" in told
-    assert "A redrive would bring back 2 dead letters, park 0 and fail for 0; protocol copy: " in told
+    output = capsys.readouterr().out
+    assert f"2 of error_class ValueError, subject {queue.name}.one" in output
+    assert "A redrive would bring back 2 dead letters, park 0 and fail for 0; protocol copy: " in output
     assert await jobs(connection, queue) == {1: b"one", 2: b"two"}
     assert (await find_dead_letters(connection, queue)).letters == before.letters
 
 
-async def test_a_rate_is_kept(settings: ConnectionSettings, queue: WorkQueue) -> None:
-    await die(settings, queue, *(b"job" for _ in range(6)))
+async def test_the_rate_is_limited(settings: ConnectionSettings, queue: WorkQueue) -> None:
+    await make_letters(settings, queue, *(b"job" for _ in range(6)))
     started = time.monotonic()
     assert (await run(queue, rate="5"))["redriven"] == 6
     assert time.monotonic() - started >= 1.0
@@ -113,7 +113,7 @@ async def test_a_rate_is_kept(settings: ConnectionSettings, queue: WorkQueue) ->
 async def test_parking_takes_letters_out_of_circulation_with_a_reason(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    await die(settings, queue, b"poison")
+    await make_letters(settings, queue, b"poison")
     result = await run(queue, max_redrives=0, why="poison")
     assert (result["redriven"], result["parked"]) == (0, 1)
     assert await jobs(connection, queue) == {}
@@ -121,44 +121,44 @@ async def test_parking_takes_letters_out_of_circulation_with_a_reason(
     assert (parked.body, parked.parked) == (b"poison", "poison")
 
 
-def mend(letter: DeadLetter) -> Repair | None:
-    """Treat each letter in another way, by its body."""
+def repair(letter: DeadLetter) -> Repair | None:
+    """Repair a letter, or fail, as its body says."""
     match letter.body:
         case b"bad":
-            return Repair(body=b"good", headers={"Mended": "yes"})
+            return Repair(body=b"good", headers={"Repaired": "yes"})
         case b"hopeless":
-            raise ArithmeticError("can't be mended")
+            raise ArithmeticError("can't be repaired")
         case b"odd":
             return cast("Repair", {"body": "good"})
         case _:
             return None
 
 
-async def test_a_transform_that_fails_for_some_doesnt_keep_the_others(
+async def test_a_transform_that_fails_for_some_letters_does_not_stop_the_others(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await die(settings, queue, b"bad", b"hopeless", b"odd", b"fine")
-    with pytest.raises(RedriveError) as failed:
-        await run(queue, transform=mend)
-    assert str(failed.value).startswith(
+    await make_letters(settings, queue, b"bad", b"hopeless", b"odd", b"fine")
+    with pytest.raises(RedriveError) as raised:
+        await run(queue, transform=repair)
+    assert str(raised.value).startswith(
         "2 dead letters were redriven, 2 stayed where they were: 2: the transform raised ArithmeticError: can't be"
-        " mended; the letter is untouched; 3: expected the transform to return a Repair, or None for no change, found"
+        " repaired; the letter is untouched; 3: expected the transform to return a Repair, or None for no change, found"
         " dict; the letter is untouched;"
     )
-    told = capsys.readouterr().out
-    assert "Dead letter 2 stays where it is: the transform raised ArithmeticError" in told
-    assert "2 dead letters redriven (0 by earlier tries), 0 parked, 2 failed" in told
+    output = capsys.readouterr().out
+    assert "Dead letter 2 stays where it is: the transform raised ArithmeticError" in output
+    assert "2 dead letters redriven (0 by earlier tries), 0 parked, 2 failed" in output
     assert await jobs(connection, queue) == {2: b"hopeless", 3: b"odd", 5: b"good", 6: b"fine"}
-    # The transform is mended, and a retry goes on with what is left.
+    # With a corrected transform, a retry continues with the remaining letters.
     result = await run(queue, try_number=2, transform=lambda _: Repair(body=b"at last"))
     assert (result["redriven"], result["resumed"], result["from_sequences"]) == (4, 2, [[1, 4]])
     assert sorted((await jobs(connection, queue)).values()) == [b"at last", b"at last", b"fine", b"good"]
 
 
-async def test_a_task_that_is_asked_to_stop_leaves_the_rest(
+async def test_a_task_that_is_killed_leaves_the_remaining_letters(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    await die(settings, queue, b"one", b"two", b"three", b"four")
+    await make_letters(settings, queue, b"one", b"two", b"three", b"four")
 
     def stop_at_two(letter: DeadLetter) -> None:
         if letter.body == b"two":
@@ -172,29 +172,29 @@ async def test_a_task_that_is_asked_to_stop_leaves_the_rest(
     assert (result["redriven"], result["resumed"]) == (4, 2)
 
 
-async def test_a_retry_waits_for_what_the_try_before_redrove(
+async def test_a_retry_waits_for_the_jobs_of_the_try_before(
     settings: ConnectionSettings, queue: WorkQueue, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    await die(settings, queue, b"one", b"two")
+    await make_letters(settings, queue, b"one", b"two")
     with pytest.raises(DeadlineError, match=r"found 2 of \w+ that did not .*; a retry goes on waiting"):
         await run(queue, **WAITING)
-    # Ended while no try was running.
+    # It ends while no try is running.
     await process_jobs(settings, queue, 1)
     with pytest.raises(DeadlineError, match="found 1 of"):
         await run(queue, try_number=2, **WAITING)
     await process_jobs(settings, queue, 1)
     result = await run(queue, try_number=3, **WAITING)
     assert (result["redriven"], result["resumed"], result["completed"]) == (2, 2, 2)
-    told = capsys.readouterr().out
-    assert "2 dead letters redriven (2 by earlier tries)" in told
-    # It ended, so clearing it doesn't go on with it.
+    output = capsys.readouterr().out
+    assert "2 dead letters redriven (2 by earlier tries)" in output
+    # The redrive has ended, so a cleared task starts a new one.
     assert (await run(queue, try_number=4, **WAITING))["redriven"] == 0
 
 
-async def test_a_retry_in_the_triggerer_waits_for_what_the_try_before_redrove(
+async def test_a_deferred_retry_waits_for_the_jobs_of_the_try_before(
     settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    await die(settings, queue, b"one")
+    await make_letters(settings, queue, b"one")
     waiting = WAITING | {"deferrable": True}
     for try_number in (1, 2):
         with pytest.raises(TaskDeferred) as deferred:
@@ -207,10 +207,10 @@ async def test_a_retry_in_the_triggerer_waits_for_what_the_try_before_redrove(
     assert (await run(queue, try_number=3, **waiting))["completed"] == 1
 
 
-async def test_a_job_that_died_again_between_two_tries_is_waited_for_under_its_new_number(
+async def test_a_job_that_died_again_between_two_tries_is_awaited_under_its_new_sequence(
     settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
-    await die(settings, queue, b"one")
+    await make_letters(settings, queue, b"one")
     with pytest.raises(DeadlineError):
         await run(queue, **WAITING)
     await process_jobs(settings, queue, 1, fail=True)
@@ -221,31 +221,31 @@ async def test_a_job_that_died_again_between_two_tries_is_waited_for_under_its_n
     assert (result["from_sequences"], result["completed"], result["dead"]) == ([[1, 2]], 1, 0)
 
 
-async def test_jobs_that_died_again_dont_fail_the_task_for_ever(settings: ConnectionSettings, queue: WorkQueue) -> None:
-    await die(settings, queue, b"one")
+async def test_jobs_that_died_again_fail_the_task_only_once(settings: ConnectionSettings, queue: WorkQueue) -> None:
+    await make_letters(settings, queue, b"one")
     waiting = WAITING | {"wait_timeout": timedelta(seconds=30)}
     task = asyncio.create_task(run(queue, **waiting))
     await process_jobs(settings, queue, 1, fail=True)
     with pytest.raises(AirflowFailException, match="JS131 expected at most 0 dead letters, found 1"):
         await task
-    # Cleared once the cause is mended.
+    # Cleared once the cause is corrected.
     task = asyncio.create_task(run(queue, try_number=2, **waiting))
     await process_jobs(settings, queue, 1)
     result = await task
     assert (result["from_sequences"], result["resumed"], result["completed"]) == ([[2, 2]], 0, 1)
 
 
-async def test_without_an_audit_a_retry_would_not_know(settings: ConnectionSettings, name: str) -> None:
-    declared = WorkQueue(**one_chance(name).model_dump(mode="json", exclude_unset=True) | {"audit": False})
+async def test_without_an_audit_there_is_no_retry(settings: ConnectionSettings, name: str) -> None:
+    declared = WorkQueue(**queue_of(name).model_dump(mode="json", exclude_unset=True) | {"audit": False})
     queue = await provisioned(settings, declared)
-    await die(settings, queue, b"one")
+    await make_letters(settings, queue, b"one")
     with pytest.raises(AirflowFailException, match="a retry would not know of them, so there is none"):
         await run(queue, **WAITING)
     assert (await run(queue, try_number=2, **WAITING))["run"] is None
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    ("arguments", "error", "message"),
     [
         ({"rate": 0}, RedriveRequestError, "expected a rate above 0 letters a second, found 0"),
         ({"rate": "-1"}, RedriveRequestError, "expected a rate above 0 letters a second, found -1"),
@@ -259,7 +259,7 @@ async def test_without_an_audit_a_retry_would_not_know(settings: ConnectionSetti
         ({"protocol": "in_place", "rate": 5}, RedriveRequestError, "expected nothing but the protocol, found rate"),
         ({"subject": "orders.*"}, RedriveRequestError, "expected a subject to redrive to, found 'orders.*'"),
         (
-            {"transform": "mend"},
+            {"transform": "repair"},
             RedriveRequestError,
             "expected a function that takes a DeadLetter as transform, found s",
         ),
@@ -268,46 +268,46 @@ async def test_without_an_audit_a_retry_would_not_know(settings: ConnectionSetti
         ({"group_by": ["colour"]}, SelectionError, "expected fields to group by among reason, error_class"),
     ],
 )
-def test_what_can_be_seen_is_refused_when_the_dag_is_parsed(
-    given: dict[str, Any], error: type[Exception], message: str, name: str
+def test_an_invalid_argument_is_refused_when_the_dag_is_parsed(
+    arguments: dict[str, Any], error: type[Exception], message: str, name: str
 ) -> None:
-    with pytest.raises(error) as refused:
-        operator(one_chance(name), **given)
-    assert message in str(refused.value)
+    with pytest.raises(error) as raised:
+        operator(queue_of(name), **arguments)
+    assert message in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "rendered", "message"),
+    ("arguments", "rendered", "message"),
     [
         ({"rate": "{{ x }}"}, {"rate": "fast"}, "JS133 expected a number for rate, found 'fast'"),
         ({"protocol": "{{ x }}"}, {"protocol": "magic"}, "JS133 expected a protocol among auto"),
-        ({"sequences": "{{ x }}"}, {"sequences": "None"}, "JS132 expected sequences to say which dead letters"),
-        ({"sequences": "{{ x }}"}, {"sequences": None}, "which would mean all of them: see why, or leave it out"),
-        ({"select": "{{ x }}"}, {"select": ""}, "JS132 expected select to say which dead letters are meant"),
+        ({"sequences": "{{ x }}"}, {"sequences": "None"}, "JS132 expected sequences to select dead letters"),
+        ({"sequences": "{{ x }}"}, {"sequences": None}, "which would select all of them: see why, or leave it out"),
+        ({"select": "{{ x }}"}, {"select": ""}, "JS132 expected select to select dead letters"),
         ({"select": {"subject": "{{ x }}"}}, {"select": {"subject": ""}}, "JS132 expected a value to select subject"),
         ({}, {"subject": "somewhere.else"}, "JS133 expected a subject of"),
         ({"sequences": [7]}, {}, "JS130 expected dead letters of"),
     ],
 )
-async def test_what_is_only_seen_later_fails_the_task_without_a_retry(
+async def test_an_invalid_rendered_argument_fails_the_task_without_a_retry(
     connection: Connection,
     settings: ConnectionSettings,
     queue: WorkQueue,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     rendered: dict[str, Any],
     message: str,
 ) -> None:
-    await die(settings, queue, b"one")
-    task = operator(queue, **given)
+    await make_letters(settings, queue, b"one")
+    task = operator(queue, **arguments)
     for field, value in rendered.items():
         setattr(task, field, value)
-    with pytest.raises(AirflowFailException) as failed:
+    with pytest.raises(AirflowFailException) as raised:
         await asyncio.to_thread(task.execute, context())
-    assert message in str(failed.value)
+    assert message in str(raised.value)
     assert await jobs(connection, queue) == {1: b"one"}
 
 
-def test_what_the_task_is_made_of_is_written_the_same_each_time(name: str) -> None:
-    written = operator(one_chance(name), select=Selection.of({"reasons": ["terminated", "orphan", "expired"]}))
-    assert json.dumps(written.select) == '{"reasons": ["expired", "orphan", "terminated"]}'
+def test_equal_operators_have_equal_arguments(name: str) -> None:
+    task = operator(queue_of(name), select=Selection.of({"reasons": ["terminated", "orphan", "expired"]}))
+    assert json.dumps(task.select) == '{"reasons": ["expired", "orphan", "terminated"]}'
     assert "transform" not in JetStreamRedriveOperator.template_fields

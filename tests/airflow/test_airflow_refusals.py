@@ -1,4 +1,4 @@
-"""Bad input ends a task at once, with what was expected, what was found and what to do in its log."""
+"""Invalid input fails a task at once; its log says what was expected, what was found and what to do."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
     from testbed.nats_server import NatsServer
 
-# Task → the state it ends in, and what its log says; {port} is that of the connection's server.
+# Task → a text in its log; {port} is that of the connection's server.
 TERMINAL = {
     "nats_wrong_password": "JS102 nats://{host}:{port} refused the credentials: expected valid ones, found user and"
     " password; check them",
@@ -55,13 +55,13 @@ TERMINAL = {
 }
 TRANSIENT = {
     "nats_unreachable": "UnreachableError: no NATS server reached at nats://{host}:{port}: ",
-    # Airflow's own words: somebody may define it before the retry.
+    # Airflow's own text: the connection may be defined before the retry.
     "nats_undefined": "The conn_id `nats_undefined` isn't defined",
 }
 
 
 @pytest.mark.parametrize("task_id", TERMINAL)
-def test_what_cannot_succeed_later_fails_without_a_retry(
+def test_a_terminal_error_fails_the_task_without_a_retry(
     airflow: Airflow, nats: NatsServer, refused: str, task_id: str
 ) -> None:
     log = log_text(airflow, "refusing", refused, task_id)
@@ -71,7 +71,7 @@ def test_what_cannot_succeed_later_fails_without_a_retry(
 
 
 @pytest.mark.parametrize("task_id", TRANSIENT)
-def test_what_may_succeed_later_is_left_to_a_retry(
+def test_a_transient_error_is_retried(
     airflow: Airflow, connections: dict[str, dict[str, object]], refused: str, task_id: str
 ) -> None:
     expected = TRANSIENT[task_id].format(host=LOOPBACK, port=connections["nats_unreachable"]["port"])
@@ -79,5 +79,5 @@ def test_what_may_succeed_later_is_left_to_a_retry(
     assert task_states(airflow, "refusing", refused)[task_id] == "up_for_retry"
 
 
-def test_every_task_of_the_dag_is_looked_at(airflow: Airflow, refused: str) -> None:
+def test_every_task_of_the_dag_is_tested(airflow: Airflow, refused: str) -> None:
     assert task_states(airflow, "refusing", refused).keys() == TERMINAL.keys() | TRANSIENT.keys()

@@ -37,12 +37,12 @@ ORDERS = [
     order(8, 8.5),
     b"no order",
     b"\xff",
-    # It has no bank, which nobody has foreseen.
+    # It has no bank, an error without a treatment.
     json.dumps({"id": 9, "amount": 9}).encode(),
 ]
 
 
-async def test_each_kind_is_redriven_mended_or_parked_and_the_report_says_so(
+async def test_each_kind_is_redriven_repaired_or_parked_and_reported(
     airflow: Airflow, settings: ConnectionSettings, connection: Connection, ledger: Path, tmp_path: Path
 ) -> None:
     queue = await provisioned(settings, WorkQueue.load(QUEUE))
@@ -52,40 +52,42 @@ async def test_each_kind_is_redriven_mended_or_parked_and_the_report_says_so(
         settings, HANDLER, queue=QUEUE, logs=tmp_path, count=2, concurrency=4, env={"STORE_LEDGER": str(ledger)}
     ):
 
-        async def dead() -> bool:
+        async def all_dead() -> bool:
             return len((await find_dead_letters(connection, queue)).letters) == len(ORDERS) - 1
 
-        await eventually(dead, 60)
+        await eventually(all_dead, 60)
         airflow.wait_for_dags(DAG_ID)
-        # Its schedule begins a run as soon as it is unpaused.
+        # Its schedule starts a run as soon as it is unpaused.
         (run,) = await asyncio.to_thread(wait_for, lambda: airflow.runs(DAG_ID), "the scheduled run")
         run_id = run["dag_run_id"]
         await asyncio.to_thread(succeeded, airflow, DAG_ID, run_id)
-        await asyncio.to_thread(wait_for, lambda: len(ledger_of(ledger)) >= 8, "eight orders done")
+        await asyncio.to_thread(wait_for, lambda: len(ledger_of(ledger)) >= 8, "eight processed orders")
 
-    told = airflow.xcom(DAG_ID, run_id, "report")
-    assert {str(row["error_class"]).rpartition(".")[2]: (row["found"], row["treatment"]) for row in told["groups"]} == {
+    report = airflow.xcom(DAG_ID, run_id, "report")
+    assert {
+        str(row["error_class"]).rpartition(".")[2]: (row["found"], row["treatment"]) for row in report["groups"]
+    } == {
         "BankBusyError": (4, "redrive_busy"),
-        "MalformedOrderError": (3, "mend_malformed"),
+        "MalformedOrderError": (3, "repair_malformed"),
         "JSONDecodeError": (1, "park_poison"),
         "UnicodeDecodeError": (1, "park_poison"),
-        "KeyError": (1, "left alone"),
+        "KeyError": (1, "none"),
     }
-    assert told["done"] == {
+    assert report["done"] == {
         "redrive_busy": {"redriven": 4, "parked": 0},
-        "mend_malformed": {"redriven": 3, "parked": 0},
+        "repair_malformed": {"redriven": 3, "parked": 0},
         "park_poison": {"redriven": 0, "parked": 2},
     }
-    report = log_text(airflow, DAG_ID, run_id, "report")
-    assert re.search(r"max_deliveries +KeyError +1 +left alone", report)
-    assert "park_poison: 0 redriven, 2 parked" in report
+    log = log_text(airflow, DAG_ID, run_id, "report")
+    assert re.search(r"max_deliveries +KeyError +1 +none", log)
+    assert "park_poison: 0 redriven, 2 parked" in log
 
     amounts = {entry["id"]: entry["amount"] for entry in ledger_of(ledger)}
     assert amounts == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5.5, 6: 6.5, 7: 7.5, 8: 8.5}
     assert len(ledger_of(ledger)) == len(amounts)
     parked = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
     assert {letter.body: letter.parked for letter in parked} == dict.fromkeys(
-        (b"no order", b"\xff"), "no order; for a person to look at"
+        (b"no order", b"\xff"), "no order; a person has to inspect it"
     )
     left = (await find_dead_letters(connection, queue)).letters
     assert [letter.body for letter in left] == [ORDERS[-1]]

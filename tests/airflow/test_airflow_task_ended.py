@@ -1,4 +1,4 @@
-"""A person ends a task that waits: its jobs are cancelled if that was asked for, unless the task comes back."""
+"""A person ends a waiting task: with cancel_on_kill its jobs are cancelled, unless the task is only cleared."""
 
 from __future__ import annotations
 
@@ -24,53 +24,53 @@ RUN = "ended"
 
 @pytest.fixture(scope="module", autouse=True)
 def run(airflow: Airflow, settings: ConnectionSettings) -> None:
-    """Start all at once, and let each wait for its jobs."""
+    """Start all tasks at once, and let each wait for its jobs."""
     airflow.wait_for_dags("ended")
     for task_id in ENDED:
         asyncio.run(provisioned(settings, queue(task_id)))
     airflow.trigger("ended", run_id=RUN)
-    waiting = {each: "deferred" if "deferred" in each else "running" for each in ENDED}
+    waiting = {task_id: "deferred" if "deferred" in task_id else "running" for task_id in ENDED}
     wait_for_states(airflow, "ended", RUN, waiting)
-    # Nobody is told of a task that is ended before its trigger has started.
+    # Airflow calls no on_kill for a task that is ended before its trigger has started.
     for task_id in ("marked_deferred", "cleared_deferred"):
         wait_for(lambda name=task_id: "starting" in log_text(airflow, "ended", RUN, name), "a trigger")  # type: ignore[misc]
     for task_id in ENDED:
-        asyncio.run(do_one(settings, task_id))
+        asyncio.run(process_one(settings, task_id))
 
 
-async def do_one(settings: ConnectionSettings, task_id: str) -> None:
-    """Do the first job, once all are stored."""
+async def process_one(settings: ConnectionSettings, task_id: str) -> None:
+    """Process the first job, once all are stored."""
     async with connect(settings) as connection:
 
         async def stored() -> bool:
             return await stored_count(connection, task_id) == 3
 
         await eventually(stored, within=120)
-    done = await do_the_rest(settings, task_id, most=1)
-    assert done == [f"{task_id}-0"]
+    processed = await process_remaining(settings, task_id, at_most=1)
+    assert processed == [f"{task_id}-0"]
 
 
-async def do_the_rest(settings: ConnectionSettings, task_id: str, most: int = 3) -> list[str | None]:
-    """Run a worker until the queue is empty, or it has done so many; give what it did."""
-    done: list[str | None] = []
+async def process_remaining(settings: ConnectionSettings, task_id: str, at_most: int = 3) -> list[str | None]:
+    """Run a worker until the queue is empty or it has processed so many jobs; return their ids."""
+    processed: list[str | None] = []
 
     async def handle(job: Delivery) -> None:
-        done.append(job.id)
-        if len(done) == most:
+        processed.append(job.id)
+        if len(processed) == at_most:
             worker.stop()
 
     worker = Worker(queue(task_id), "worker", handle, settings)
     async with connect(settings) as connection, running_worker(worker) as working:
 
-        async def over() -> bool:
+        async def is_over() -> bool:
             return working.done() or not await stored_count(connection, task_id)
 
-        await eventually(over, within=120)
-    return done
+        await eventually(is_over, within=120)
+    return processed
 
 
-async def cancelled(settings: ConnectionSettings, task_id: str) -> int:
-    """Count the cancellations that are stored."""
+async def cancellation_count(settings: ConnectionSettings, task_id: str) -> int:
+    """Count the stored cancellations."""
     async with connect(settings) as connection:
         return len(await stream_messages(connection, f"{task_id}_events", cancellation_filter(task_id)))
 
@@ -85,37 +85,36 @@ def clear(airflow: Airflow, task_id: str) -> None:
 
 
 @pytest.mark.parametrize("task_id", ["marked_deferred", "marked_blocking"])
-async def test_the_jobs_of_a_task_that_is_marked_failed_are_cancelled_and_not_run(
+async def test_marking_a_task_as_failed_cancels_its_jobs(
     airflow: Airflow, settings: ConnectionSettings, task_id: str
 ) -> None:
     await asyncio.to_thread(set_state, airflow, task_id, "failed")
 
     async def unfinished_are_cancelled() -> bool:
-        return await cancelled(settings, task_id) == 2
+        return await cancellation_count(settings, task_id) == 2
 
     await eventually(unfinished_are_cancelled, within=120)
-    assert await do_the_rest(settings, task_id) == []
+    assert await process_remaining(settings, task_id) == []
     assert task_states(airflow, "ended", RUN)[task_id] == "failed"
-    assert await cancelled(settings, task_id) == 2
+    assert await cancellation_count(settings, task_id) == 2
 
 
 @pytest.mark.parametrize("task_id", ["cleared_deferred", "cleared_blocking"])
-async def test_a_task_that_is_cleared_cancels_nothing_and_takes_up_the_waiting(
+async def test_clearing_a_task_cancels_nothing_and_it_resumes_waiting(
     airflow: Airflow, settings: ConnectionSettings, task_id: str
 ) -> None:
     await asyncio.to_thread(clear, airflow, task_id)
 
-    def came_back() -> bool:
-        found = next(each for each in airflow.task_instances("ended", RUN) if each["task_id"] == task_id)
-        return found["try_number"] == 2 and found["state"] in ("deferred", "running")
+    def waits_again() -> bool:
+        tasks = {task["task_id"]: task for task in airflow.task_instances("ended", RUN)}
+        return tasks[task_id]["try_number"] == 2 and tasks[task_id]["state"] in ("deferred", "running")
 
-    await asyncio.to_thread(wait_for, came_back, "a second try")
-    told = "The task goes on, so its jobs do too"
-    await asyncio.to_thread(wait_for, lambda: told in log_text(airflow, "ended", RUN, task_id), told)
-    assert await cancelled(settings, task_id) == 0
-    assert sorted(str(each) for each in await do_the_rest(settings, task_id)) == [
-        f"{task_id}-{each}" for each in (1, 2)
-    ]
+    await asyncio.to_thread(wait_for, waits_again, "a second try")
+    line = "The task goes on, so its jobs do too"
+    await asyncio.to_thread(wait_for, lambda: line in log_text(airflow, "ended", RUN, task_id), line)
+    assert await cancellation_count(settings, task_id) == 0
+    processed = await process_remaining(settings, task_id)
+    assert sorted(map(str, processed)) == [f"{task_id}-{number}" for number in (1, 2)]
     await asyncio.to_thread(wait_for_states, airflow, "ended", RUN, {task_id: "success"})
     result = airflow.xcom("ended", RUN, task_id)
     assert (result["published"], result["duplicates"], result["completed"]) == (3, 3, 3)

@@ -1,4 +1,4 @@
-"""A thousand triggers in one process that is killed -9 while they wait: started again, all of them fire."""
+"""A thousand triggers in one process that is killed while they wait: after a new start all of them fire."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def stored(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def started() -> Iterator[list[Process]]:
-    """The processes of a test, which end with it."""
+    """The processes of a test, which are killed at its end."""
     processes: list[Process] = []
     yield processes
     for process in processes:
@@ -55,30 +55,30 @@ def start(processes: list[Process], stored: Path, fired: Path) -> Process:
     return process
 
 
-async def all_follow(connection: Connection, queue: WorkQueue, processes: int) -> None:
-    """Wait until so many processes follow the events, and none looks back any more."""
+async def all_streams_followed(connection: Connection, queue: WorkQueue, processes: int) -> None:
+    """Wait until so many processes follow the events stream, after reading what was stored."""
 
-    async def follow() -> bool:
+    async def are_following() -> bool:
         return len(await consumer_names(connection, f"{queue.name}-events")) == processes
 
-    await eventually(follow, within=120)
+    await eventually(are_following, within=120)
 
 
 def assert_each_fired_once(jobs: list[int], events: list[dict[str, Any]]) -> None:
     assert sorted(event["trigger"] for event in events) == list(range(TRIGGERS))
-    for found in events:
-        event = found["event"]
+    for line in events:
+        event = line["event"]
         assert (event["status"], event["report"]["completed"], event["report"]["awaited"]) == ("ended", 2, 0)
-        assert event["summary"] == {"job": jobs[found["trigger"]]}
+        assert event["summary"] == {"job": jobs[line["trigger"]]}
 
 
-async def test_all_fire_after_their_process_was_killed_while_they_waited(
+async def test_all_fire_after_their_process_was_killed(
     connection: Connection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
     shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     first = start(started, stored, ledger)
-    await all_follow(connection, queue, 1)
-    # Once one has fired, all others were told of the job that they share, and wait for their own.
+    await all_streams_followed(connection, queue, 1)
+    # Once one has fired, all others have the end of the shared job, and wait for their own job.
     await store_completions(connection, queue, [shared, jobs[0]])
     await eventually(lambda: len(ledger_of(ledger)) == 1, within=120)
     first.kill()
@@ -92,17 +92,17 @@ async def test_all_fire_after_their_process_was_killed_while_they_waited(
     assert_each_fired_once(jobs, ledger_of(ledger.with_name("again.jsonl")))
 
 
-async def test_two_processes_with_the_same_triggers_fire_the_same(
+async def test_two_processes_with_the_same_triggers_fire_the_same_events(
     connection: Connection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
     shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     paths = [ledger, ledger.with_name("beside.jsonl")]
     both = [start(started, stored, path) for path in paths]
     await store_completions(connection, queue, jobs[:400])
-    await all_follow(connection, queue, 2)
+    await all_streams_followed(connection, queue, 2)
     await store_completions(connection, queue, [shared, *jobs[400:]])
     await eventually(lambda: not any(process.alive for process in both), within=120)
     assert [process.returncode for process in both] == [0, 0], both[0].tail()
-    one, other = (sorted(ledger_of(path), key=lambda each: int(each["trigger"])) for path in paths)
+    one, other = (sorted(ledger_of(path), key=lambda line: int(line["trigger"])) for path in paths)
     assert_each_fired_once(jobs, one)
     assert one == other

@@ -1,4 +1,4 @@
-"""Waiting holds no worker slot, and what happens while no triggerer runs isn't missed."""
+"""Waiting occupies no worker slot, and jobs that end while no triggerer runs aren't missed."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ QUEUE = queue("survives")
 
 @pytest.fixture
 def triggerer_afterwards(airflow: Airflow) -> Iterator[None]:
-    """Leave a running triggerer to the other tests, however this one ends."""
+    """Leave a running triggerer to the other tests."""
     yield
     if "triggerer" not in airflow.pids():
         airflow.start_triggerer()
@@ -40,7 +40,7 @@ def stored_triggers(airflow: Airflow) -> list[str]:
         return [kwargs for (kwargs,) in rows if '"survives"' in kwargs]
 
 
-async def test_ends_of_jobs_while_no_triggerer_runs_are_not_missed(
+async def test_jobs_that_end_while_no_triggerer_runs_are_not_missed(
     airflow: Airflow,
     settings: ConnectionSettings,
     connection: Connection,
@@ -51,11 +51,11 @@ async def test_ends_of_jobs_while_no_triggerer_runs_are_not_missed(
     airflow.wait_for_dags("survives")
     run_id = airflow.trigger("survives")
     wait_for_states(airflow, "survives", run_id, {"survives": "deferred"})
-    # No worker of the queue runs, and of Airflow's own slots none is taken.
+    # No worker of the queue runs, and none of Airflow's own slots is occupied.
     assert (await stream_info(connection, "survives"))["state"]["messages"] == 10
     assert airflow.api("GET", "pools/default_pool")["occupied_slots"] == 0
 
-    # What waits is a small row of plain JSON that any triggerer can read.
+    # The waiting task is a small row of plain JSON that any triggerer can read.
     (kwargs,) = wait_for(lambda: stored_triggers(airflow), "a stored trigger")
     assert '"survives_events"' in json.dumps(json.loads(kwargs))
     assert len(kwargs) < 2048

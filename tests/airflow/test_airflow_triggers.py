@@ -1,4 +1,4 @@
-"""The triggers alone, on a real server: what they store, and how they end."""
+"""The triggers without Airflow's processes, on a real server: their serialized form and their events."""
 
 from __future__ import annotations
 
@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow_steps import process_jobs, provisioned, wait_for
-from dags.waiting import queue as one_chance
+from dags.waiting import queue as queue_of
 from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.triggers import completion, early_fire_guard
 from airflow_provider_jetstream.triggers.dead_letter import DeadLetterTrigger
 from testbed.queues import pull_jobs
 
@@ -35,10 +36,10 @@ pytestmark = pytest.mark.usefixtures("own_connections")
 
 @pytest.fixture
 async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
-    return await provisioned(settings, one_chance(name))
+    return await provisioned(settings, queue_of(name))
 
 
-async def test_what_is_stored_is_small_and_makes_the_same_trigger(
+async def test_the_serialized_form_is_small_and_recreates_the_trigger(
     connection: Connection, queue: WorkQueue, secrets: Secrets
 ) -> None:
     trigger = await completion_trigger(connection, queue, 1, sequences=[[1, 10_000]])
@@ -49,7 +50,7 @@ async def test_what_is_stored_is_small_and_makes_the_same_trigger(
     assert recreated(trigger).serialize() == (path, json.loads(stored))
 
 
-async def test_two_copies_at_once_and_one_that_comes_late_fire_the_same(
+async def test_two_copies_at_once_and_a_later_one_fire_the_same_event(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
     trigger = await completion_trigger(connection, queue, 3)
@@ -72,9 +73,10 @@ async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
     assert (event["status"], event["report"]["dead"], event["report"]["awaited"]) == ("ended", 1, 2)
 
 
-async def test_the_deadline_fires_with_what_is_missing(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+async def test_the_deadline_fires_an_event_with_the_missing_jobs(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(completion, "_MINIMUM_SECONDS", 1.0)
     trigger = await completion_trigger(connection, queue, 5, deadline=time.time() + 1)
     await process_jobs(settings, queue, 2)
     event = await event_of(trigger)
@@ -90,7 +92,7 @@ async def test_jobs_that_ended_while_no_triggerer_ran_count_after_the_deadline_t
     assert (await event_of(trigger))["status"] == "ended"
 
 
-async def test_a_stream_that_is_gone_fires_an_error(connection: Connection, queue: WorkQueue) -> None:
+async def test_a_deleted_stream_fires_an_error(connection: Connection, queue: WorkQueue) -> None:
     trigger = await completion_trigger(connection, queue, 1)
     assert queue.events is not None
     await connection.api(f"STREAM.DELETE.{queue.events.name}")
@@ -102,7 +104,7 @@ async def test_a_stream_that_is_gone_fires_an_error(connection: Connection, queu
     )
 
 
-async def test_a_wrong_password_fires_an_error_without_it(
+async def test_a_wrong_password_fires_an_error_that_does_not_contain_it(
     connection: Connection, queue: WorkQueue, secrets: Secrets
 ) -> None:
     event = await event_of(await completion_trigger(connection, queue, 1, nats_conn_id="nats_wrong_password"))
@@ -111,13 +113,13 @@ async def test_a_wrong_password_fires_an_error_without_it(
     assert not any(secret in json.dumps(event) for secret in secrets.all())
 
 
-async def test_a_server_that_is_away_is_waited_for(
+async def test_the_trigger_waits_while_the_server_is_away(
     own_nats: NatsServer, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    where = {"conn_type": "nats", "host": "127.0.0.1", "port": own_nats.port, "extra": {"timeout": 2}}
-    monkeypatch.setenv("AIRFLOW_CONN_NATS_OWN", json.dumps(where))
+    fields = {"conn_type": "nats", "host": "127.0.0.1", "port": own_nats.port, "extra": {"timeout": 2}}
+    monkeypatch.setenv("AIRFLOW_CONN_NATS_OWN", json.dumps(fields))
     settings = await JetStreamHook("nats_own").asettings()
-    queue = await provisioned(settings, one_chance(name))
+    queue = await provisioned(settings, queue_of(name))
     async with connect(settings) as connection:
         trigger = await completion_trigger(connection, queue, 2, nats_conn_id="nats_own")
     own_nats.kill()
@@ -129,11 +131,13 @@ async def test_a_server_that_is_away_is_waited_for(
     assert (await running)["report"]["completed"] == 2
 
 
-async def test_a_refusal_of_the_moment_is_waited_out(
+async def test_a_transient_refusal_is_retried(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, mocker: MockerFixture
 ) -> None:
+    mocker.patch.object(completion, "_RETRY_SECONDS", 0.1)
+
     def refused_once(call: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
-        # What a cluster answers while it elects a leader, which one server never does.
+        # A cluster answers so while it elects a leader, which a single server never does.
         refusals = [ApiError(503, 10008, "JetStream system temporarily unavailable", "STREAM.MSG.GET")]
 
         async def refuse_or_call(*args: Any, **kwargs: Any) -> Any:
@@ -143,12 +147,12 @@ async def test_a_refusal_of_the_moment_is_waited_out(
 
         return refuse_or_call
 
-    mocker.patch("airflow_provider_jetstream.triggers.completion.wait_for_jobs", refused_once(wait))
+    mocker.patch("airflow_provider_jetstream.triggers.completion.wait", refused_once(wait))
     mocker.patch.object(JetStreamHook, "ascan_dead_letters", refused_once(JetStreamHook.ascan_dead_letters))
     trigger = await completion_trigger(connection, queue, 1)
     await process_jobs(settings, queue, 1, fail=True)
     assert (await event_of(trigger))["report"]["dead"] == 1
-    assert (await event_of(looking(queue, min_count=1)))["found"]["dead"] == 1
+    assert (await event_of(dead_letter_trigger(queue, min_count=1)))["found"]["dead"] == 1
 
 
 async def test_all_triggers_of_a_process_share_one_connection(
@@ -161,26 +165,27 @@ async def test_all_triggers_of_a_process_share_one_connection(
     def subscriptions() -> list[int]:
         return [client["subscriptions"] for client in nats.monitor("connz?subs=1")["connections"]]
 
-    # One for answers, and one for each of the two streams that all of them follow together.
+    # One for answers, and one for each of the two streams that all triggers follow together.
     await asyncio.to_thread(wait_for, lambda: max(subscriptions()) == 3, "their subscriptions")
     assert len(subscriptions()) == before + 1
     await process_jobs(settings, queue, 20)
     assert {event["status"] for event in await asyncio.gather(*running)} == {"ended"}
 
 
-async def test_an_event_is_held_back_until_airflow_can_take_it(
+async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # The supervisor of a task may notice its end this much later; the scheduler needs time after that.
+    # The supervisor of a task may notice its end this much later; the scheduler needs the margin after that.
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "1")
+    monkeypatch.setattr(early_fire_guard, "SHORTEST_MARGIN", 0.5)
     trigger = await completion_trigger(connection, queue, 1, deferred_at=time.time())
     await process_jobs(settings, queue, 1)
     started = time.monotonic()
     await event_of(trigger)
-    assert 4.0 <= time.monotonic() - started < 6.0
+    assert 1.5 <= time.monotonic() - started < 3.5
 
 
-async def test_a_trigger_that_was_taken_over_is_not_held_back(
+async def test_the_event_of_a_trigger_that_was_taken_over_is_not_delayed(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
     trigger = await completion_trigger(connection, queue, 1)
@@ -190,8 +195,7 @@ async def test_a_trigger_that_was_taken_over_is_not_held_back(
     assert time.monotonic() - started < 2.0
 
 
-def looking(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
-    """Give the trigger that waits for dead letters."""
+def dead_letter_trigger(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
     arguments = {
         "nats_conn_id": "nats_default",
         "work_queue": queue.model_dump(mode="json", exclude_unset=True),
@@ -202,23 +206,23 @@ def looking(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
     return DeadLetterTrigger(**{**arguments, **kwargs})
 
 
-async def test_copies_of_a_dead_letter_trigger_fire_the_same_once_there_are_enough(
+async def test_copies_of_a_dead_letter_trigger_fire_the_same_event_at_min_count(
     connection: Connection, settings: ConnectionSettings, queue: WorkQueue, secrets: Secrets
 ) -> None:
-    trigger = looking(queue)
+    trigger = dead_letter_trigger(queue)
     assert recreated(trigger).serialize() == trigger.serialize()
     assert not any(secret in json.dumps(trigger.serialize()) for secret in secrets.all())
     for _ in range(2):
         await connection.client.jetstream().publish(queue.name, b"job")
     running = [asyncio.create_task(event_of(copy)) for copy in (trigger, recreated(trigger))]
     await process_jobs(settings, queue, 1, fail=True)
-    done, _ = await asyncio.wait(running, timeout=1)
+    done, _ = await asyncio.wait(running, timeout=0.5)
     assert not done
     await process_jobs(settings, queue, 1, fail=True)
     first, second = await asyncio.gather(*running)
     assert (first["status"], second["status"]) == ("found", "found")
-    for found in (first["found"], second["found"]):
-        assert (found["dead"], found["sequences"], found["dismissed"]) == (2, [[1, 2]], {})
+    for summary in (first["found"], second["found"]):
+        assert (summary["dead"], summary["sequences"], summary["dismissed"]) == (2, [[1, 2]], {})
 
 
 async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
@@ -226,26 +230,26 @@ async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
 ) -> None:
     await connection.client.jetstream().publish(queue.name, b"job")
     await process_jobs(settings, queue, 1, fail=True)
-    trigger = looking(queue, min_count=1, older_than=2.0)
+    trigger = dead_letter_trigger(queue, min_count=1, older_than=1.5)
     assert recreated(trigger).serialize() == trigger.serialize()
-    found = (await event_of(trigger))["found"]
-    assert 2.0 <= found["oldest_age_seconds"] < 4.0
-    assert found["groups"] == []
+    summary = (await event_of(trigger))["found"]
+    assert 1.5 <= summary["oldest_age_seconds"] < 3.5
+    assert summary["groups"] == []
 
 
 async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
     settings: ConnectionSettings, connection: Connection, queue: WorkQueue
 ) -> None:
-    trigger = looking(queue, min_count=2, group_by=["error_class"], select={"consumer": "worker"})
+    trigger = dead_letter_trigger(queue, min_count=2, group_by=["error_class"], select={"consumer": "worker"})
     assert recreated(trigger).serialize() == trigger.serialize()
     for _ in range(3):
         await connection.client.jetstream().publish(queue.name, b"job")
-    # This one dies without a word.
+    # This one dies without an explanation.
     (dead,) = await pull_jobs(connection, queue, 1)
     await dead.nak()
     await process_jobs(settings, queue, 1, fail=True)
     running = asyncio.create_task(event_of(trigger))
-    done, _ = await asyncio.wait([running], timeout=1)
+    done, _ = await asyncio.wait([running], timeout=0.5)
     assert not done
     await process_jobs(settings, queue, 1, fail=True)
     groups = (await running)["found"]["groups"]
@@ -255,7 +259,7 @@ async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
     ]
 
 
-async def test_a_dead_letter_trigger_fires_an_error_when_looking_is_impossible(name: str) -> None:
-    event = await event_of(looking(one_chance(name)))
+async def test_a_dead_letter_trigger_fires_an_error_for_a_missing_queue(name: str) -> None:
+    event = await event_of(dead_letter_trigger(queue_of(name)))
     assert event["status"] == "error"
     assert event["message"].startswith(f"JS113 expected stream {name} on the server, found none")

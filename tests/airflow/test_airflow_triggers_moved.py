@@ -1,4 +1,4 @@
-"""Many tasks wait while their triggerer is killed, stands still, is stopped, and works beside another one."""
+"""Tasks wait while their triggers move: their triggerer is killed, suspended, stopped, and replaced by another."""
 
 from __future__ import annotations
 
@@ -25,18 +25,18 @@ if TYPE_CHECKING:
     from testbed.airflow import Airflow
 
 RUN = "moving"
-BESIDE = "beside"
-PATIENCE = 60.0 + 2 * TASKS
+SECOND = "second-triggerer"
+TIMEOUT = 60.0 + 2 * TASKS
 
 
 @pytest.fixture
 def one_triggerer_afterwards(airflow: Airflow) -> Iterator[None]:
-    """Leave a running triggerer to the other tests, however this one ends."""
+    """Leave one running triggerer to the other tests."""
     yield
     if "triggerer" in airflow.pids():
         send(airflow, "triggerer", signal.SIGCONT)
-    if BESIDE in airflow.pids():
-        airflow.kill_triggerer(BESIDE)
+    if SECOND in airflow.pids():
+        airflow.kill_triggerer(SECOND)
     if "triggerer" not in airflow.pids():
         airflow.start_triggerer()
 
@@ -50,65 +50,64 @@ def send(airflow: Airflow, name: str, number: signal.Signals) -> None:
         os.kill(pid, number)
 
 
-def killed(airflow: Airflow) -> int:
-    """Count the tasks of which a trigger was told that it was killed."""
-    told = "Trigger cancelled by user action, invoking on_kill"
-    return sum(told in log_text(airflow, "moving", RUN, "moving", 1, number) for number in range(TASKS))
+def killed_count(airflow: Airflow) -> int:
+    """Count the tasks of which Airflow called a trigger's on_kill."""
+    line = "Trigger cancelled by user action, invoking on_kill"
+    return sum(line in log_text(airflow, "moving", RUN, "moving", 1, number) for number in range(TASKS))
 
 
-async def do(connection: Connection, count: int) -> None:
+async def complete(connection: Connection, count: int) -> None:
     for message in await pull_jobs(connection, queue("moving"), count, within=120):
         await store_completion(connection, queue("moving"), message.metadata.sequence.stream)
         await message.ack_sync()
 
 
-def move(airflow: Airflow, work: list[int], settings: ConnectionSettings) -> None:
-    """Do some jobs after each thing that befalls the triggerers."""
+def move(airflow: Airflow, counts: list[int], settings: ConnectionSettings) -> None:
+    """Move the triggers in several ways, and complete so many jobs after each."""
 
-    def do_next() -> None:
-        async def doing() -> None:
+    def complete_next() -> None:
+        async def connect_and_complete() -> None:
             async with connect(settings) as connection:
-                await do(connection, work.pop(0))
+                await complete(connection, counts.pop(0))
 
-        asyncio.run(doing())
+        asyncio.run(connect_and_complete())
 
     def wait_for_waiting() -> None:
-        wait_for(lambda: states(airflow)["deferred"] == sum(work), f"{sum(work)} waiting tasks", PATIENCE)
+        wait_for(lambda: states(airflow)["deferred"] == sum(counts), f"{sum(counts)} waiting tasks", TIMEOUT)
 
     airflow.kill_triggerer()
-    do_next()
+    complete_next()
     assert states(airflow) == {"deferred": TASKS}
     airflow.start_triggerer()
     wait_for_waiting()
 
-    airflow.start_triggerer(BESIDE)
+    airflow.start_triggerer(SECOND)
     send(airflow, "triggerer", signal.SIGSTOP)
-    do_next()
+    complete_next()
     wait_for_waiting()
-    # Two have the same triggers now, and the first learns only afterwards that they were taken from it.
+    # Both have the same triggers now; the first one finds out only later that they were taken from it.
     send(airflow, "triggerer", signal.SIGCONT)
-    # Some have their event already and only hold it back.
-    wait_for(lambda: killed(airflow) > sum(work) // 2, "triggers that were killed for moving", PATIENCE)
-    do_next()
+    # Some triggers have their event already and only delay it.
+    wait_for(lambda: killed_count(airflow) > sum(counts) // 2, "triggers that were killed since they moved", TIMEOUT)
+    complete_next()
     wait_for_waiting()
 
-    airflow.stop_triggerer(BESIDE)
-    do_next()
+    airflow.stop_triggerer(SECOND)
+    complete_next()
 
 
 @pytest.mark.usefixtures("one_triggerer_afterwards")
-async def test_all_succeed_at_the_first_try_and_no_job_is_cancelled(
+async def test_all_tasks_succeed_at_the_first_try_and_no_job_is_cancelled(
     airflow: Airflow, settings: ConnectionSettings
 ) -> None:
     await provisioned(settings, queue("moving"))
     airflow.wait_for_dags("moving")
     airflow.trigger("moving", run_id=RUN)
-    everyone = f"{TASKS} waiting tasks"
-    await asyncio.to_thread(wait_for, lambda: states(airflow)["deferred"] == TASKS, everyone, PATIENCE)
-    part = TASKS // 4
-    await asyncio.to_thread(move, airflow, [part, part, part, TASKS - 3 * part], settings)
+    await asyncio.to_thread(wait_for, lambda: states(airflow)["deferred"] == TASKS, f"{TASKS} waiting tasks", TIMEOUT)
+    quarter = TASKS // 4
+    await asyncio.to_thread(move, airflow, [quarter, quarter, quarter, TASKS - 3 * quarter], settings)
     async with connect(settings) as connection:
-        run = await asyncio.to_thread(airflow.wait_for_run, "moving", RUN, PATIENCE)
+        run = await asyncio.to_thread(airflow.wait_for_run, "moving", RUN, TIMEOUT)
         assert run["state"] == "success"
         assert await stream_messages(connection, "moving_events", cancellation_filter("moving")) == []
         assert len(await stream_messages(connection, "moving_events", completion_filter("moving"))) == TASKS

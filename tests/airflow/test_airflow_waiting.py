@@ -1,4 +1,4 @@
-"""Waiting ends as the jobs do: with dead letters, too late, or at a later try that publishes nothing twice."""
+"""The outcomes of waiting: dead letters, a timeout, or a later try that publishes nothing twice."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 
 
 async def last_sequence(settings: ConnectionSettings, stream: str) -> int:
-    """Tell how many messages a stream has stored in all its life."""
+    """Return the sequence of the last message that a stream has stored."""
     async with connect(settings) as connection:
         return int((await stream_info(connection, stream))["state"]["last_seq"])
 
 
-async def dead_letter(settings: ConnectionSettings, queue: WorkQueue) -> None:
-    """Let a job become a dead letter before any task runs."""
+async def make_letter(settings: ConnectionSettings, queue: WorkQueue) -> None:
+    """Make a dead letter."""
     await provisioned(settings, queue)
     async with connect(settings) as connection:
         await connection.client.jetstream().publish(queue.name, b"job")
@@ -58,13 +58,13 @@ def runs(airflow: Airflow, settings: ConnectionSettings, pool: ThreadPoolExecuto
     for name in ("late_deferred", "late_blocking"):
         pool.submit(asyncio.run, process_jobs(settings, queue(name), 2))
     for late in (queue("late_redrive"), UNAUDITED):
-        asyncio.run(dead_letter(settings, late))
+        asyncio.run(make_letter(settings, late))
     for dag_id in ("too_late", "deaths", "forgetful"):
         airflow.trigger(dag_id, run_id=RUN)
 
 
 @pytest.mark.parametrize("task_id", ["late_deferred", "late_blocking"])
-def test_too_late_names_what_is_missing_and_leaves_it_to_a_retry(airflow: Airflow, task_id: str) -> None:
+def test_a_timeout_names_the_missing_jobs_and_is_retried(airflow: Airflow, task_id: str) -> None:
     wait_for_states(airflow, "too_late", RUN, {task_id: "up_for_retry"})
     log = log_text(airflow, "too_late", RUN, task_id)
     assert (
@@ -74,7 +74,7 @@ def test_too_late_names_what_is_missing_and_leaves_it_to_a_retry(airflow: Airflo
     assert ("Pausing task as DEFERRED" in log) == (task_id == "late_deferred")
 
 
-def test_a_redrive_that_waits_too_long_leaves_it_to_a_retry_too(airflow: Airflow) -> None:
+def test_a_redrive_that_times_out_is_retried_too(airflow: Airflow) -> None:
     wait_for_states(airflow, "too_late", RUN, {"late_redrive": "up_for_retry"})
     assert (
         "DeadlineError: expected every job to end within 0:00:04, found 1 of late_redrive that did not (sequences 2):"
@@ -91,19 +91,17 @@ def test_a_redrive_without_an_audit_is_not_retried_since_a_retry_would_not_wait(
     ) in log_text(airflow, "too_late", RUN, "unaudited")
 
 
-def test_a_retry_publishes_nothing_twice_and_takes_up_the_waiting(
-    airflow: Airflow, settings: ConnectionSettings
-) -> None:
+def test_a_retry_publishes_nothing_twice_and_resumes_waiting(airflow: Airflow, settings: ConnectionSettings) -> None:
     airflow.trigger("full", run_id=RUN)
     wait_for_states(airflow, "full", RUN, {"full": "up_for_retry"})
     log = log_text(airflow, "full", RUN, "full")
     assert "PublishIncompleteError: 3 of 5 jobs are stored in full (sequences 1-3); 2 are not known to be: " in log
     for index in (3, 4):
         assert re.search(rf"job {index} \(id full/waiting/full/-1/\S*{index}\) is not stored: full is full \(max", log)
-    done = asyncio.run(process_jobs(settings, FULL, 3))
-    done += asyncio.run(process_jobs(settings, FULL, 2))
+    processed = asyncio.run(process_jobs(settings, FULL, 3))
+    processed += asyncio.run(process_jobs(settings, FULL, 2))
     succeeded(airflow, "full", RUN)
-    assert sorted(job.body.decode() for job in done) == [f"full-{number}" for number in range(5)]
+    assert sorted(job.body.decode() for job in processed) == [f"full-{number}" for number in range(5)]
     result = airflow.xcom("full", RUN, "full")
     assert (result["published"], result["duplicates"]) == (5, 3)
     assert (result["completed"], result["dead"]) == (5, 0)
@@ -113,7 +111,7 @@ def test_a_retry_publishes_nothing_twice_and_takes_up_the_waiting(
 
 
 @pytest.mark.parametrize("task_id", ["dead_inline", "dead_blocking", "dead_deferred"])
-def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
+def test_more_dead_letters_than_max_dead_fail_the_task_without_a_retry(
     airflow: Airflow, settings: ConnectionSettings, task_id: str
 ) -> None:
     if task_id == "dead_deferred":
@@ -130,16 +128,14 @@ def test_more_dead_letters_than_allowed_fail_the_task_without_a_retry(
     assert (task["try_number"], task["max_tries"]) == (1, 1)
 
 
-def test_dead_letters_that_are_allowed_are_part_of_the_result(airflow: Airflow) -> None:
+def test_tolerated_dead_letters_are_part_of_the_result(airflow: Airflow) -> None:
     wait_for_states(airflow, "deaths", RUN, {"dead_allowed": "success"})
     result = airflow.xcom("deaths", RUN, "dead_allowed")
     assert (result["completed"], result["dead"], result["dead_sequences"]) == (0, 3, [[1, 3]])
     assert result["dead_reasons"] == dict.fromkeys(("1", "2", "3"), "1 deliveries to worker")
 
 
-def test_a_retry_that_would_come_after_the_duplicate_window_is_warned_of_where_no_receipt_is_kept(
-    airflow: Airflow,
-) -> None:
+def test_without_a_publish_log_the_task_warns_of_retries_after_the_duplicate_window(airflow: Airflow) -> None:
     wait_for_states(airflow, "forgetful", RUN, {"forgetful": "success"})
     warning = "A retry comes 1:00:00 after a failure, and forgetful forgets the ids of jobs after 2m: "
     assert warning in log_text(airflow, "forgetful", RUN, "forgetful")

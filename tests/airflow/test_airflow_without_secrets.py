@@ -1,4 +1,4 @@
-"""No credential is left anywhere in Airflow's home; runs after the other files, whose traces it reads too."""
+"""No credential is anywhere in Airflow's home; it runs after the other files, so their logs are searched too."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def test_no_file_of_airflow_holds_a_secret(airflow: Airflow, refused: str, secrets: Secrets) -> None:
     files = [path for path in airflow.home.rglob("*") if path.is_file()]
     names = {str(path.relative_to(airflow.home)) for path in files}
-    # What is looked through is really there: the log of a task that was refused, the components' output, the database.
+    # The searched files exist: the log of a refused task, the components' output, the database.
     assert any(f"run_id={refused}/task_id=nats_wrong_password" in name for name in names)
     assert {"logs-of-components/scheduler.log", "logs-of-components/api-server.log", "airflow.db"} <= names
     found = [

@@ -59,7 +59,7 @@ def recreated(trigger: BaseTrigger) -> BaseTrigger:
 
 
 async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
-    """Publish jobs, and store triggers that each wait for one job and for one that all share; return the shared one first."""
+    """Publish jobs, and store triggers that each wait for one job and for the first one, which all share."""
     cursor = await take_cursor(connection, queue)
     shared, *jobs = await publish_jobs(connection, queue, map(str, range(count + 1)))
     triggers = [

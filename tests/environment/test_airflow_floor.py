@@ -17,9 +17,6 @@ if TYPE_CHECKING:
 
 FLOOR = "apache-airflow==3.1.8"
 
-# One process runs them, since they share an environment.
-pytestmark = pytest.mark.xdist_group("floor")
-
 SKINS = (
     "hooks.jetstream",
     "links.monitor",

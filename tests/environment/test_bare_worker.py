@@ -28,9 +28,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from testbed.nats_server import NatsServer
 
-# One process runs them, since they share an environment.
-pytestmark = pytest.mark.xdist_group("bare")
-
 _HANDLERS = """
 import asyncio
 import importlib.util

@@ -1,4 +1,4 @@
-"""A task as the driver of a standalone cluster whose executors have no Airflow, and this package as it was sent."""
+"""A task is the driver of a standalone cluster whose executors have no Airflow and get this package as a zip."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def nats(secret: str) -> Iterator[NatsServer]:
         yield server
 
 
-def where_am_i(_: bytes) -> bytes:
+def describe_environment(_: bytes) -> bytes:
     import importlib.util
     import sys
 
     import airflow_provider_jetstream
 
-    found = [name for name in ("airflow", "nats") if importlib.util.find_spec(name)]
-    told = {"found": found, "python": sys.executable, "package": airflow_provider_jetstream.__file__}
-    return json.dumps(told).encode()
+    installed = [name for name in ("airflow", "nats") if importlib.util.find_spec(name)]
+    description = {"installed": installed, "python": sys.executable, "package": airflow_provider_jetstream.__file__}
+    return json.dumps(description).encode()
 
 
-def mark(letters: DataFrame) -> DataFrame:
+def replace_bodies(letters: DataFrame) -> DataFrame:
     from pyspark.sql import functions as f
 
-    return letters.withColumn("body", f.udf(where_am_i, "binary")("body"))
+    return letters.withColumn("body", f.udf(describe_environment, "binary")("body"))
 
 
 async def test_executors_need_neither_airflow_nor_an_installation(
@@ -101,22 +101,22 @@ async def test_executors_need_neither_airflow_nor_an_installation(
             task_id="redrive",
             work_queue=queue,
             engine="spark",
-            repair=mark,
+            repair=replace_bodies,
             directory=str(tmp_path / "shared"),
         )
         instance = SimpleNamespace(dag_id="dag", run_id="run", task_id="redrive", map_index=-1, try_number=1)
-        done = await asyncio.to_thread(task.execute, cast("Context", {"ti": instance}))
-        written = cluster.output()
-    assert (done["redriven"], done["failed"]) == (LETTERS, 0)
+        result = await asyncio.to_thread(task.execute, cast("Context", {"ti": instance}))
+        output = cluster.output()
+    assert (result["redriven"], result["failed"]) == (LETTERS, 0)
     async with connect(settings) as connection:
         bodies: list[dict[str, Any]] = [
             json.loads(message.data) async for message in read_range(connection, queue.name, ">")
         ]
     assert len(bodies) == LETTERS
-    assert {tuple(body["found"]) for body in bodies} == {()}
+    assert {tuple(body["installed"]) for body in bodies} == {()}
     assert {body["python"] for body in bodies} == {str(executor_python)}
     assert all("airflow_provider_jetstream.zip" in body["package"] for body in bodies)
-    told = "".join(file.read_text(errors="replace") for file in events.rglob("*") if file.is_file())
-    assert "dag.redrive run" in told
-    assert secret not in told
-    assert secret not in written
+    event_log = "".join(file.read_text(errors="replace") for file in events.rglob("*") if file.is_file())
+    assert "dag.redrive run" in event_log
+    assert secret not in event_log
+    assert secret not in output

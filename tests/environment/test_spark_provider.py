@@ -1,4 +1,4 @@
-"""The Spark provider beside this package: what it brings writes into pyspark's own folder."""
+"""The Spark provider together with this package: its pyspark-client writes into pyspark's own folder."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ LETTERS = 5
 
 @pytest.fixture(scope="module")
 def beside_python(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    wanted = [
+    requirements = [
         locked("apache-airflow"),
         "apache-airflow-providers-apache-spark",
         f"pyspark=={SPARK}",
         f"pyspark-client=={SPARK}",
         f"{ROOT}[spark]",
     ]
-    return create_environment(tmp_path_factory.mktemp("beside") / "venv", Path(sys.executable), wanted)
+    return create_environment(tmp_path_factory.mktemp("beside") / "venv", Path(sys.executable), requirements)
 
 
-def guarded(python: Path) -> subprocess.CompletedProcess[str]:
+def check_pyspark(python: Path) -> subprocess.CompletedProcess[str]:
     program = "from airflow_provider_jetstream.spark.application.pyspark_check import require_pyspark as r; print(r())"
     return subprocess.run([python, "-c", program], capture_output=True, text=True, check=False)
 
@@ -76,9 +76,9 @@ async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: P
             run_id = airflow.trigger("beside")
             run = airflow.wait_for_run("beside", run_id, 300)
             assert run["state"] == "success", failure_text(airflow, "beside", run_id)
-            counted = json.loads((tmp_path / "counted").read_text())
-            assert counted["messages"] == LETTERS
-            assert package.name in counted["package"]
+            counts = json.loads((tmp_path / "counted").read_text())
+            assert counts["messages"] == LETTERS
+            assert package.name in counts["package"]
             assert airflow.xcom("beside", run_id, "count") == {"messages": LETTERS, "spark": SPARK}
             assert airflow.xcom("beside", run_id, "report")["letters"] == LETTERS
         finally:
@@ -86,7 +86,7 @@ async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: P
 
 
 def test_a_mixture_of_versions_is_refused(beside_python: Path) -> None:
-    assert guarded(beside_python).stdout.strip() == SPARK
+    assert check_pyspark(beside_python).stdout.strip() == SPARK
     create_environment(beside_python.parents[1], beside_python, [f"pyspark-client=={OTHER}"], with_dependencies=False)
-    refused = guarded(beside_python)
+    refused = check_pyspark(beside_python)
     assert f"expected pyspark-client of the version of pyspark, {SPARK}, found {OTHER}" in refused.stderr

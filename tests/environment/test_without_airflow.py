@@ -5,12 +5,7 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-import pytest
-
 from testbed.environments import ROOT
-
-# One process runs them with tests/environment/test_bare_worker.py, since they share an environment.
-pytestmark = pytest.mark.xdist_group("bare")
 
 _PACKAGE = "airflow_provider_jetstream"
 
@@ -52,7 +47,7 @@ for room in ("jetstream", "worker"):
 
 def test_the_worker_command_explains_itself_without_airflow(bare: Path) -> None:
     command = bare.parent / "jetstream-worker"
-    assert "Does the jobs of a JetStream work queue" in _run(command, "--help")
+    assert "Runs the jobs of a JetStream work queue" in _run(command, "--help")
     assert "--handler" in _run(command, "run", "--help")
 
 

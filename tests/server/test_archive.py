@@ -160,8 +160,8 @@ async def keep_and_release(connection: Connection, queue: WorkQueue, selection: 
 
 @pytest.fixture
 def _no_youth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_YOUNG", timedelta())
-    monkeypatch.setattr(capture, "_ENTRIES_ARRIVE", timedelta(seconds=0.3))
+    monkeypatch.setattr(capture, "_MIN_COPY_AGE", timedelta())
+    monkeypatch.setattr(capture, "_ADVISORY_DELAY", timedelta(seconds=0.3))
 
 
 async def test_young_copies_stay(connection: Connection, name: str) -> None:

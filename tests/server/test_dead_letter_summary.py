@@ -148,7 +148,7 @@ async def test_a_queue_that_is_not_there_is_named(connection: Connection, name: 
 async def test_the_archive_lets_go_only_after_everything_was_seen(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "_YOUNG", timedelta())
+    monkeypatch.setattr(capture, "_MIN_COPY_AGE", timedelta())
     queue = await make_queue(connection, name)
     assert queue.archive is not None
     await publish_jobs(connection, queue, ["done"])

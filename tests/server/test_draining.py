@@ -259,7 +259,7 @@ async def test_dead_letters_that_cannot_be_told_yet_keep_the_queue(
     queue = await make_queue(connection, name)
     # Jobs that come and go while they are counted can look so, for a moment that no test can hold.
     found = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
-    mocker.patch("airflow_provider_jetstream.jetstream.dead_letters.find.summarise", return_value=found)
+    mocker.patch("airflow_provider_jetstream.jetstream.inspection.drained.summarise_dead_letters", return_value=found)
     report = await check_drained(connection, queue, nothing_dead=True)
     assert str(report) == f"{name} is not drained: 1 dead letters that can't be told yet"
 

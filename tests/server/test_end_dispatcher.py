@@ -101,7 +101,7 @@ async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while
     assert len(waiters) > 50
     assert [report.completed for report in outcomes] == expected
     # One end per job was reported.
-    assert [waiter.ends for waiter in waiters] == [list(range(len(sequences)))[::-1] for sequences in expected]
+    assert [waiter.remaining for waiter in waiters] == [list(range(len(sequences)))[::-1] for sequences in expected]
 
 
 async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_not_count(

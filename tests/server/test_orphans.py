@@ -461,7 +461,7 @@ async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Conn
     dead, dying, _ = await pull_jobs(connection, queue, 3)
     await dead.nak()
     await eventually(lambda: _told(connection, queue, 1))
-    around = await take_snapshot(connection, name)
+    around = await take_snapshot(connection, queue)
     await dying.nak()
     await eventually(lambda: _told(connection, queue, 2))
     index = await read_index(connection, f"{name}-dead", name, around.created)

@@ -142,7 +142,7 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
         await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
         return True
 
-    monkeypatch.setattr(running, "_until", finish_late)
+    monkeypatch.setattr(running, "_wait_until", finish_late)
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
     assert await process_all(connection, queue) == {"b": 1}
@@ -158,7 +158,7 @@ async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
         await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
         return True
 
-    monkeypatch.setattr(running, "_until", forget_the_deaths)
+    monkeypatch.setattr(running, "_wait_until", forget_the_deaths)
     report = await redrive_dead_letters(connection, queue)
     assert (report.redriven, list(report.gone)) == ({1: 3}, [2])
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
@@ -251,9 +251,7 @@ async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connecti
         await message.respond(answer)
 
     answers = [b"not JSON", b'"text"', json.dumps({"stream": "other", "seq": 7}).encode()]
-    strange = (
-        f"expected a stream's acknowledgement on {name}.jobs.plain, found another answer: someone else listens there"
-    )
+    strange = f"expected a stream's acknowledgement on {name}.jobs.plain, found another answer: something else subscribes to it"
     other = f"expected {name} to store the copy of 1, found an answer of other: original kept"
     for answer, expected in zip(answers, [strange, strange, other], strict=True):
         service = await connection.client.subscribe(f"{name}.jobs.>", cb=partial(respond, answer))

@@ -52,13 +52,14 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
         return queue
 
     deaths = await crash_at_every_call(
-        (nats.url,), f"{redrive_dead_letters.__module__}:redrive", prepare, logs=tmp_path
+        (nats.url,), f"{redrive_dead_letters.__module__}:redrive_dead_letters", prepare, logs=tmp_path
     )
     print(deaths.table())
     assert set(deaths.statuses) == {-signal.SIGKILL, 0}
     # Reading, then five calls for each of three letters, then the removal of the entries.
     assert len(deaths.killed_calls) >= 20
-    for queue in deaths.queues:
+
+    async def redrive_again(queue: WorkQueue) -> None:
         done: Counter[str] = Counter()
         if workers == "workers take each copy at once":
             done += await process_all(connection, queue)
@@ -68,6 +69,8 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
         assert done == dict.fromkeys(JOBS, 1), queue.name
         assert await stored_count(connection, queue.name) == 0
         assert (await find_dead_letters(connection, queue)).letters == ()
+
+    await asyncio.gather(*map(redrive_again, deaths.queues))
 
 
 @pytest.mark.parametrize("kind", ["plain", "orders"])
@@ -106,7 +109,7 @@ async def drain_until_empty(connection: Connection, queue: WorkQueue, count: int
 async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
     own_nats: NatsServer, name: str, call: int
 ) -> None:
-    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 2})) as connection:
         queue = await make_queue(connection, name)
         await make_dead_letters(connection, queue, JOBS)
         await kill_server_before(own_nats, connection, call, redrive_dead_letters(connection, queue))
@@ -185,7 +188,7 @@ async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps
             await connection.api(f"CONSUMER.DELETE.{name}.worker")
         return True
 
-    monkeypatch.setattr(redriving, "_until", delete_before_the_second)
+    monkeypatch.setattr(redriving, "_wait_until", delete_before_the_second)
     monkeypatch.setattr(redriving, "PAGE", 1)
     report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3}

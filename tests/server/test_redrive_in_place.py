@@ -109,7 +109,7 @@ async def test_jobs_in_flight_keep_it_from_happening(
     await publish_jobs(connection, queue, "cde")
     working = await pull_jobs(connection, queue, 3)
     monkeypatch.setattr(resetting, "_MARGIN", timedelta(seconds=-59.5))
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive._until", at_once)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive._wait_until", at_once)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     told = (
         "expected no job of consumer worker in flight, found 3 still after its ack wait: a reset would deliver them a"
@@ -151,7 +151,7 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
 
     with monkeypatch.context() as patch:
         if moment == "record":
-            patch.setattr(doing.Steps, "write_requeued", hang)
+            patch.setattr(doing.Steps, "record_requeued", hang)
         else:
             patch.setattr(resetting, moment, hang)
         task = asyncio.create_task(redrive_dead_letters(connection, queue, IN_PLACE))

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.contract import late_ack_subject
+from airflow_provider_jetstream.jetstream.dead_letters import scan
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from testbed.queues import make_dead_letters, make_queue
+from testbed.queues import CONSUMER, make_dead_letters, make_queue
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -78,25 +81,65 @@ async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_pu
     assert subjects == [*infos, record, job, record]
 
 
+def scan_requests(name: str) -> list[str]:
+    """Return what finding the dead letters 1 and 2 sends, whose advisories are stored."""
+    return [
+        # The stored jobs are counted between two reads of the consumers that agree.
+        f"$JS.API.CONSUMER.LIST.{name}",
+        f"$JS.API.STREAM.INFO.{name}",
+        f"$JS.API.CONSUMER.LIST.{name}",
+        # All companions together. Events and audit are empty, so nothing is read from them.
+        "$JS.API.STREAM.LIST",
+        *[f"$JS.API.STREAM.MSG.GET.{name}-dead"] * 2,
+        *[f"$JS.API.STREAM.MSG.GET.{name}"] * 2,
+    ]
+
+
 async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
         found = await find_dead_letters(connection, queue)
     assert [letter.body for letter in found.letters] == [b"a", b"b"]
-    print("\n".join(subjects), len(subjects))
+    assert subjects == scan_requests(name)
     assert len(subjects) <= 10
 
 
 async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(
     connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
+    await make_dead_letters(connection, queue, ["a", "b"])
+    # No worker can be working on the jobs any more, so that the redrive doesn't wait.
+    await asyncio.sleep(0.05)
+    with published_subjects(connection, monkeypatch) as subjects:
+        report = await redrive_dead_letters(connection, queue)
+    assert report.redriven == {1: 3, 2: 4}
+    assert subjects == [
+        *scan_requests(name),
+        *[f"{name}.jobs.plain"] * 2,
+        *[f"audit.{name}.letters.{job}" for job in (1, 2)],
+        *[late_ack_subject(name, CONSUMER, job) for job in (1, 2)],
+        # Whether an original is still stored.
+        f"$JS.API.STREAM.MSG.GET.{name}",
+        *[f"$JS.API.STREAM.MSG.DELETE.{name}-dead"] * 2,
+    ]
+    assert len(subjects) <= 18
+
+
+async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_the_letters_once_more(
+    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a", "b"])
     with published_subjects(connection, monkeypatch) as subjects:
         report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3, 2: 4}
-    print("\n".join(subjects), len(subjects))
-    assert len(subjects) <= 18
+    again = [f"$JS.API.CONSUMER.LIST.{name}", "$JS.API.STREAM.LIST", *[f"$JS.API.STREAM.MSG.GET.{name}"] * 2]
+    assert subjects[: len(scan_requests(name)) + len(again)] == [*scan_requests(name), *again]
+    assert len(subjects) == 21

@@ -165,7 +165,7 @@ async def test_a_deleted_consumer_does_not_delay_the_others_and_is_served_again_
         await eventually(lambda: jobs == ["first", "second"])
         # Twice a second.
         assert await count_requests(connection, high) <= 9
-        await eventually(lambda: "was refused: nobody serves it (status 503)" in caplog.text)
+        await eventually(lambda: "was refused: no responders (status 503)" in caplog.text)
         await provision(connection, high.queue)
         await publish_jobs(connection, high.queue, ["third"], kind=HIGH)
         await eventually(lambda: jobs == ["first", "second", "third"])

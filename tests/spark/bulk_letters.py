@@ -1,4 +1,4 @@
-"""Many dead letters on a real server, made and counted over a task's own kind of connection."""
+"""Many dead letters on a real server, made and counted over a task's kind of connection."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 def make_letters(
     options: Mapping[str, str], name: str, count: int, headers: Headers | None = None, **fields: Any
 ) -> WorkQueue:
-    """Make a queue of so many dead letters, whose bodies are the numbers from 1 on, as are their sequences."""
+    """Make a queue of so many dead letters; body and sequence of each are its number, from 1 on."""
     consumer = {"max_ack_pending": -1, "filter_subject": f"{name}.jobs.>"} | fields.pop("consumer", {})
     queue = small_queue(name, consumer=consumer, **fields)
 
@@ -54,26 +54,26 @@ async def publish(connection: BlockingConnection, queue: WorkQueue, count: int, 
 
 
 def exhaust_deliveries(options: Mapping[str, str], queue: WorkQueue, count: int) -> None:
-    """Take jobs and hand them back until they are dead, and the dead letter queue says so."""
+    """Pull jobs and nak them until each has an entry in the dead letter queue."""
 
     async def die(connection: BlockingConnection) -> None:
-        wire, letters = connection.socket, f"{queue.name}-dead"
+        socket, letters = connection.socket, f"{queue.name}-dead"
         before = (await stream_info(connection, letters))["state"]["messages"]
         pull = json.dumps({"batch": count, "no_wait": True}).encode()
-        topic = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}"
-        wire.send(f"PUB {topic} {wire.inbox}.0 {len(pull)}\r\n".encode() + pull + b"\r\n")
-        left = count
-        while left:
-            wire.receive(lambda _buffer, _filled: True)
-            at = 0
-            while frame := next_frame(wire.buffer, at, wire.filled):
-                at = frame.end
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}"
+        socket.send(f"PUB {subject} {socket.inbox}.0 {len(pull)}\r\n".encode() + pull + b"\r\n")
+        remaining = count
+        while remaining:
+            socket.receive(lambda _buffer, _filled: True)
+            position = 0
+            while frame := next_frame(socket.buffer, position, socket.filled):
+                position = frame.end
                 if not frame.sid:
-                    wire.answer(frame)
-                elif reply := bytes(wire.buffer[frame.offsets[2] : frame.offsets[3]]):
-                    wire.send(b"PUB %b 4\r\n-NAK\r\n" % reply)
-                    left -= 1
-            wire.consume(at)
+                    socket.handle_control(frame)
+                elif reply := bytes(socket.buffer[frame.offsets[2] : frame.offsets[3]]):
+                    socket.send(b"PUB %b 4\r\n-NAK\r\n" % reply)
+                    remaining -= 1
+            socket.consume(position)
         while (await stream_info(connection, letters))["state"]["messages"] < before + count:
             await probe_consumer(connection, queue.name, CONSUMER)
             await sleep(0.02)
@@ -82,7 +82,7 @@ def exhaust_deliveries(options: Mapping[str, str], queue: WorkQueue, count: int)
 
 
 def stored_messages(stream_options: Mapping[str, str], stream: str, subject: str = ">") -> list[StoredMessage]:
-    """Read all that a stream holds."""
+    """Read all messages of a stream."""
 
     async def read(connection: BlockingConnection) -> list[StoredMessage]:
         return [message async for message in read_range(connection, stream, subject)]
@@ -91,18 +91,18 @@ def stored_messages(stream_options: Mapping[str, str], stream: str, subject: str
 
 
 def waiting_jobs(stream_options: Mapping[str, str], queue: WorkQueue) -> Counter[int]:
-    """Count the bodies of the jobs that wait for a worker; nothing else may be stored."""
+    """Count the bodies of the jobs that wait for a worker; the queue stores no other job."""
 
     async def pending(connection: BlockingConnection) -> int:
         return int((await consumer_info(connection, queue.name, CONSUMER))["num_pending"])
 
-    found = stored_messages(stream_options, queue.name, f"{queue.name}.jobs.>")
-    assert run_on_own_connection(stream_options, pending) == len(found)
-    return Counter(int(message.data) for message in found)
+    messages = stored_messages(stream_options, queue.name, f"{queue.name}.jobs.>")
+    assert run_on_own_connection(stream_options, pending) == len(messages)
+    return Counter(int(message.data) for message in messages)
 
 
 def letter_records(stream_options: Mapping[str, str], queue: WorkQueue) -> list[LetterRecord]:
-    """Read what is written down about letters."""
+    """Read the audit's records about letters."""
     subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
     assert queue.audit
     return [

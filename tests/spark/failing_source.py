@@ -1,4 +1,4 @@
-"""A data source whose tasks fail once after all their rows are published; a module, so that tasks find it."""
+"""A data source whose tasks fail once after they have published all rows; a module, so that tasks find it."""
 
 from __future__ import annotations
 
@@ -20,25 +20,25 @@ if TYPE_CHECKING:
 
 class _FailingOnce(JetStreamWriter):
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WriterCommitMessage:
-        stored = super().write(iterator)
+        written = super().write(iterator)
         context = TaskContext.get()
         assert context is not None
-        assert isinstance(stored, WrittenRows)
+        assert isinstance(written, WrittenRows)
         if context.attemptNumber() == 0:
-            raise RuntimeError("published, and then failed")
-        assert stored.duplicates == stored.rows
-        return stored
+            raise RuntimeError("failed after publishing")
+        assert written.duplicates == written.rows
+        return written
 
 
 class FailingDataSource(JetStreamDataSource):
-    """The data source, with such a writer."""
+    """The data source with a writer that fails once per task."""
 
     @classmethod
     def name(cls) -> str:
-        """Give the name of the format."""
+        """Return the name of the format."""
         return "failing"
 
     @override
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Make such a writer."""
+        """Make a writer that fails once per task."""
         return _FailingOnce(self.options, schema, overwrite=overwrite)

@@ -1,4 +1,4 @@
-"""Streams on a real server for the tests of the data source, set up over its own connection."""
+"""Streams on a real server for the tests of the data source, over its own kind of connection."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ METHODS = ("consumer", "direct", "api")
 
 @contextmanager
 def open_stream(stream_options: Mapping[str, str]) -> Iterator[SourceStream]:
-    """Open a stream that the options name, whether it exists or not."""
-    wire = NatsSocket(socket_settings(stream_options))
+    """Open the stream that the options name; it needn't exist."""
+    socket = NatsSocket(socket_settings(stream_options))
     try:
-        yield SourceStream(wire, stream_options["stream"])
+        yield SourceStream(socket, stream_options["stream"])
     finally:
-        wire.close()
+        socket.close()
 
 
 def make_stream(stream: SourceStream, **config: Any) -> None:
-    """Make a stream on subjects that begin with its name."""
-    wanted = {"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True, **config}
-    stream.api(f"STREAM.CREATE.{stream.name}", wanted)
+    """Create a stream on subjects that begin with its name."""
+    settings = {"name": stream.name, "subjects": [f"{stream.name}.>"], "allow_direct": True, **config}
+    stream.api(f"STREAM.CREATE.{stream.name}", settings)
 
 
 def publish(stream: SourceStream, messages: Iterable[tuple[str, Mapping[str, str] | None, bytes]]) -> None:
@@ -57,7 +57,9 @@ def publish(stream: SourceStream, messages: Iterable[tuple[str, Mapping[str, str
 
 def publish_numbers(stream: SourceStream, count: int, start: int = 0) -> None:
     """Publish numbers on seven subjects."""
-    publish(stream, ((f"{stream.name}.{at % 7}", None, str(at).encode()) for at in range(start, start + count)))
+    publish(
+        stream, ((f"{stream.name}.{number % 7}", None, str(number).encode()) for number in range(start, start + count))
+    )
 
 
 def delete(stream: SourceStream, sequences: Iterable[int]) -> None:
@@ -77,13 +79,13 @@ def read_all(
     """Read a stream as tasks do, without Spark."""
     options = read_options({**stream_options, "includeHeaders": "true"}, "read")
     with open_stream(stream_options) as stream:
-        facts = stream.info()
-        method = fetch_method(options, facts, stream.socket.version)
+        info = stream.info()
+        method = fetch_method(options, info, stream.socket.version)
     columns = Columns(tuple(names), (True,) * len(names), options.decompress)
     rows: list[dict[str, Any]] = []
-    low, high = first or facts.first, facts.last if last is None else last
-    for part in plan_ranges(low, high, options, facts, method, options.filters):
-        for batch in read_range(stream_options, options, columns, part):
+    low, high = first or info.first, info.last if last is None else last
+    for task in plan_ranges(low, high, options, info, method, options.filters):
+        for batch in read_range(stream_options, options, columns, task):
             batch.validate(full=True)
             rows += batch.to_pylist()
     return rows

@@ -1,4 +1,4 @@
-"""A way to a server that can be shut, and counts who comes."""
+"""A TCP proxy to a server that can refuse connections and counts the refused ones."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ _CHUNK = 1 << 16
 
 
 class TcpProxy:
-    """Hands connections on to a server.
+    """Forwards connections to a server.
 
     :param port: the server's
-    :param after: shuts itself once so many bytes came from the server
-    :param until: lets everybody through again once it has refused so many connections
+    :param after: refuses connections, and closes the open ones, after so many bytes from the server
+    :param until: forwards again after so many refused connections
     """
 
     def __init__(self, port: int, after: int | None = None, until: int | None = None) -> None:
@@ -39,11 +39,11 @@ class TcpProxy:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Wakes whoever waits in accept, which closing alone doesn't.
+        # Ends a waiting accept, which closing alone doesn't.
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)
         self._listener.close()
-        self._hang_up()
+        self._close_connections()
 
     def _serve(self) -> None:
         while True:
@@ -59,22 +59,22 @@ class TcpProxy:
                 continue
             server = socket.create_connection(("127.0.0.1", self._target))
             self._open += [client, server]
-            threading.Thread(target=self._pass, args=(client, server), daemon=True).start()
-            threading.Thread(target=self._pass, args=(server, client), daemon=True).start()
+            threading.Thread(target=self._forward, args=(client, server), daemon=True).start()
+            threading.Thread(target=self._forward, args=(server, client), daemon=True).start()
 
-    def _pass(self, giver: socket.socket, taker: socket.socket) -> None:
+    def _forward(self, source: socket.socket, target: socket.socket) -> None:
         with suppress(OSError):
-            while data := giver.recv(_CHUNK):
-                taker.sendall(data)
-                if giver.getpeername()[1] == self._target:
+            while data := source.recv(_CHUNK):
+                target.sendall(data)
+                if source.getpeername()[1] == self._target:
                     self._passed += len(data)
                 if self._after is not None and self._passed > self._after:
                     self.shut = True
-                    self._hang_up()
-        giver.close()
-        taker.close()
+                    self._close_connections()
+        source.close()
+        target.close()
 
-    def _hang_up(self) -> None:
-        for one in self._open:
+    def _close_connections(self) -> None:
+        for connection in self._open:
             with suppress(OSError):
-                one.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)

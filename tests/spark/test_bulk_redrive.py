@@ -1,4 +1,4 @@
-"""Bulk redrives: every letter comes back once, as it is asked for, and everything about it is written down."""
+"""Bulk redrives: every letter is redriven once, as requested, and recorded in the audit."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def sequences(spark: SparkSession, first: int, last: int) -> DataFrame:
 
 
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
-def test_every_letter_comes_back_once(
+def test_every_letter_is_redriven_once(
     spark: SparkSession, connection_options: dict[str, str], name: str, protocol: Protocol
 ) -> None:
     atomic = protocol == Protocol.ATOMIC
@@ -41,8 +41,8 @@ def test_every_letter_comes_back_once(
         connection_options, name, COUNT, Headers([("Kind", "a"), ("Kind", "b")]), atomic_redrive=atomic
     )
     times = {message.sequence: message.time for message in stored_messages(connection_options, name)}
-    order = RedriveRequest(protocol=protocol, run="all", why="ticket 4711", who={"task_id": "bulk"})
-    report = redrive_letters(spark, sequences(spark, 1, COUNT), queue, order, connection_options)
+    request = RedriveRequest(protocol=protocol, run="all", why="ticket 4711", who={"task_id": "bulk"})
+    report = redrive_letters(spark, sequences(spark, 1, COUNT), queue, request, connection_options)
     report.raise_for_failures()
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
     assert (report.protocol, report.failures, list(report.gone), report.entries_left) == (protocol, 0, [], 0)
@@ -61,9 +61,9 @@ def test_every_letter_comes_back_once(
         ]
         assert report.redriven[sequence] == message.sequence
     records = letter_records(connection_options, queue)
-    assert {each.sequence: each.new_sequence for each in records} == dict(report.redriven)
+    assert {record.sequence: record.new_sequence for record in records} == dict(report.redriven)
     assert len(records) == COUNT
-    assert {(each.run, each.why, each.who["task_id"], each.action) for each in records} == {
+    assert {(record.run, record.why, record.who["task_id"], record.action) for record in records} == {
         ("all", "ticket 4711", "bulk", "redriven")
     }
     assert stored_messages(connection_options, f"{name}-dead") == []
@@ -72,37 +72,37 @@ def test_every_letter_comes_back_once(
     assert RunRecord.model_validate_json(last.data).finished
 
 
-def test_a_frame_repairs_what_it_changes_and_leaves_what_it_lacks(
+def test_a_frame_changes_the_columns_that_it_has_and_no_others(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
     queue = make_letters(connection_options, name, 9, Headers([("Kind", "a"), ("Kind", "b"), ("Old", "x")]))
-    kept = [Row(key="Kind", value="a"), Row(key="Kind", value="b"), Row(key="Old", value="x")]
+    stored = [Row(key="Kind", value="a"), Row(key="Kind", value="b"), Row(key="Old", value="x")]
     changed = [Row(key="Kind", value="c"), Row(key="Kind", value="d"), Row(key="New", value="y")]
     rows = [
-        (1, f"{name}.jobs.plain", b"1", kept, False),
-        (2, f"{name}.jobs.plain", b"22", kept, True),
-        (3, f"{name}.jobs.other", b"3", kept, True),
+        (1, f"{name}.jobs.plain", b"1", stored, False),
+        (2, f"{name}.jobs.plain", b"22", stored, True),
+        (3, f"{name}.jobs.other", b"3", stored, True),
         (4, f"{name}.jobs.plain", b"4", changed, True),
         (5, None, None, None, True),
-        # What is said not to be repaired stays as it is stored, whatever it looks like.
+        # A row that isn't repaired leaves the letter unchanged, whatever its other columns contain.
         (6, "elsewhere", b"66", changed, False),
-        (7, "elsewhere", b"7", kept, True),
-        (8, f"{name}.jobs.plain", b"8", [*kept, Row(key="Redrive-Count", value="9"), Row(key="a b", value="")], True),
+        (7, "elsewhere", b"7", stored, True),
+        (8, f"{name}.jobs.plain", b"8", [*stored, Row(key="Redrive-Count", value="9"), Row(key="a b", value="")], True),
     ]
     schema = f"sequence bigint, subject string, body binary, headers {HEADERS}, repaired boolean"
-    order = RedriveRequest(run="repair")
-    report = redrive_letters(spark, spark.createDataFrame(rows, schema), queue, order, connection_options)
+    request = RedriveRequest(run="repair")
+    report = redrive_letters(spark, spark.createDataFrame(rows, schema), queue, request, connection_options)
     assert sorted(report.redriven) == [1, 2, 3, 4, 5, 6]
     assert sorted(report.failed) == [7, 8]
     assert "expected a subject of" in report.failed[7]
     assert "expected a name of letters, digits and dashes" in report.failed[8]
-    found = {
+    redriven = {
         message.data: (message.subject, [pair for pair in message.headers if pair[0] in ("Kind", "Old", "New")])
         for message in stored_messages(connection_options, name)
         if message.sequence > 9
     }
     plain, own = f"{name}.jobs.plain", [("Kind", "a"), ("Kind", "b"), ("Old", "x")]
-    assert found == {
+    assert redriven == {
         b"1": (plain, own),
         b"22": (plain, own),
         b"3": (f"{name}.jobs.other", own),
@@ -110,7 +110,7 @@ def test_a_frame_repairs_what_it_changes_and_leaves_what_it_lacks(
         b"5": (plain, own),
         b"6": (plain, own),
     }
-    changes = {each.sequence: each.changes for each in letter_records(connection_options, queue)}
+    changes = {record.sequence: record.changes for record in letter_records(connection_options, queue)}
     assert (changes[1], changes[3], changes[5], changes[6]) == (None, None, None, None)
     assert changes[2] is not None
     assert "body" in changes[2]
@@ -121,18 +121,16 @@ def test_a_frame_repairs_what_it_changes_and_leaves_what_it_lacks(
             "Old": {"before": ["x"], "after": None},
         }
     }
-    # Seven and eight failed, nine wasn't asked for: they are as they were.
+    # Seven and eight failed, nine wasn't requested: they are unchanged.
     again = redrive_letters(spark, sequences(spark, 1, 9), queue, RedriveRequest(run="rest"), connection_options)
     assert sorted(again.redriven) == [7, 8, 9]
     assert sorted(again.gone) == [1, 2, 3, 4, 5, 6]
 
 
-def test_all_tasks_together_keep_to_the_rate(
-    spark: SparkSession, connection_options: dict[str, str], name: str
-) -> None:
+def test_all_tasks_together_keep_the_rate(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:
     queue = make_letters(connection_options, name, 400)
-    order = RedriveRequest(protocol=Protocol.COPY, rate=200)
-    report = redrive_letters(spark, sequences(spark, 1, 400), queue, order, connection_options, tasks=2)
+    request = RedriveRequest(protocol=Protocol.COPY, rate=200)
+    report = redrive_letters(spark, sequences(spark, 1, 400), queue, request, connection_options, tasks=2)
     assert len(report.redriven) == 400
     stored = sorted(message.stored_at for message in stored_messages(connection_options, name))
     assert (stored[-1] - stored[0]).total_seconds() >= 1.8
@@ -140,7 +138,7 @@ def test_all_tasks_together_keep_to_the_rate(
         assert (later - first).total_seconds() >= 1
 
 
-def test_letters_are_parked_after_so_many_redrives_and_brought_back_from_there(
+def test_letters_are_parked_after_some_redrives_and_can_be_redriven_from_there(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
     queue = make_letters(connection_options, name, 4)
@@ -165,32 +163,30 @@ def test_letters_are_parked_after_so_many_redrives_and_brought_back_from_there(
 def test_a_preview_changes_nothing(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:
     queue = make_letters(connection_options, name, 20)
     frame = sequences(spark, 1, 20).withColumn("body", f.when(f.col("sequence") == 1, f.lit("one")))
-    stored, told = stored_messages(connection_options, name), stored_messages(connection_options, f"{name}-dead")
-    found = preview_letters(spark, frame, queue, RedriveRequest(rate=1), connection_options)
-    assert (found.redriven, found.parked, found.failures) == (20, 0, 0)
-    assert sum(group.count for group in found.groups.values()) == 20
-    assert [each["sequence"] for each in found.sample] == [1, 2, 3, 4, 5]
-    assert found.sample[0]["body"] == "one"
+    jobs, entries = stored_messages(connection_options, name), stored_messages(connection_options, f"{name}-dead")
+    preview = preview_letters(spark, frame, queue, RedriveRequest(rate=1), connection_options)
+    assert (preview.redriven, preview.parked, preview.failures) == (20, 0, 0)
+    assert sum(group.count for group in preview.groups.values()) == 20
+    assert [letter["sequence"] for letter in preview.sample] == [1, 2, 3, 4, 5]
+    assert preview.sample[0]["body"] == "one"
     assert (stored_messages(connection_options, name), stored_messages(connection_options, f"{name}-dead")) == (
-        stored,
-        told,
+        jobs,
+        entries,
     )
     assert letter_records(connection_options, queue) == []
 
 
 @pytest.mark.parametrize("audited", [True, False])
-def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
+def test_a_stopped_redrive_leaves_the_other_letters_and_can_be_resumed(
     spark: SparkSession, connection_options: dict[str, str], name: str, *, audited: bool
 ) -> None:
     queue = make_letters(connection_options, name, 300, **({} if audited else {"audit": False}))
-    order = RedriveRequest(protocol=Protocol.COPY, run="stopped", rate=60)
+    request = RedriveRequest(protocol=Protocol.COPY, run="stopped", rate=60)
 
     def some_are_done() -> bool:
         return any(message.sequence > 300 for message in stored_messages(connection_options, name))
 
-    report = redrive_letters(
-        spark, sequences(spark, 1, 300), queue, order, connection_options, is_stopped=some_are_done
-    )
+    report = redrive_letters(spark, sequences(spark, 1, 300), queue, request, connection_options, stopped=some_are_done)
     assert report.cancelled
     done = [message.sequence for message in stored_messages(connection_options, name) if message.sequence > 300]
     assert 0 < len(done) < 300
@@ -204,7 +200,7 @@ def test_a_redrive_that_is_told_to_stop_leaves_the_rest_and_goes_on_later(
     assert waiting_jobs(connection_options, queue) == Counter(range(1, 301))
 
 
-def test_what_is_no_dead_letter_any_more_is_left_alone(
+def test_jobs_that_are_no_longer_dead_letters_are_left_unchanged(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
     queue = make_letters(connection_options, name, 3)
@@ -220,7 +216,7 @@ def test_what_is_no_dead_letter_any_more_is_left_alone(
     assert waiting_jobs(connection_options, queue) == Counter([1, 1, 2, 3])
 
 
-def test_a_full_queue_gets_all_its_letters_back_in_their_place(
+def test_the_letters_of_a_full_queue_are_requeued_in_place(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
     queue = make_letters(connection_options, name, 30, discard="new", max_msgs=30)
@@ -230,12 +226,15 @@ def test_a_full_queue_gets_all_its_letters_back_in_their_place(
         )
     frame = sequences(spark, 1, 30).withColumn("repaired", f.expr("false"))
     report = redrive_letters(spark, frame, queue, None, connection_options)
-    assert (report.protocol, dict(report.redriven)) == (Protocol.IN_PLACE, {each: each for each in range(1, 31)})
-    assert {each.action for each in letter_records(connection_options, queue)} == {"requeued"}
+    assert (report.protocol, dict(report.redriven)) == (
+        Protocol.IN_PLACE,
+        {sequence: sequence for sequence in range(1, 31)},
+    )
+    assert {record.action for record in letter_records(connection_options, queue)} == {"requeued"}
     assert waiting_jobs(connection_options, queue) == Counter(range(1, 31))
 
 
-def test_what_cannot_be_used_is_refused_before_anything_is_done(
+def test_invalid_arguments_are_refused_before_anything_changes(
     spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
     queue = make_letters(connection_options, name, 1)

@@ -20,22 +20,22 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_gaps_are_leapt_over(stream_options: dict[str, str], stream: SourceStream, method: str) -> None:
+def test_gaps_are_skipped(stream_options: dict[str, str], stream: SourceStream, method: str) -> None:
     make_stream(stream)
     publish_numbers(stream, 400)
-    gone = {1, 2, 50, *range(100, 290), 399, 400}
-    delete(stream, [*sorted(gone - {1}), 1])
+    deleted = {1, 2, 50, *range(100, 290), 399, 400}
+    delete(stream, [*sorted(deleted - {1}), 1])
     stream_options = {**stream_options, "fetchMethod": method, "failOnDataLoss": "false"}
     rows = read_all(stream_options, first=1, last=400)
-    assert [row["seq"] for row in rows] == [sequence for sequence in range(1, 401) if sequence not in gone]
+    assert [row["seq"] for row in rows] == [sequence for sequence in range(1, 401) if sequence not in deleted]
     assert read_all(stream_options, first=120, last=200) == []
 
 
-def test_a_wide_gap_costs_few_requests(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_a_wide_gap_needs_few_requests(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, allow_direct=False)
     publish(stream, [(f"{stream.name}.a", None, b"first")])
     stream.api(f"STREAM.PURGE.{stream.name}", {})
-    # A purge to a sequence beyond the end makes a gap as wide as wanted.
+    # A purge to a sequence beyond the end makes a gap of any width.
     stream.api(f"STREAM.PURGE.{stream.name}", {"seq": 1_000_000})
     before = stream.api("INFO")["api"]["total"]
     publish_numbers(stream, 3)
@@ -44,9 +44,7 @@ def test_a_wide_gap_costs_few_requests(stream_options: dict[str, str], stream: S
     assert stream.api("INFO")["api"]["total"] - before < 150
 
 
-def test_a_stream_that_was_made_anew_while_it_was_read_is_told(
-    stream_options: dict[str, str], stream: SourceStream
-) -> None:
+def test_a_read_fails_where_the_stream_was_recreated(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     publish_numbers(stream, 10)
     old = stream.info()
@@ -55,12 +53,12 @@ def test_a_stream_that_was_made_anew_while_it_was_read_is_told(
     publish_numbers(stream, 10)
     assert stream.info().created != old.created
     options = read_options(stream_options, "read")
-    (part,) = plan_ranges(1, 10, options, old, "consumer", ())
+    (task,) = plan_ranges(1, 10, options, old, "consumer", ())
     with pytest.raises(DataLossError, match="deleted and recreated"):
-        list(read_range(stream_options, options, Columns(("seq",), (True,)), part))
+        list(read_range(stream_options, options, Columns(("seq",), (True,)), task))
 
 
-def test_what_was_purged_after_planning_is_told(
+def test_messages_purged_after_planning_are_reported(
     stream_options: dict[str, str], stream: SourceStream, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_stream(stream)
@@ -74,31 +72,31 @@ def test_what_was_purged_after_planning_is_told(
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_what_expires_under_the_reader_is_told(
+def test_messages_purged_during_the_read_are_reported(
     stream_options: dict[str, str], stream: SourceStream, method: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
-    # Messages that are deleted one by one are no loss.
+    # Messages that were deleted one by one are no loss.
     delete(stream, [3, 500])
     stream_options = {**stream_options, "fetchMethod": method, "fetchBatch": "50"}
-    for options, kept in (({}, 1500), ({"failOnDataLoss": "false"}, 2900)):
-        first, rest = _read_while_purging({**stream_options, **options}, stream, kept)
+    for options, first_left in (({}, 1500), ({"failOnDataLoss": "false"}, 2900)):
+        first, rest = _read_while_purging({**stream_options, **options}, stream, first_left)
         if not options:
-            with pytest.raises(DataLossError, match=f"begins at {kept} now, and ([0-9]+) was being read"):
+            with pytest.raises(DataLossError, match=f"begins at {first_left} now, and ([0-9]+) was being read"):
                 list(rest)
             continue
         later = [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]
         assert later[-101:] == list(range(2900, 3001))
         assert len(first + later) < 1501
-        assert caplog.text.count(f"Messages are missing: {stream.name} begins at {kept} now") == 1
+        assert caplog.text.count(f"Messages are missing: {stream.name} begins at {first_left} now") == 1
         assert first + later == sorted(set(first + later))
 
 
-def _read_while_purging(stream_options: dict[str, str], stream: SourceStream, kept: int) -> tuple[list[int], Any]:
-    options, facts = read_options(stream_options, "read"), stream.info()
-    (part,) = plan_ranges(facts.first, facts.last, options, facts, options.method, ())
-    batches = read_range(stream_options, options, Columns(("seq", "value"), (True, True)), part)
+def _read_while_purging(stream_options: dict[str, str], stream: SourceStream, first_left: int) -> tuple[list[int], Any]:
+    options, info = read_options(stream_options, "read"), stream.info()
+    (task,) = plan_ranges(info.first, info.last, options, info, options.method, ())
+    batches = read_range(stream_options, options, Columns(("seq", "value"), (True, True)), task)
     first = next(batches).column("seq").to_pylist()
-    purge(stream, kept)
+    purge(stream, first_left)
     return first, batches

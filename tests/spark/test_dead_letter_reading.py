@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -24,28 +25,26 @@ if TYPE_CHECKING:
 
 
 def find(server: NatsServer, queue: WorkQueue, select: Selection | None = None) -> Findings:
-    async def look() -> Findings:
+    async def find_async() -> Findings:
         async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
             return await find_dead_letters(connection, queue, select)
 
-    return asyncio.run(look())
+    return asyncio.run(find_async())
 
 
 def letters_of(frame: DataFrame) -> list[DeadLetter]:
     rows = [row.asDict(recursive=True) for row in frame.orderBy("sequence").collect()]
     for row in rows:
         for name, value in row.items():
-            # Spark gives the times of its session's zone, which is UTC here, without saying so.
+            # Spark returns times in its session's zone, which is UTC here, without a zone.
             row[name] = value.replace(tzinfo=UTC) if isinstance(value, datetime) else value
     return [letter_from_row(row) for row in rows]
 
 
-def as_shown(letters: tuple[DeadLetter, ...]) -> list[DeadLetter]:
-    from dataclasses import replace
-
+def as_valid(letters: tuple[DeadLetter, ...]) -> list[DeadLetter]:
     return [
-        replace(each, headers=tuple((as_valid_text(name), as_valid_text(value)) for name, value in each.headers))
-        for each in letters
+        replace(letter, headers=tuple((as_valid_text(name), as_valid_text(value)) for name, value in letter.headers))
+        for letter in letters
     ]
 
 
@@ -65,15 +64,15 @@ def mixed(nats: NatsServer) -> WorkQueue:
         {"older_than": "1h"},
     ],
 )
-def test_letters_are_those_that_a_scan_finds(
+def test_spark_reads_the_letters_that_a_scan_finds(
     spark: SparkSession, nats: NatsServer, mixed: WorkQueue, select: dict[str, Any]
 ) -> None:
-    expected = as_shown(find(nats, mixed, Selection.of(select)).letters)
-    found = letters_of(read_letters(spark, mixed.name, {"servers": nats.url}, select))
-    assert found == expected
+    expected = as_valid(find(nats, mixed, Selection.of(select)).letters)
+    letters = letters_of(read_letters(spark, mixed.name, {"servers": nats.url}, select))
+    assert letters == expected
 
 
-def test_every_kind_of_death_is_there(spark: SparkSession, nats: NatsServer, mixed: WorkQueue) -> None:
+def test_every_kind_of_death_is_read(spark: SparkSession, nats: NatsServer, mixed: WorkQueue) -> None:
     rows = read_letters(spark, mixed, {"servers": nats.url}, lost=True).collect()
     assert sorted((row.reason, row.body_source, row.state) for row in rows) == [
         ("deadline", "queue", "circulating"),

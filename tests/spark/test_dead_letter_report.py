@@ -51,14 +51,14 @@ def some_letter(number: int) -> DeadLetter:
 
 
 @pytest.fixture(scope="module")
-def kept(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
-    letters = [some_letter(number) for number in range(1, _COUNT + 1)]
+def letters(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory) -> DataFrame:
+    circulating = [some_letter(number) for number in range(1, _COUNT + 1)]
     lost = [replace(some_letter(number).death) for number in (1001, 1002)]
-    table = pa.Table.from_batches([letter_batch(letters, lost)])
-    return snapshot(spark.createDataFrame(table), str(tmp_path_factory.mktemp("letters") / "kept"))
+    table = pa.Table.from_batches([letter_batch(circulating, lost)])
+    return snapshot(spark.createDataFrame(table), str(tmp_path_factory.mktemp("letters") / "snapshot"))
 
 
-class _Texts(HTMLParser):
+class _PageParser(HTMLParser):
     def __init__(self) -> None:
         super().__init__()
         self.tags: Counter[str] = Counter()
@@ -75,9 +75,11 @@ class _Texts(HTMLParser):
         self.texts.append(data)
 
 
-def test_a_snapshot_is_by_the_day_of_death_and_reads_back_whole(spark: SparkSession, kept: DataFrame) -> None:
-    (path,) = {file.split("/day=")[0] for file in kept.inputFiles()}
-    days = {re.findall(r"day=([0-9-]+)", file)[0] for file in kept.inputFiles()}
+def test_a_snapshot_is_partitioned_by_day_of_death_and_reads_back_complete(
+    spark: SparkSession, letters: DataFrame
+) -> None:
+    (path,) = {file.split("/day=")[0] for file in letters.inputFiles()}
+    days = {re.findall(r"day=([0-9-]+)", file)[0] for file in letters.inputFiles()}
     assert days == {"2026-11-18", "2026-11-19", "2026-11-20", "2026-11-21", "2026-11-25"}
     again = read_snapshot(spark, path)
     assert again.count() == _COUNT + 2
@@ -86,96 +88,94 @@ def test_a_snapshot_is_by_the_day_of_death_and_reads_back_whole(spark: SparkSess
     assert (bytes(row.body), row.job_id, row.map_index, row.state) == (b"3", "3", 3, "circulating")
 
 
-def test_a_snapshot_of_nothing_can_be_read(spark: SparkSession, kept: DataFrame, tmp_path: Path) -> None:
-    empty = snapshot(kept.where("sequence < 0").drop("day"), str(tmp_path / "empty"))
+def test_an_empty_snapshot_can_be_read(spark: SparkSession, letters: DataFrame, tmp_path: Path) -> None:
+    empty = snapshot(letters.where("sequence < 0").drop("day"), str(tmp_path / "empty"))
     assert empty.count() == 0
     summary = write_report(empty, str(tmp_path / "report"))
     assert (summary.letters, summary.reasons, summary.largest) == (0, {}, None)
     assert "No dead letters." in (tmp_path / "report" / "report.html").read_text()
 
 
-def test_every_side_of_the_triage_adds_up(kept: DataFrame) -> None:
-    found = triage(kept)
-    frames = [frame.agg(f.sum("letters").alias("letters")) for frame in vars(found).values()]
+def test_every_table_of_the_triage_adds_up(letters: DataFrame) -> None:
+    tables = triage(letters)
+    frames = [frame.agg(f.sum("letters").alias("letters")) for frame in vars(tables).values()]
     assert {row.letters for row in reduce(DataFrame.union, frames).collect()} == {_COUNT + 2}
-    groups = {row.reason: (row.letters, row.sample_sequence) for row in found.groups.collect()}
+    groups = {row.reason: (row.letters, row.sample_sequence) for row in tables.groups.collect()}
     assert groups == {"terminated": (101, 3), "max_deliveries": (100, 1), "orphan": (101, 2)}
-    assert {row.hour.minute for row in found.hours.collect()} == {0}
+    assert {row.hour.minute for row in tables.hours.collect()} == {0}
 
 
-def test_the_page_holds_what_the_frame_holds_and_nothing_runs_in_it(kept: DataFrame, tmp_path: Path) -> None:
-    summary = write_report(kept, str(tmp_path / "report"), airflow_url="https://airflow.example/", top=7)
+def test_the_page_shows_all_letters_and_contains_nothing_that_runs(letters: DataFrame, tmp_path: Path) -> None:
+    summary = write_report(letters, str(tmp_path / "report"), airflow_url="https://airflow.example/", top=7)
     assert (summary.letters, summary.lost, summary.parked, summary.causes) == (_COUNT + 2, 2, 0, 3)
     assert sum(summary.reasons.values()) == _COUNT + 2
     page = (tmp_path / "report" / "report.html").read_text()
-    parsed = _Texts()
+    parsed = _PageParser()
     parsed.feed(page)
     assert not {"script", "img", "iframe", "link", "object"} & set(parsed.tags)
     assert not {name for name in parsed.attributes if name.startswith("on") or name in ("src", "style", "srcset")}
     assert any(SCRIPT in text for text in parsed.texts)
     run = "https://airflow.example/dags/prints%2Fnightly/runs/manual__2026-11-21T00%3A00%3A00%2B00%3A00"
     assert {run, "https://airflow.example/dags/prints%2Fnightly"} == set(parsed.links)
-    # Every table shows all letters, those that it has no row for in its last one.
+    # Every table counts all letters: its last row counts those without a row of their own.
     for table in page.split("<table>")[1:]:
         counts = re.findall(r'<td class="count">([\d,]+)</td>', table.split("</table>")[0])
         assert sum(int(count.replace(",", "")) for count in counts) == _COUNT + 2
     bars = re.findall(r"<title>[^<]*: (\d+) [a-z_]+</title>", page)
     assert sum(map(int, bars)) == _COUNT + 2
-    data = kept.sparkSession.read.parquet(summary.data)
+    data = letters.sparkSession.read.parquet(summary.data)
     assert data.count() == _COUNT + 2
     assert not {"body", "headers"} & set(data.columns)
 
 
-def test_a_link_that_would_run_something_is_refused(kept: DataFrame, tmp_path: Path) -> None:
+def test_a_link_that_could_run_code_is_refused(letters: DataFrame, tmp_path: Path) -> None:
     with pytest.raises(SparkOptionError, match="airflow_url"):
-        write_report(kept, str(tmp_path / "report"), airflow_url="javascript:alert(1)")
+        write_report(letters, str(tmp_path / "report"), airflow_url="javascript:alert(1)")
     with pytest.raises(SparkOptionError, match="page"):
-        write_report(kept, "s3a://bucket/report")
+        write_report(letters, "s3a://bucket/report")
 
 
-def test_a_repair_changes_what_it_may(kept: DataFrame, tmp_path: Path) -> None:
-    def function(letters: DataFrame) -> DataFrame:
+def test_a_repair_may_change_bodies(letters: DataFrame, tmp_path: Path) -> None:
+    def function(frame: DataFrame) -> DataFrame:
         fixed = f.when(f.col("sequence") == 5, f.lit("fixed").cast("binary")).otherwise(f.col("body"))
-        return letters.where("sequence <= 10").select("sequence", fixed.alias("body"))
+        return frame.where("sequence <= 10").select("sequence", fixed.alias("body"))
 
-    repaired = repair(kept, function, str(tmp_path / "repaired"))
+    repaired = repair(letters, function, str(tmp_path / "repaired"))
     assert repaired.columns == ["sequence", "subject", "body", "headers", "repaired"]
     rows = {row.sequence: row for row in repaired.collect()}
     assert sorted(rows) == list(range(1, 11))
     assert [sequence for sequence, row in rows.items() if row.repaired] == [5]
     assert (bytes(rows[5].body), rows[5].subject) == (b"fixed", some_letter(5).subject)
     assert [tuple(pair) for pair in rows[5].headers] == list(some_letter(5).headers)
-    unchanged = repair(kept, lambda letters: letters, str(tmp_path / "repaired"))
+    unchanged = repair(letters, lambda frame: frame, str(tmp_path / "repaired"))
     assert unchanged.groupBy("repaired").count().collect() == [(False, _COUNT)]
 
 
 @pytest.mark.parametrize(
-    ("function", "told"),
+    ("function", "message"),
     [
-        (lambda letters: letters.drop("sequence"), "no column sequence"),
-        (lambda letters: letters.withColumn("note", f.lit(1)), "a new column note"),
-        (lambda letters: letters.withColumn("body", f.col("body").cast("string")), "body of type string"),
+        (lambda frame: frame.drop("sequence"), "no column sequence"),
+        (lambda frame: frame.withColumn("note", f.lit(1)), "a new column note"),
+        (lambda frame: frame.withColumn("body", f.col("body").cast("string")), "body of type string"),
         (lambda _: None, "found NoneType"),
         (
-            lambda letters: letters.withColumn(
-                "reason", f.when(f.col("sequence") == 7, "x").otherwise(f.col("reason"))
-            ),
+            lambda frame: frame.withColumn("reason", f.when(f.col("sequence") == 7, "x").otherwise(f.col("reason"))),
             "for 1 letters (7: a change of reason)",
         ),
-        (lambda letters: letters.union(letters.where("sequence = 9")), "for 1 letters (9: a letter more than once"),
+        (lambda frame: frame.union(frame.where("sequence = 9")), "for 1 letters (9: a letter more than once"),
         (
-            lambda letters: letters.withColumn("sequence", f.col("sequence") + _COUNT),
+            lambda frame: frame.withColumn("sequence", f.col("sequence") + _COUNT),
             "301: a letter that it wasn't given",
         ),
-        (lambda letters: letters.withColumn("body", f.lit(None).cast("binary")), "body set to null"),
+        (lambda frame: frame.withColumn("body", f.lit(None).cast("binary")), "body set to null"),
         (
-            lambda letters: letters.withColumn("headers", f.lit(None).cast("array<struct<key:string,value:string>>")),
+            lambda frame: frame.withColumn("headers", f.lit(None).cast("array<struct<key:string,value:string>>")),
             "null",
         ),
     ],
 )
-def test_a_repair_that_breaks_its_contract_is_told_how(
-    kept: DataFrame, tmp_path: Path, function: Callable[[DataFrame], DataFrame], told: str
+def test_the_error_of_a_broken_contract_names_the_problem(
+    letters: DataFrame, tmp_path: Path, function: Callable[[DataFrame], DataFrame], message: str
 ) -> None:
-    with pytest.raises(RepairContractError, match=re.escape(told)):
-        repair(kept, function, str(tmp_path / "repaired"))
+    with pytest.raises(RepairContractError, match=re.escape(message)):
+        repair(letters, function, str(tmp_path / "repaired"))

@@ -27,11 +27,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.spark.source.options import Purpose
 
 _STREAM = {"stream": "orders"}
-_FACTS = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
+_INFO = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, first=1, last=100)
 
 
 @pytest.mark.parametrize(
-    ("purpose", "given", "told"),
+    ("purpose", "stream_options", "message"),
     [
         ("read", {"startingOffset": "1"}, "found 'startingOffset': did you mean startingOffsets?"),
         ("read", {"kafka.bootstrap.servers": "x"}, "found 'kafka.bootstrap.servers': read takes apiPrefix"),
@@ -67,11 +67,13 @@ _FACTS = StreamInfo("then", "limits", allow_direct=True, duplicate_window=120, f
         ("write", {"msgIdPrefix": "a\nb"}, "msgIdPrefix: expected printable text"),
     ],
 )
-def test_an_option_that_is_not_understood_is_told(purpose: Purpose, stream_options: dict[str, str], told: str) -> None:
+def test_an_unknown_or_invalid_option_is_refused(
+    purpose: Purpose, stream_options: dict[str, str], message: str
+) -> None:
     read = write_options if purpose.startswith("write") else read_options
     with pytest.raises(SparkOptionError) as caught:
         read({**_STREAM, **stream_options}, purpose)
-    assert told in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_the_stream_must_be_named() -> None:
@@ -79,12 +81,12 @@ def test_the_stream_must_be_named() -> None:
         read_options({}, "read")
 
 
-def test_names_of_options_may_have_any_case() -> None:
+def test_option_names_may_have_any_case() -> None:
     options = read_options({"STREAM": "orders", "startingoffsets": "7", "ENDINGOFFSETS": "latest"}, "read")
     assert (options.stream, options.start, options.end) == ("orders", Bound(sequence=7), Bound(extreme="latest"))
 
 
-def test_defaults_are_those_of_sparks_own_source() -> None:
+def test_defaults_equal_those_of_sparks_kafka_source() -> None:
     assert read_options(_STREAM, "read").start == Bound(extreme="earliest")
     assert read_options(_STREAM, "readStream").start == Bound(extreme="latest")
     assert read_options(_STREAM, "read").fail_on_data_loss
@@ -96,25 +98,25 @@ def test_times_are_milliseconds_or_have_a_zone(text: str) -> None:
     assert read_options({**_STREAM, "startingTimestamp": text}, "read").start == Bound(time=1795273811609000000)
 
 
-def test_a_domain_changes_the_api() -> None:
+def test_a_domain_changes_the_api_prefix() -> None:
     assert read_options(_STREAM, "read").api_prefix == "$JS.API"
     assert read_options({**_STREAM, "jsDomain": "hub"}, "read").api_prefix == "$JS.hub.API"
     assert read_options({**_STREAM, "apiPrefix": "hub.api."}, "read").api_prefix == "hub.api"
 
 
 @pytest.mark.parametrize(
-    ("given", "count"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "30"}, 4)]
+    ("stream_options", "count"), [({}, 1), ({"minPartitions": "7"}, 7), ({"maxRecordsPerPartition": "30"}, 4)]
 )
 def test_ranges_follow_each_other(stream_options: dict[str, str], count: int) -> None:
-    parts = plan_ranges(1, 100, read_options({**_STREAM, **stream_options}, "read"), _FACTS, "api", ())
-    assert len(parts) == count
-    assert [at for part in parts for at in range(part.first, part.last + 1)] == list(range(1, 101))
+    ranges = plan_ranges(1, 100, read_options({**_STREAM, **stream_options}, "read"), _INFO, "api", ())
+    assert len(ranges) == count
+    assert [sequence for task in ranges for sequence in range(task.first, task.last + 1)] == list(range(1, 101))
 
 
 def test_there_are_no_more_ranges_than_sequences() -> None:
     options = read_options({**_STREAM, "minPartitions": "50"}, "read")
-    assert len(plan_ranges(1, 3, options, _FACTS, "api", ())) == 3
-    assert plan_ranges(4, 3, options, _FACTS, "api", ()) == []
+    assert len(plan_ranges(1, 3, options, _INFO, "api", ())) == 3
+    assert plan_ranges(4, 3, options, _INFO, "api", ()) == []
 
 
 _NOON = datetime(2026, 11, 21, 12, tzinfo=UTC)
@@ -137,7 +139,7 @@ _NOON_NS = 1795262400 * 10**9
         ([EqualTo(("subject",), "a.b")], ("a.>",), PushedBounds(subjects=("a.b",))),
         ([EqualTo(("subject",), "b.b")], ("a.>",), PushedBounds(subjects=())),
         ([In(("subject",), ("a.b", "a.c", "b"))], ("a.*",), PushedBounds(subjects=("a.b", "a.c"))),
-        ([In(("subject",), tuple(f"a.{at}" for at in range(99)))], ("a.*",), PushedBounds(subjects=("a.*",))),
+        ([In(("subject",), tuple(f"a.{number}" for number in range(99)))], ("a.*",), PushedBounds(subjects=("a.*",))),
         ([StringStartsWith(("subject",), "a.b.")], (), PushedBounds(subjects=("a.b.>",))),
         ([StringStartsWith(("subject",), "a.bc")], (), PushedBounds(subjects=("a.>",))),
         ([StringStartsWith(("subject",), "abc")], (), PushedBounds()),

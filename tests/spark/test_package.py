@@ -2,30 +2,25 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
 
 import airflow_provider_jetstream
+from airflow_provider_jetstream.spark.application.package_zip import package_zip
 
 _ROOT = Path(airflow_provider_jetstream.__file__).parent
 _MODULES = sorted(
     ".".join(file.relative_to(_ROOT.parent).with_suffix("").parts).removesuffix(".__init__")
-    for file in (_ROOT / "spark").glob("*.py")
+    for file in (_ROOT / "spark").rglob("*.py")
+    if file.stem != "__main__"
 )
 
 
 @pytest.fixture(scope="module")
 def archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The package as it goes to executors with ``--py-files``."""
-    path = tmp_path_factory.mktemp("archive") / "package.zip"
-    with zipfile.ZipFile(path, "w") as archive:
-        for part in ("__init__.py", "jetstream", "spark"):
-            root = _ROOT / part
-            for file in [root] if root.is_file() else root.rglob("*.py"):
-                archive.write(file, file.relative_to(_ROOT.parent))
-    return path
+    """The package as executors get it with ``--py-files``."""
+    return package_zip(tmp_path_factory.mktemp("archive") / "package.zip")
 
 
 def _run(archive: Path, code: str) -> str:
@@ -39,7 +34,7 @@ def _run(archive: Path, code: str) -> str:
     return done.stdout
 
 
-def test_every_module_comes_from_a_zip_without_airflow_and_the_client_library(archive: Path) -> None:
+def test_every_module_can_be_imported_from_the_zip_without_airflow_and_nats_py(archive: Path) -> None:
     code = f"""
 import importlib, threading
 for name in {_MODULES!r}:
@@ -51,7 +46,7 @@ assert threading.active_count() == 1
     assert _run(archive, code).split() == _MODULES
 
 
-def test_the_package_itself_is_light(archive: Path) -> None:
+def test_importing_the_package_loads_no_large_dependency(archive: Path) -> None:
     code = """
 import airflow_provider_jetstream.spark
 print(sorted({"pyspark", "pyarrow", "numpy", "pydantic"} & set(sys.modules)))

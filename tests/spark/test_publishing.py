@@ -33,13 +33,13 @@ def _write(
     try:
         for start in range(0, len(rows), 500):
             publisher.send(encoder.encode(pa.RecordBatch.from_pylist(list(rows[start : start + 500]), _SCHEMA)))
-        publisher.settle()
+        publisher.wait_for_all()
     finally:
         publisher.close()
     return publisher
 
 
-def test_rows_come_back_as_they_were_written(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_rows_are_read_as_they_were_written(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     headers: list[dict[str, str | None]] = [
         {"key": "One", "value": "1"},
@@ -68,7 +68,7 @@ def test_rows_come_back_as_they_were_written(stream_options: dict[str, str], str
     ]
 
 
-def test_writing_again_stores_nothing_twice(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_writing_again_stores_no_row_twice(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = [{"value": b"same", "subject": f"{stream.name}.a"} for _ in range(5000)]
     first, again = _write(stream_options, rows), _write(stream_options, rows)
@@ -77,11 +77,9 @@ def test_writing_again_stores_nothing_twice(stream_options: dict[str, str], stre
     assert stream.info().last == 5000
 
 
-def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(
-    stream_options: dict[str, str], stream: SourceStream
-) -> None:
+def test_another_row_at_the_same_position_is_no_duplicate(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
-    rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(10)]
+    rows = [{"value": str(number).encode(), "subject": f"{stream.name}.a"} for number in range(10)]
     _write(stream_options, rows)
     assert _write(stream_options, rows[::-1]).duplicates == 0
     assert _write(stream_options, [{**row, "subject": f"{stream.name}.b"} for row in rows]).duplicates == 0
@@ -91,7 +89,7 @@ def test_another_row_at_the_same_place_is_not_taken_for_a_repeat(
 def test_every_row_that_fails_is_named(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, max_msg_size=200)
     good, other = f"{stream.name}.a", "elsewhere.a"
-    rows: list[dict[str, Any]] = [{"value": b"x", "subject": good, "msg_id": f"id-{at}"} for at in range(20)]
+    rows: list[dict[str, Any]] = [{"value": b"x", "subject": good, "msg_id": f"id-{number}"} for number in range(20)]
     rows[3]["subject"] = "a b"
     rows[4]["subject"] = "a.*"
     rows[5]["subject"] = None
@@ -103,28 +101,30 @@ def test_every_row_that_fails_is_named(stream_options: dict[str, str], stream: S
     rows[12]["subject"] = rows[14]["subject"] = other
     with pytest.raises(RowsNotStoredError) as caught:
         _write({**stream_options, "ackTimeout": "0.5"}, rows)
-    told = str(caught.value)
-    assert told.startswith("11 rows of partition 0, counted from 0, aren't known to be stored; 9 others are.")
+    message = str(caught.value)
+    assert message.startswith("11 rows of partition 0, counted from 0, aren't known to be stored; 9 others are.")
     for expected in (
         "rows 3: its subject 'a b' can't be used",
         "rows 4: its subject 'a.*' can't be used",
         "rows 5: it has no subject, and there is no option subject",
         "rows 6: its header 'Bad' can't be used",
-        "rows 7: its header Nats-Msg-Id is the writer's own",
+        "rows 7: its header Nats-Msg-Id is set by the writer",
         "rows 8-9: message size exceeds maximum allowed (error 10054)",
         "rows 10: body and headers have more than the 1048576 bytes that the server takes",
         "rows 11: its msg_id is empty or has more than one line",
         f"rows 12, 14: no stream stores {other}",
         f"such as {good} id-8, {good} id-9",
     ):
-        assert expected in told
+        assert expected in message
     stored = {
         pair["value"] for row in read_all(stream_options) for pair in row["headers"] if pair["key"] == "Nats-Msg-Id"
     }
-    assert stored == {f"id-{at}" for at in (0, 1, 2, 13, 15, 16, 17, 18, 19)}
+    assert stored == {f"id-{number}" for number in (0, 1, 2, 13, 15, 16, 17, 18, 19)}
 
 
-def test_a_full_stream_names_the_rest(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_the_error_names_the_rows_that_a_full_stream_refused(
+    stream_options: dict[str, str], stream: SourceStream
+) -> None:
     make_stream(stream, max_msgs=50, discard="new")
     rows = [{"value": b"x", "subject": f"{stream.name}.a"} for _ in range(9000)]
     with pytest.raises(RowsNotStoredError) as caught:
@@ -145,7 +145,7 @@ def test_another_stream_with_the_subject_stores_nothing(stream_options: dict[str
 @pytest.mark.parametrize("window", ["1", "7", "10000"])
 def test_every_window_stores_every_row(stream_options: dict[str, str], stream: SourceStream, window: str) -> None:
     make_stream(stream)
-    rows = [{"value": str(at).encode(), "subject": f"{stream.name}.a"} for at in range(500)]
+    rows = [{"value": str(number).encode(), "subject": f"{stream.name}.a"} for number in range(500)]
     assert _write({**stream_options, "maxInFlight": window}, rows).stored == 500
     assert [row["value"] for row in read_all(stream_options)] == [row["value"] for row in rows]
 
@@ -156,50 +156,57 @@ def test_rows_of_every_size_with_bad_ones_between_them_are_stored(
 ) -> None:
     make_stream(stream)
     rows: list[dict[str, Any]] = [
-        {"value": str(at).encode() + b"x" * ((at * 7919) % 200_000 if at % 10 == 0 else at % 300), "msg_id": f"id-{at}"}
-        for at in range(1200)
+        {
+            "value": str(number).encode() + b"x" * ((number * 7919) % 200_000 if number % 10 == 0 else number % 300),
+            "msg_id": f"id-{number}",
+        }
+        for number in range(1200)
     ]
     bad = {0, 1, 250, 499, 500, 501, 1198, 1199}
-    for at, row in enumerate(rows):
-        row["subject"] = "a b" if at in bad else f"{stream.name}.a"
-        row["headers"] = [{"key": "At", "value": str(at)}] if at % 3 == 0 else None
+    for number, row in enumerate(rows):
+        row["subject"] = "a b" if number in bad else f"{stream.name}.a"
+        row["headers"] = [{"key": "At", "value": str(number)}] if number % 3 == 0 else None
     with pytest.raises(RowsNotStoredError, match=r"rows 0-1, 250, 499-501, 1198-1199: its subject 'a b' can't be used"):
         _write({**stream_options, "maxInFlight": window}, rows)
-    good = [row for at, row in enumerate(rows) if at not in bad]
+    good = [row for number, row in enumerate(rows) if number not in bad]
     read = read_all(stream_options)
     assert [row["value"] for row in read] == [row["value"] for row in good]
-    told = [{pair["key"]: pair["value"] for pair in row["headers"]} for row in read]
-    assert [each["Nats-Msg-Id"] for each in told] == [row["msg_id"] for row in good]
-    assert [each.get("At") for each in told] == [(row["headers"] or [{}])[0].get("value") for row in good]
+    headers = [{pair["key"]: pair["value"] for pair in row["headers"]} for row in read]
+    assert [row_headers["Nats-Msg-Id"] for row_headers in headers] == [row["msg_id"] for row in good]
+    assert [row_headers.get("At") for row_headers in headers] == [
+        (row["headers"] or [{}])[0].get("value") for row in good
+    ]
 
 
 def test_rows_with_an_id_and_without_may_be_mixed(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
-    rows = [{"value": b"x", "subject": f"{stream.name}.a", "msg_id": "mine" if at == 1 else None} for at in range(3)]
+    rows = [
+        {"value": b"x", "subject": f"{stream.name}.a", "msg_id": "mine" if number == 1 else None} for number in range(3)
+    ]
     _write(stream_options, rows)
     ids = [row["headers"][0]["value"] for row in read_all(stream_options)]
     assert ids[1] == "mine"
-    assert [re.sub(r"[0-9a-f]{16}$", "…", stream_options) for stream_options in ids[::2]] == [
+    assert [re.sub(r"[0-9a-f]{16}$", "…", msg_id) for msg_id in ids[::2]] == [
         "write:0:0:…",
         "write:0:2:…",
     ]
     assert _write(stream_options, rows).duplicates == 3
 
 
-def test_writing_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
+def test_writing_continues_after_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "3"}
     with open_stream(stream_options) as stream:
         make_stream(stream)
-    rows = [{"value": str(at).encode() + b"x" * 2000, "subject": f"{name}.a"} for at in range(30_000)]
-    killed = threading.Thread(target=_kill_at, args=(own_nats, stream_options))
-    killed.start()
+    rows = [{"value": str(number).encode() + b"x" * 2000, "subject": f"{name}.a"} for number in range(30_000)]
+    restart = threading.Thread(target=_restart_during_write, args=(own_nats, stream_options))
+    restart.start()
     publisher = _write(stream_options, rows)
-    killed.join()
+    restart.join()
     assert publisher.stored == 30_000
     assert [row["value"] for row in read_all(stream_options)] == [row["value"] for row in rows]
 
 
-def _kill_at(server: NatsServer, stream_options: Mapping[str, str]) -> None:
+def _restart_during_write(server: NatsServer, stream_options: Mapping[str, str]) -> None:
     with open_stream(stream_options) as stream:
         while stream.info().last < 3000:
             time.sleep(0.01)
@@ -220,7 +227,7 @@ def test_rows_are_named_when_the_server_stays_away(
     own_nats.kill()
     publisher.send(RowEncoder(name, None, "w:3").encode(pa.RecordBatch.from_pylist(rows, _SCHEMA)))
     with pytest.raises(RowsNotStoredError, match=r"(?s)10 rows of partition 3.*rows 0-9: no acknowledgement") as caught:
-        publisher.settle()
+        publisher.wait_for_all()
     assert "no NATS server reached" in str(caught.value)
 
 
@@ -230,7 +237,7 @@ def test_a_subject_that_may_not_be_published_to_is_named(name: str) -> None:
         stream_options = {"servers": server.url, "stream": name, "user": "u", "password": "p"}
         with open_stream(stream_options) as stream:
             make_stream(stream)
-        rows = [{"value": b"x", "subject": f"{name}.{'ab'[at % 2]}"} for at in range(4)]
+        rows = [{"value": b"x", "subject": f"{name}.{'ab'[number % 2]}"} for number in range(4)]
         with pytest.raises(RowsNotStoredError, match=rf"rows 1, 3: the server doesn't allow publishing to {name}\.b"):
             _write(stream_options, rows)
         assert len(read_all(stream_options)) == 2

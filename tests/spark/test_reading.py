@@ -29,7 +29,7 @@ def _numbers(rows: list[dict[str, Any]]) -> list[int]:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_every_way_gives_the_same_of_mixed_messages(
+def test_every_fetch_method_reads_the_same_messages(
     stream_options: dict[str, str], stream: SourceStream, method: str
 ) -> None:
     make_stream(stream)
@@ -60,7 +60,7 @@ def test_every_way_gives_the_same_of_mixed_messages(
 
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize(("first", "last"), [(1, 1), (3, 7), (10, 10), (1, 6)])
-def test_a_range_is_read_to_the_message(
+def test_a_range_is_read_exactly(
     stream_options: dict[str, str], stream: SourceStream, method: str, first: int, last: int
 ) -> None:
     make_stream(stream)
@@ -75,20 +75,20 @@ def test_subjects_are_filtered_by_the_server(stream_options: dict[str, str], str
     publish_numbers(stream, 70)
     filters = f"{stream.name}.1,{stream.name}.5"
     rows = read_all({**stream_options, "fetchMethod": method, "filterSubjects": filters})
-    assert sorted(_numbers(rows)) == [at for at in range(70) if at % 7 in (1, 5)]
+    assert sorted(_numbers(rows)) == [number for number in range(70) if number % 7 in (1, 5)]
 
 
-def test_small_fetches_and_tight_bytes_lose_nothing(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_small_fetches_lose_no_message(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
-    publish(stream, ((f"{stream.name}.a", None, bytes([at % 251]) * 9000) for at in range(300)))
+    publish(stream, ((f"{stream.name}.a", None, bytes([number % 251]) * 9000) for number in range(300)))
     for method in METHODS:
         rows = read_all({**stream_options, "fetchMethod": method, "fetchMaxBytes": "1", "fetchBatch": "50"})
         assert [row["seq"] for row in rows] == list(range(1, 301))
-        assert [row["value"][:1] for row in rows] == [bytes([at % 251]) for at in range(300)]
+        assert [row["value"][:1] for row in rows] == [bytes([number % 251]) for number in range(300)]
 
 
 @pytest.mark.parametrize("names", [("seq",), ("subject", "timestamp"), ("headers", "value"), ()])
-def test_columns_that_nobody_asks_for_are_left_out(
+def test_only_requested_columns_are_read(
     stream_options: dict[str, str], stream: SourceStream, names: tuple[str, ...]
 ) -> None:
     make_stream(stream)
@@ -98,7 +98,7 @@ def test_columns_that_nobody_asks_for_are_left_out(
         assert [tuple(row) for row in rows] == [names] * 20
 
 
-def test_bodies_do_not_travel_where_nobody_asks_for_them(
+def test_bodies_are_not_sent_where_they_are_not_requested(
     stream_options: dict[str, str], stream: SourceStream, nats: NatsServer
 ) -> None:
     make_stream(stream)
@@ -113,13 +113,13 @@ def test_compressed_bodies_are_decompressed(stream_options: dict[str, str], stre
     make_stream(stream)
     body, zeros = b"body " * 1000, zlib.compress(bytes(17 << 20))
     sent = [zlib.compress(body), gzip.compress(body), b"plain", b"", zlib.compress(body)[:-1], zeros]
-    publish(stream, ((f"{stream.name}.a", None, each) for each in sent))
+    publish(stream, ((f"{stream.name}.a", None, body) for body in sent))
     stream_options = {**stream_options, "fetchMethod": method, "payloadCompression": "zlib"}
     assert [row["value"] for row in read_all(stream_options)] == [body, body, *sent[2:]]
     assert [row["value"] for row in read_all({**stream_options, "payloadCompression": "none"})] == sent
 
 
-def test_acknowledgements_of_the_second_version_are_understood(name: str) -> None:
+def test_ack_subjects_of_the_second_version_are_parsed(name: str) -> None:
     with NatsServer(config="feature_flags { js_ack_fc_v2: true }") as server:
         stream_options = {"servers": server.url, "stream": name}
         with open_stream(stream_options) as stream:
@@ -134,16 +134,16 @@ def test_acknowledgements_of_the_second_version_are_understood(name: str) -> Non
         assert _numbers(read_all(stream_options)) == list(range(100))
 
 
-def test_a_read_goes_on_after_the_server_was_away(own_nats: NatsServer, name: str) -> None:
+def test_a_read_continues_after_a_restart_of_the_server(own_nats: NatsServer, name: str) -> None:
     stream_options = {"servers": own_nats.url, "stream": name, "fetchBatch": "50", "timeout": "3"}
     with open_stream(stream_options) as stream:
         make_stream(stream)
         publish(stream, ((f"{name}.a", None, b"x" * 20_000) for _ in range(3000)))
     for method in METHODS:
-        restarted = threading.Thread(target=_restart_soon, args=(own_nats,))
-        restarted.start()
+        restart = threading.Thread(target=_restart_soon, args=(own_nats,))
+        restart.start()
         rows = read_all({**stream_options, "fetchMethod": method}, names=["seq", "value"])
-        restarted.join()
+        restart.join()
         assert [row["seq"] for row in rows] == list(range(1, 3001)), method
 
 
@@ -153,7 +153,9 @@ def _restart_soon(server: NatsServer) -> None:
     server.start()
 
 
-def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_read_fails_where_the_server_stays_away(
+    own_nats: NatsServer, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "1"}
     with open_stream(stream_options) as stream:
@@ -165,18 +167,18 @@ def test_a_server_that_stays_away_is_told(own_nats: NatsServer, name: str, monke
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_server_that_goes_away_is_asked_five_times(
+def test_a_read_tries_five_connections(
     stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch, method: str
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.spark.source.partition_reader._PAUSE", 0.01)
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 10_000) for _ in range(2000)))
-    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=5_000_000) as gateway:
-        stream_options = {**stream_options, "servers": gateway.url, "fetchMethod": method, "fetchBatch": "100"}
+    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=5_000_000) as proxy:
+        stream_options = {**stream_options, "servers": proxy.url, "fetchMethod": method, "fetchBatch": "100"}
         with pytest.raises(UnreachableError):
             read_all(stream_options)
-        # The first failure is that of the connection which broke.
-        assert gateway.refused == 4
+        # The first failure is that of the broken connection.
+        assert proxy.refused == 4
 
 
 def _killing(server: NatsServer) -> Any:
@@ -187,9 +189,7 @@ def _killing(server: NatsServer) -> Any:
     return read
 
 
-def test_a_work_queue_is_read_without_its_workers_noticing(
-    stream_options: dict[str, str], stream: SourceStream
-) -> None:
+def test_reading_a_work_queue_does_not_affect_its_workers(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream, retention="workqueue")
     config = {"name": "w", "durable_name": "w", "ack_policy": "explicit", "ack_wait": 30_000_000_000, "max_deliver": 3}
     stream.api(f"CONSUMER.CREATE.{stream.name}.w", {"stream_name": stream.name, "config": config})
@@ -202,12 +202,12 @@ def test_a_work_queue_is_read_without_its_workers_noticing(
     ]
     stream.socket.send(b"".join(b"PUB %b 4\r\n+ACK\r\n" % ack for ack in acks[10:60]))
     stream.socket.consume(stream.socket.filled)
-    before = _settled(stream)
+    before = _settled_info(stream)
     for method in ("direct", "api"):
         rows = read_all({**stream_options, "fetchMethod": method})
         assert _numbers(rows) == [*range(10), *range(60, 1000)]
     assert read_all(stream_options) == rows
-    after = _settled(stream)
+    after = _settled_info(stream)
     assert after == before
     assert before["num_ack_pending"] == 50
     assert stream.api(f"CONSUMER.NAMES.{stream.name}")["consumers"] == ["w"]
@@ -215,7 +215,7 @@ def test_a_work_queue_is_read_without_its_workers_noticing(
         read_all({**stream_options, "fetchMethod": "consumer"})
 
 
-def _settled(stream: SourceStream) -> dict[str, Any]:
+def _settled_info(stream: SourceStream) -> dict[str, Any]:
     info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
     while info["num_ack_pending"] != 50:
         info = stream.api(f"CONSUMER.INFO.{stream.name}.w")
@@ -223,7 +223,7 @@ def _settled(stream: SourceStream) -> dict[str, Any]:
     return info
 
 
-def test_no_consumer_is_left_behind(stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_no_consumer_remains(stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     publish_numbers(stream, 1000)
     assert len(read_all({**stream_options, "minPartitions": "4"})) == 1000
@@ -238,38 +238,38 @@ def test_direct_gets_need_the_streams_permission(stream_options: dict[str, str],
         read_all({**stream_options, "fetchMethod": "direct"})
 
 
-def test_a_message_that_ends_like_an_answer_of_the_server_deceives_nobody(
+def test_a_message_that_ends_like_an_answer_is_detected(
     stream_options: dict[str, str], stream: SourceStream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make_stream(stream)
     publish(stream, [(f"{stream.name}.a", None, _SPOOF)] * 2000)
-    deceived: list[bytes] = []
-    plain = NatsSocket.receive
+    held: list[bytes] = []
+    original = NatsSocket.receive
 
-    def receive(wire: NatsSocket, enough: Any, timeout: float | None = None) -> None:
-        if wire.__dict__.get("rest"):
-            # What was held back comes with the next bytes.
-            rest = wire.__dict__.pop("rest")
-            wire.buffer[wire.filled : wire.filled + len(rest)] = rest
-            wire.filled += len(rest)
+    def receive(nats_socket: NatsSocket, enough: Any, timeout: float | None = None) -> None:
+        if nats_socket.__dict__.get("rest"):
+            # The held bytes arrive now.
+            rest = nats_socket.__dict__.pop("rest")
+            nats_socket.buffer[nats_socket.filled : nats_socket.filled + len(rest)] = rest
+            nats_socket.filled += len(rest)
             return
-        plain(wire, enough, timeout)
-        end = wire.buffer.find(_SPOOF + b"\r\n", 0, wire.filled)
-        if end >= 0 and not deceived:
-            # What came ends with the first body.
+        original(nats_socket, enough, timeout)
+        end = nats_socket.buffer.find(_SPOOF + b"\r\n", 0, nats_socket.filled)
+        if end >= 0 and not held:
+            # Make the received bytes end with the first body.
             end += len(_SPOOF) + 2
-            deceived.append(bytes(wire.buffer[end : wire.filled]))
-            wire.__dict__["rest"] = deceived[0]
-            wire.filled = end
+            held.append(bytes(nats_socket.buffer[end : nats_socket.filled]))
+            nats_socket.__dict__["rest"] = held[0]
+            nats_socket.filled = end
 
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.client.blocking.socket.NatsSocket.receive", receive)
     rows = read_all({**stream_options, "fetchMethod": "direct"}, names=["seq"])
     assert [row["seq"] for row in rows] == list(range(1, 2001))
-    assert len(deceived) == 1
-    assert len(deceived[0]) > 0
+    assert len(held) == 1
+    assert len(held[0]) > 0
 
 
-def test_a_stream_that_does_not_exist_is_told(stream_options: dict[str, str]) -> None:
+def test_a_missing_stream_is_reported(stream_options: dict[str, str]) -> None:
     with pytest.raises(NotFoundError, match=f"expected the stream {stream_options['stream']!r}, found none"):
         read_all(stream_options)
 

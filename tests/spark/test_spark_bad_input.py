@@ -1,4 +1,4 @@
-"""What Spark's users are told, and how often a server is asked, where something is wrong."""
+"""Error messages to Spark's users, and the number of connections where a server can't be reached."""
 
 from __future__ import annotations
 
@@ -36,31 +36,31 @@ def _port(stream_options: Mapping[str, str]) -> int:
     return int(urlsplit(stream_options["servers"]).port or 0)
 
 
-def test_a_server_that_cannot_be_reached_is_asked_once(spark: SparkSession, stream_options: dict[str, str]) -> None:
+def test_an_unreachable_server_is_tried_once(spark: SparkSession, stream_options: dict[str, str]) -> None:
     rows = spark.range(1).select(f.lit("x").alias("value"))
-    with TcpProxy(_port(stream_options)) as gateway:
-        gateway.shut = True
-        options = {**stream_options, "servers": gateway.url, "timeout": "2"}
+    with TcpProxy(_port(stream_options)) as proxy:
+        proxy.shut = True
+        options = {**stream_options, "servers": proxy.url, "timeout": "2"}
         assert "no NATS server reached" in _error(lambda: _load(spark, options))
-        assert gateway.refused == 1
+        assert proxy.refused == 1
         writer = rows.write.format("jetstream").options(**options, subject="a").mode("append")
         assert "no NATS server reached" in _error(writer.save)
-        assert gateway.refused == 2
+        assert proxy.refused == 2
 
 
-def test_a_full_stream_holds_what_fits_and_the_rest_is_named(
+def test_the_error_names_the_rows_that_a_full_stream_refused(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, max_msgs=500, discard="new")
     rows = spark.range(0, 2000, 1, 2).select(f.col("id").cast("string").alias("value"))
     writer = rows.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append")
-    told = _error(writer.save)
-    assert re.search(r"\d+ rows of partition [01], counted from 0, aren't known to be stored", told)
-    assert re.search(r"rows [-0-9, ]+: maximum messages exceeded \(error 10077\) \(such as ", told)
+    message = _error(writer.save)
+    assert re.search(r"\d+ rows of partition [01], counted from 0, aren't known to be stored", message)
+    assert re.search(r"rows [-0-9, ]+: maximum messages exceeded \(error 10077\) \(such as ", message)
     assert stream.info().last == 500
 
 
-def test_columns_of_another_type_are_told_before_anything_is_read_or_written(
+def test_columns_of_another_type_are_refused_before_anything_is_read_or_written(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)

@@ -39,7 +39,7 @@ def _error(action: Any) -> str:
     return str(caught.value)
 
 
-def test_what_is_written_is_read(spark: SparkSession, stream_options: dict[str, str], stream: SourceStream) -> None:
+def test_written_rows_can_be_read(spark: SparkSession, stream_options: dict[str, str], stream: SourceStream) -> None:
     make_stream(stream)
     rows = spark.range(0, _COUNT, 1, 2).select(
         f.col("id").cast("string").alias("value"),
@@ -55,7 +55,7 @@ def test_what_is_written_is_read(spark: SparkSession, stream_options: dict[str, 
         "struct<value:binary,subject:string,stream:string,seq:bigint,timestamp:timestamp,"
         "headers:array<struct<key:string,value:string>>>"
     )
-    found = read.select(
+    rows_read = read.select(
         f.col("value").cast("string").cast("bigint").alias("id"),
         "seq",
         "stream",
@@ -63,7 +63,7 @@ def test_what_is_written_is_read(spark: SparkSession, stream_options: dict[str, 
         f.element_at("headers", -1)["value"] == f.col("value").cast("string"),
         f.spark_partition_id(),
     ).toDF("id", "seq", "stream", "subject", "header", "task")
-    (summary,) = found.agg(
+    (summary,) = rows_read.agg(
         f.count("*"),
         f.count_distinct("id"),
         f.count_distinct("seq"),
@@ -76,7 +76,7 @@ def test_what_is_written_is_read(spark: SparkSession, stream_options: dict[str, 
     assert tuple(summary) == (_COUNT, _COUNT, _COUNT, _COUNT, stream.name, True, True, 3)
 
 
-def test_a_load_is_about_the_messages_of_its_time(
+def test_a_load_reads_the_messages_of_its_time(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
@@ -105,7 +105,7 @@ def test_bounds(
     reader = spark.read.format("jetstream").options(**stream_options, **options)
     rows = (reader.schema(schema) if schema else reader).load().collect()
     assert [row.seq for row in rows] == list(expected)
-    assert not schema or [row.subject for row in rows] == [f"{stream.name}.{at % 7}" for at in range(4)]
+    assert not schema or [row.subject for row in rows] == [f"{stream.name}.{number % 7}" for number in range(4)]
 
 
 def test_times_bound_a_read(spark: SparkSession, stream_options: dict[str, str], stream: SourceStream) -> None:
@@ -129,10 +129,10 @@ def test_filters_are_pushed_to_the_server(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, nats: NatsServer
 ) -> None:
     make_stream(stream)
-    publish(stream, ((f"{stream.name}.{at % 7}", None, b"x" * 500) for at in range(7000)))
-    moment = stream.next_message(4000)
-    assert moment is not None
-    since = datetime.fromtimestamp(moment.time / 1e9, UTC).strftime("%Y-%m-%d %H:%M:%S.%f")
+    publish(stream, ((f"{stream.name}.{number % 7}", None, b"x" * 500) for number in range(7000)))
+    message = stream.next_message(4000)
+    assert message is not None
+    since = message.stored_at.strftime("%Y-%m-%d %H:%M:%S.%f")
     for condition, most in (
         ("seq between 3000 and 3099 and seq % 2 = 0", 100),
         (f"subject = '{stream.name}.3'", 1000),
@@ -142,12 +142,12 @@ def test_filters_are_pushed_to_the_server(
         before = nats.monitor("varz")["out_msgs"]
         pushed = _load(spark, stream_options, pushFilters="true").where(condition)
         assert sorted(row.seq for row in pushed.select("seq").collect()) == unpushed
-        # Besides messages: answers to what planning and tasks ask.
+        # In addition to messages: answers to the requests of planning and of tasks.
         assert nats.monitor("varz")["out_msgs"] - before <= most + 80, condition
         assert unpushed
 
 
-def test_a_work_queue_with_workers_at_work_is_read(
+def test_a_work_queue_is_read_while_its_workers_run(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, retention="workqueue")
@@ -159,38 +159,38 @@ def test_a_work_queue_with_workers_at_work_is_read(
     new_consumers = _new_consumers(stream_options, stream.name)
     loaded = _load(spark, stream_options, minPartitions=2)
     done = threading.Event()
-    worked: list[int] = []
-    worker = threading.Thread(target=_work, args=(stream_options, done, worked))
+    acknowledged: list[int] = []
+    worker = threading.Thread(target=_work, args=(stream_options, done, acknowledged))
     assert loaded.select(f.count_distinct("seq")).first() == (19_900,)
     after = stream.api(f"CONSUMER.INFO.{stream.name}.w")
     assert {**after, "ts": ""} == {**before, "ts": ""}
     worker.start()
-    seen = [row.seq for row in loaded.select("seq").collect()]
+    sequences = [row.seq for row in loaded.select("seq").collect()]
     done.set()
     worker.join()
     left = stream.api(f"CONSUMER.INFO.{stream.name}.w")
-    assert left["delivered"]["consumer_seq"] == len(worked)
+    assert left["delivered"]["consumer_seq"] == len(acknowledged)
     assert left["num_redelivered"] == 0
     assert new_consumers() == 0
-    # Whatever wasn't done meanwhile was seen, and nothing that never was.
-    assert set(range(max(worked) + 1, 20_001)) - set(range(500, 600)) <= set(seen)
-    assert len(seen) == len(set(seen))
+    # Every message that wasn't done in the meantime was read, and none twice.
+    assert set(range(max(acknowledged) + 1, 20_001)) - set(range(500, 600)) <= set(sequences)
+    assert len(sequences) == len(set(sequences))
 
 
 def _new_consumers(stream_options: Mapping[str, str], name: str) -> Callable[[], int]:
-    """Keep the server's announcements of new consumers of a stream, and make a question for their number."""
-    announced = {**stream_options, "stream": f"{name}announced"}
-    with open_stream(announced) as kept:
-        make_stream(kept, subjects=[f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{name}.>"])
+    """Store the server's advisories about new consumers of a stream; return a function that counts them."""
+    advisories = {**stream_options, "stream": f"{name}advisories"}
+    with open_stream(advisories) as advisory_stream:
+        make_stream(advisory_stream, subjects=[f"$JS.EVENT.ADVISORY.CONSUMER.CREATED.{name}.>"])
 
-    def asked() -> int:
-        with open_stream(announced) as kept:
-            return kept.info().last
+    def count() -> int:
+        with open_stream(advisories) as advisory_stream:
+            return advisory_stream.info().last
 
-    return asked
+    return count
 
 
-def test_a_stream_with_limits_is_read_by_consumers_of_its_own(
+def test_a_stream_with_limits_is_read_by_ephemeral_consumers(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
@@ -203,21 +203,21 @@ def test_a_stream_with_limits_is_read_by_consumers_of_its_own(
     assert new_consumers() == 2
 
 
-def _work(stream_options: Mapping[str, str], done: threading.Event, worked: list[int]) -> None:
+def _work(stream_options: Mapping[str, str], done: threading.Event, acknowledged: list[int]) -> None:
     with open_stream(stream_options) as stream:
-        topic = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.w"
-        while not worked or not done.is_set():
-            reply = stream.socket.reply()
-            stream.socket.send(f"PUB {topic} {reply} 1\r\n1\r\n".encode())
+        subject = f"$JS.API.CONSUMER.MSG.NEXT.{stream.name}.w"
+        while not acknowledged or not done.is_set():
+            reply = stream.socket.new_reply_subject()
+            stream.socket.send(f"PUB {subject} {reply} 1\r\n1\r\n".encode())
             stream.socket.receive(lambda buffer, filled: buffer[:filled].endswith(b"\r\n") and filled > 40)
             received = bytes(stream.socket.buffer[: stream.socket.filled])
             stream.socket.consume(stream.socket.filled)
             ack = next(word for word in received.split() if word.startswith(b"$JS.ACK."))
             stream.socket.send(b"PUB %b 4\r\n+ACK\r\n" % ack)
-            worked.append(int(ack.split(b".")[5]))
+            acknowledged.append(int(ack.split(b".")[5]))
 
 
-def test_messages_that_are_gone_fail_a_read_unless_told_otherwise(
+def test_a_read_fails_where_messages_are_gone_unless_losses_are_allowed(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
@@ -225,27 +225,27 @@ def test_messages_that_are_gone_fail_a_read_unless_told_otherwise(
     loaded = _load(spark, stream_options)
     tolerant = _load(spark, stream_options, failOnDataLoss="false")
     purge(stream, 51)
-    told = _error(loaded.collect)
-    assert "begins at 51 now, and 1 was to be read" in told
-    assert "set failOnDataLoss to false" in told
+    message = _error(loaded.collect)
+    assert "begins at 51 now, and 1 was to be read" in message
+    assert "set failOnDataLoss to false" in message
     assert tolerant.count() == 50
     assert "begins at 51, startingOffsets is 1" in _error(_load(spark, stream_options, startingOffsets=1).collect)
 
 
-def test_a_task_goes_on_after_a_restart_of_the_server(spark: SparkSession, own_nats: NatsServer, name: str) -> None:
+def test_a_task_continues_after_a_restart_of_the_server(spark: SparkSession, own_nats: NatsServer, name: str) -> None:
     stream_options = {"servers": own_nats.url, "stream": name, "timeout": "3"}
     with open_stream(stream_options) as stream:
         make_stream(stream)
         publish(stream, ((f"{name}.a", None, b"x" * 5000) for _ in range(20_000)))
     loaded = _load(spark, stream_options, minPartitions=2, fetchBatch=100)
     stop = threading.Event()
-    restarting = threading.Thread(target=_restart, args=(own_nats, stop))
-    restarting.start()
+    thread = threading.Thread(target=_restart, args=(own_nats, stop))
+    thread.start()
     try:
         (summary,) = loaded.agg(f.count("*"), f.count_distinct("seq"), f.sum(f.length("value"))).collect()
     finally:
         stop.set()
-        restarting.join()
+        thread.join()
     assert tuple(summary) == (20_000, 20_000, 100_000_000)
 
 
@@ -257,7 +257,7 @@ def _restart(server: NatsServer, stop: threading.Event) -> None:
     server.start()
 
 
-def test_a_task_that_is_tried_again_stores_nothing_twice(
+def test_a_retried_task_stores_no_row_twice(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
@@ -267,7 +267,7 @@ def test_a_task_that_is_tried_again_stores_nothing_twice(
     assert stream.info().last == 20_000
 
 
-def test_rows_that_fail_are_named_to_the_user(
+def test_the_error_names_the_rows_that_failed(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
@@ -275,12 +275,12 @@ def test_rows_that_fail_are_named_to_the_user(
         f.lit("x").alias("value"),
         f.when(f.col("id") == 7, "a b").otherwise(f"{stream.name}.a").alias("subject"),
     )
-    told = _error(lambda: _save(rows, stream_options))
-    assert "1 rows of partition 0, counted from 0, aren't known to be stored; 9 others are." in told
-    assert "rows 7: its subject 'a b' can't be used" in told
+    message = _error(lambda: _save(rows, stream_options))
+    assert "1 rows of partition 0, counted from 0, aren't known to be stored; 9 others are." in message
+    assert "rows 7: its subject 'a b' can't be used" in message
 
 
-def test_what_cannot_be_written_is_told_before_anything_is(
+def test_rows_that_cant_be_written_are_refused_before_any_is(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream, duplicate_window=1_000_000_000)
@@ -298,7 +298,7 @@ def test_what_cannot_be_written_is_told_before_anything_is(
     assert stream.info().last == 1
 
 
-def test_what_cannot_be_read_is_told_at_loading(
+def test_errors_of_a_read_come_at_loading(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     assert f"expected the stream {stream.name!r}, found none" in _error(lambda: _load(spark, stream_options))

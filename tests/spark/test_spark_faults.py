@@ -1,4 +1,4 @@
-"""Reads and writes whose workers and executors are killed: every row once."""
+"""Reads and writes whose workers or executors are killed process every row once."""
 
 from __future__ import annotations
 
@@ -36,70 +36,70 @@ def _fill(stream: SourceStream, **config: Any) -> None:
     publish(stream, ((f"{stream.name}.a", None, b"x" * 5000) for _ in range(_COUNT)))
 
 
-def _sent(nats: NatsServer, beyond: int) -> Callable[[], bool]:
-    """Make a question: whether the server has sent so many bytes from now on."""
+def _has_sent(nats: NatsServer, size: int) -> Callable[[], bool]:
+    """Return a predicate: whether the server has sent so many bytes from now on."""
     before = nats.monitor("varz")["out_bytes"]
-    return lambda: nats.monitor("varz")["out_bytes"] > before + beyond
+    return lambda: nats.monitor("varz")["out_bytes"] > before + size
 
 
-def _filled(stream_options: dict[str, str], beyond: int) -> Callable[[], bool]:
-    def asked() -> bool:
+def _has_stored(stream_options: dict[str, str], count: int) -> Callable[[], bool]:
+    def has_stored() -> bool:
         with open_stream(stream_options) as stream:
-            return stream.info().last > beyond
+            return stream.info().last > count
 
-    return asked
+    return has_stored
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue"])
-def test_a_worker_that_is_killed_while_it_reads_costs_and_repeats_nothing(
+def test_every_row_is_read_once_where_a_worker_is_killed(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, nats: NatsServer, retention: str
 ) -> None:
     _fill(stream, retention=retention)
     loaded = spark.read.format("jetstream").options(**stream_options, minPartitions="2", fetchBatch="100").load()
-    counted = loaded.agg(f.count("*"), f.count_distinct("seq"), f.min("seq"), f.max("seq"), f.sum(f.length("value")))
+    summary = loaded.agg(f.count("*"), f.count_distinct("seq"), f.min("seq"), f.max("seq"), f.sum(f.length("value")))
     with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill_worker, _port(stream_options), _sent(nats, 20_000_000))
-        (found,) = counted.collect()
+        killed = pool.submit(kill_worker, _port(stream_options), _has_sent(nats, 20_000_000))
+        (row,) = summary.collect()
         assert killed.result() > 0
-    assert tuple(found) == (_COUNT, _COUNT, 1, _COUNT, _COUNT * 5000)
+    assert tuple(row) == (_COUNT, _COUNT, 1, _COUNT, _COUNT * 5000)
     assert stream.api(f"CONSUMER.NAMES.{stream.name}")["total"] == 0 or retention == "limits"
 
 
-def test_a_worker_that_is_killed_while_it_writes_costs_and_repeats_nothing(
+def test_every_row_is_written_once_where_a_worker_is_killed(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream
 ) -> None:
     make_stream(stream)
     rows = spark.range(0, _ROWS, 1, 2).select(f.col("id").cast("string").alias("value"))
     with ThreadPoolExecutor(1) as pool:
-        killed = pool.submit(kill_worker, _port(stream_options), _filled(stream_options, _ROWS // 10))
+        killed = pool.submit(kill_worker, _port(stream_options), _has_stored(stream_options, _ROWS // 10))
         rows.write.format("jetstream").options(**stream_options, subject=f"{stream.name}.a").mode("append").save()
         assert killed.result() > 0
-    found = sorted(int(row["value"]) for row in read_all(stream_options, names=["value"]))
-    assert found == list(range(_ROWS))
+    values = sorted(int(row["value"]) for row in read_all(stream_options, names=["value"]))
+    assert values == list(range(_ROWS))
 
 
 @pytest.fixture
 def driver(stream_options: dict[str, str], tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A driver of its own with two executors, each a process of its own."""
+    """A driver with two executor processes."""
     with driver_process(
         "cluster_job.py", json.dumps(stream_options), str(_ROWS), log=tmp_path / "driver.log"
     ) as process:
         yield process
 
 
-def test_executors_that_are_killed_cost_and_repeat_nothing(
+def test_every_row_is_read_and_written_once_where_executors_are_killed(
     stream_options: dict[str, str], stream: SourceStream, nats: NatsServer, driver: subprocess.Popen[str]
 ) -> None:
     _fill(stream)
     assert read_message(driver) == {"ready": True}
-    ripe = _sent(nats, 20_000_000)
+    has_sent = _has_sent(nats, 20_000_000)
     resume(driver)
-    kill_executor(driver.pid, _port(stream_options), ripe)
+    kill_executor(driver.pid, _port(stream_options), has_sent)
     assert read_message(driver) == {"found": [_COUNT, _COUNT, 1, _COUNT, _COUNT * 5000]}
     copies = {**stream_options, "stream": f"{stream.name}out"}
     with open_stream(copies) as out:
         make_stream(out)
     resume(driver)
-    kill_executor(driver.pid, _port(stream_options), _filled(copies, _ROWS // 10))
+    kill_executor(driver.pid, _port(stream_options), _has_stored(copies, _ROWS // 10))
     assert read_message(driver) == {"written": _ROWS}
     assert sorted(int(row["value"]) for row in read_all(copies, names=["value"])) == list(range(_ROWS))

@@ -1,4 +1,4 @@
-"""Whole jobs under which messages or the server go away."""
+"""Jobs whose messages or server disappear while they run."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
-_COUNT, _KEPT = 3000, 2900
+_COUNT, _FIRST_LEFT = 3000, 2900
 _ATTEMPTS, _CONNECTIONS = 4, 5
 
 
-def _held(begun: Path, go: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
-    """Make a step of a job that takes its first rows, and no more before it may go on."""
+def _waiting_step(started: Path, resume: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Make a step of a job that takes its first rows, and waits for a file before it takes more."""
 
     def step(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
-            begun.touch()
-            while not go.exists():
+            started.touch()
+            while not resume.exists():
                 time.sleep(0.01)
             yield batch.select(["seq"])
 
@@ -41,21 +41,21 @@ def _held(begun: Path, go: Path) -> Callable[[Iterator[pa.RecordBatch]], Iterato
 def _read_while_purging(
     spark: SparkSession, stream_options: Mapping[str, str], stream: SourceStream, folder: Path, *, fail: bool
 ) -> list[int]:
-    begun, go = folder / "begun", folder / "go"
-    # Less at a time, so that the reader has to wait for the step.
+    started, resume = folder / "started", folder / "resume"
+    # Small batches, so that the reader has to wait for the step.
     spark.conf.set("spark.sql.execution.arrow.maxRecordsPerBatch", "10")
     try:
         options = {**stream_options, "fetchBatch": "50", "failOnDataLoss": str(fail).lower()}
         loaded = spark.read.format("jetstream").options(**options).load().select("seq", "value")
         with ThreadPoolExecutor(1) as pool:
-            job = pool.submit(loaded.mapInArrow(_held(begun, go), "seq bigint").collect)
-            while not begun.exists() and not job.done():
+            job = pool.submit(loaded.mapInArrow(_waiting_step(started, resume), "seq bigint").collect)
+            while not started.exists() and not job.done():
                 time.sleep(0.01)
             try:
-                purge(stream, _KEPT)
+                purge(stream, _FIRST_LEFT)
             finally:
-                # Or the job would wait for ever.
-                go.touch()
+                # Otherwise the job would wait for ever.
+                resume.touch()
             return [row.seq for row in job.result()]
     finally:
         spark.conf.unset("spark.sql.execution.arrow.maxRecordsPerBatch")
@@ -63,49 +63,49 @@ def _read_while_purging(
 
 @pytest.fixture
 def large_stream(stream: SourceStream) -> SourceStream:
-    """A stream with more in it than fits between the server and a step of a job that waits."""
+    """A stream with more messages than fit into the buffers between the server and a waiting step."""
     make_stream(stream)
     publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(_COUNT)))
     return stream
 
 
-def test_a_job_whose_messages_are_purged_while_it_reads_fails(
+def test_a_job_fails_where_its_messages_are_purged_while_it_reads(
     spark: SparkSession, stream_options: dict[str, str], large_stream: SourceStream, tmp_path: Path
 ) -> None:
-    with pytest.raises(PySparkException, match=f"every message to be there still.* begins at {_KEPT} now"):
+    with pytest.raises(PySparkException, match=f"every message to be there still.* begins at {_FIRST_LEFT} now"):
         _read_while_purging(spark, stream_options, large_stream, tmp_path, fail=True)
 
 
-def test_a_job_that_may_lose_messages_gets_every_one_that_is_left(
+def test_a_job_that_may_lose_messages_reads_all_that_are_left(
     spark: SparkSession, stream_options: dict[str, str], large_stream: SourceStream, tmp_path: Path
 ) -> None:
-    found = _read_while_purging(spark, stream_options, large_stream, tmp_path, fail=False)
-    before = len([sequence for sequence in found if sequence < _KEPT])
-    assert 0 < before < _KEPT - 1
-    assert found == [*range(1, before + 1), *range(_KEPT, _COUNT + 1)]
+    sequences = _read_while_purging(spark, stream_options, large_stream, tmp_path, fail=False)
+    before = len([sequence for sequence in sequences if sequence < _FIRST_LEFT])
+    assert 0 < before < _FIRST_LEFT - 1
+    assert sequences == [*range(1, before + 1), *range(_FIRST_LEFT, _COUNT + 1)]
 
 
-def test_a_job_whose_server_goes_away_fails_without_a_storm(
+def test_a_job_whose_server_disappears_makes_few_connections(
     spark: SparkSession, stream_options: dict[str, str], large_stream: SourceStream
 ) -> None:
     context = spark.sparkContext
-    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=20_000_000) as gateway:
-        options = {**stream_options, "servers": gateway.url, "timeout": "1"}
+    with TcpProxy(urlsplit(stream_options["servers"]).port or 0, after=20_000_000) as proxy:
+        options = {**stream_options, "servers": proxy.url, "timeout": "1"}
         loaded = spark.read.format("jetstream").options(**options).load()
-        context.setJobGroup(large_stream.name, "a server that goes away")
+        context.setJobGroup(large_stream.name, "a server that disappears")
         try:
             with pytest.raises(PySparkException, match="no NATS server reached"):
                 loaded.select("value").foreach(lambda _row: None)
         finally:
             context.setLocalProperty("spark.jobGroup.id", "")
-        asked = gateway.refused
+        refused = proxy.refused
     tracker = context.statusTracker()
     stages = [
         tracker.getStageInfo(stage)
         for job in tracker.getJobIdsForGroup(large_stream.name)
-        if (told := tracker.getJobInfo(job))
-        for stage in told.stageIds
+        if (info := tracker.getJobInfo(job))
+        for stage in info.stageIds
     ]
     assert [stage.numFailedTasks for stage in stages if stage] == [_ATTEMPTS]
-    # A task asks again for as long as it may wait for a connection, and no more than five times.
-    assert _ATTEMPTS <= asked < _ATTEMPTS * _CONNECTIONS
+    # A task reconnects within the time limit of a connection, and no more than five times.
+    assert _ATTEMPTS <= refused < _ATTEMPTS * _CONNECTIONS

@@ -32,12 +32,14 @@ def _event_log(spark: SparkSession) -> str:
     return "".join(file.read_text(errors="replace") for file in folder.rglob("*") if file.is_file())
 
 
-def test_no_secret_is_shown(spark: SparkSession, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_secret_is_visible(
+    spark: SparkSession, name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     file = tmp_path / "password"
     file.write_text(_SECRET)
     with NatsServer(user="u", password=_SECRET) as server:
-        for number, way in enumerate(({"password": _SECRET}, {"passwordFile": str(file)})):
-            stream_options = {"servers": server.url, "stream": name, "user": "u", **way}
+        for number, secret_option in enumerate(({"password": _SECRET}, {"passwordFile": str(file)})):
+            stream_options = {"servers": server.url, "stream": name, "user": "u", **secret_option}
             with open_stream(stream_options) as stream:
                 if number == 0:
                     make_stream(stream)
@@ -46,13 +48,13 @@ def test_no_secret_is_shown(spark: SparkSession, name: str, tmp_path: Path, caps
             loaded.explain(extended=True)
             rows = loaded.select("value", f.lit(f"{name}.x").alias("subject"))
             rows.write.format("jetstream").options(**stream_options).mode("append").save()
-            running = spark.readStream.format("jetstream").options(**stream_options, startingOffsets="earliest").load()
-            query = running.writeStream.format("memory").queryName(f"m{name}{number}")
-            started = query.trigger(availableNow=True).start()
-            started.awaitTermination(60)
-            started.explain(extended=True)
-            shown = json.dumps([dict(progress) for progress in started.recentProgress], default=str)
-            assert _SECRET not in shown
+            growing = spark.readStream.format("jetstream").options(**stream_options, startingOffsets="earliest").load()
+            writer = growing.writeStream.format("memory").queryName(f"m{name}{number}")
+            query = writer.trigger(availableNow=True).start()
+            query.awaitTermination(60)
+            query.explain(extended=True)
+            progress_json = json.dumps([dict(progress) for progress in query.recentProgress], default=str)
+            assert _SECRET not in progress_json
         wrong = {**stream_options, "password": _SECRET + "x"}
         del wrong["passwordFile"]
         with pytest.raises(PySparkException) as caught:
@@ -62,14 +64,14 @@ def test_no_secret_is_shown(spark: SparkSession, name: str, tmp_path: Path, caps
     printed = capsys.readouterr()
     assert "jetstream" in printed.out.lower()
     log, rest = _event_log(spark), _rest(spark)
-    # What is looked through does show this write.
+    # The event log and the REST API do contain this write.
     assert name in log
     assert name in rest
-    for place in (printed.out, printed.err, log, rest):
-        assert _SECRET not in place
+    for output in (printed.out, printed.err, log, rest):
+        assert _SECRET not in output
 
 
-def test_an_address_with_a_secret_is_refused_without_repeating_it(spark: SparkSession, name: str) -> None:
+def test_the_error_about_a_secret_in_an_address_omits_the_secret(spark: SparkSession, name: str) -> None:
     options = {"servers": f"nats://u:{_SECRET}@127.0.0.1:1", "stream": name}
     with pytest.raises(PySparkException) as caught:
         spark.read.format("jetstream").options(**options).load()
@@ -77,10 +79,10 @@ def test_an_address_with_a_secret_is_refused_without_repeating_it(spark: SparkSe
     assert _SECRET not in str(caught.value)
 
 
-def test_a_connection_is_named_rather_than_shown(spark: SparkSession, nats: NatsServer, name: str) -> None:
+def test_a_connection_may_be_named(spark: SparkSession, nats: NatsServer, name: str) -> None:
     with open_stream({"servers": nats.url, "stream": name}) as stream:
         make_stream(stream)
         publish_numbers(stream, 10)
-    # conftest.py set NATS_SHARED_URL before Spark began.
+    # conftest.py sets NATS_SHARED_URL before Spark starts.
     options: dict[str, Any] = {"connection": "shared", "stream": name}
     assert spark.read.format("jetstream").options(**options).load().count() == 10

@@ -39,14 +39,14 @@ def _values(spark: SparkSession, folder: Path) -> list[int]:
     return sorted(int(row.value) for row in spark.read.parquet(str(folder / "out")).select("value").collect())
 
 
-def test_batches_are_bounded_and_a_restart_goes_on(
+def test_batches_are_bounded_and_a_restart_continues(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
     publish_numbers(stream, 2500)
     delete(stream, range(1100, 2000))
     first = _available(_stream(spark, stream_options, maxOffsetsPerTrigger=1000, minPartitions=2), tmp_path)
-    # The second batch begins behind the gap.
+    # The second batch begins after the gap.
     assert _sizes(first) == [1000, 99, 501] or sum(_sizes(first)) == 1600
     publish_numbers(stream, 300, 2500)
     second = _available(_stream(spark, stream_options, maxOffsetsPerTrigger=1000, startingOffsets=1), tmp_path)
@@ -54,23 +54,23 @@ def test_batches_are_bounded_and_a_restart_goes_on(
     assert _values(spark, tmp_path) == [*range(1099), *range(1999, 2800)]
 
 
-def test_a_query_that_is_killed_again_and_again_reads_every_message_once(
+def test_a_query_that_is_stopped_three_times_reads_every_message_once(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
     publish_numbers(stream, 30_000)
     frame = _stream(spark, stream_options, maxOffsetsPerTrigger=5000).select("seq", f.col("value").cast("string"))
-    for kill in range(3):
+    for attempt in range(3):
         writer = frame.writeStream.format("parquet").option("path", str(tmp_path / "out"))
         query = writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
-        _wait(lambda query=query, kill=kill: query.isActive and _begun(tmp_path) > kill)
+        _wait(lambda query=query, attempt=attempt: query.isActive and _started_batches(tmp_path) > attempt)
         query.stop()
     publish_numbers(stream, 1000, 30_000)
     _available(_stream(spark, stream_options), tmp_path)
     assert _values(spark, tmp_path) == list(range(31_000))
 
 
-def _begun(folder: Path) -> int:
+def _started_batches(folder: Path) -> int:
     offsets = folder / "checkpoint" / "offsets"
     return len([file for file in offsets.iterdir() if file.name.isdigit()]) if offsets.exists() else 0
 
@@ -82,7 +82,7 @@ def _wait(done: Any) -> None:
         time.sleep(0.02)
 
 
-def test_from_stream_to_stream_once(
+def test_a_query_copies_each_message_once(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)
@@ -101,7 +101,7 @@ def test_from_stream_to_stream_once(
 
         run()
         assert copied.info().last == 3000
-        # As if the query had died after it stored everything, and before it could note that down.
+        # As if the query had ended after it stored everything, and before it recorded that.
         (tmp_path / "commits" / "0").unlink()
         (tmp_path / "commits" / ".0.crc").unlink()
         publish_numbers(stream, 500, 3000)
@@ -110,7 +110,7 @@ def test_from_stream_to_stream_once(
         assert [int(row["value"]) for row in read_all(copies)] == list(range(3500))
 
 
-def test_messages_that_are_gone_fail_a_query_unless_told_otherwise(
+def test_a_query_fails_where_messages_are_gone_unless_losses_are_allowed(
     spark: SparkSession, stream_options: dict[str, str], stream: SourceStream, tmp_path: Path
 ) -> None:
     make_stream(stream)

@@ -252,10 +252,6 @@ def test_a_killed_python_leaves_no_server(tmp_path: Path) -> None:
     assert wait_until(lambda: not is_running(server))
 
 
-# One process runs them, since they share an Airflow.
-ON_AIRFLOW = pytest.mark.xdist_group("airflow")
-
-
 @pytest.fixture(scope="module")
 def airflow(tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path) -> Iterator[Airflow]:
     folder = tmp_path_factory.mktemp("airflow")
@@ -281,7 +277,6 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path) 
     assert instance.pids() == {}
 
 
-@ON_AIRFLOW
 def test_airflow_runs_a_dag(airflow: Airflow) -> None:
     seen: list[str] = []
     run_id = airflow.trigger("trivial", {"number": 21})
@@ -293,7 +288,6 @@ def test_airflow_runs_a_dag(airflow: Airflow) -> None:
     assert "doubling" in airflow.task_log("trivial", run_id, "double")
 
 
-@ON_AIRFLOW
 def test_airflow_has_a_viewer(airflow: Airflow) -> None:
     viewer = AirflowClient(airflow.url, "viewer", "viewer")
     assert viewer.dag("trivial") is not None
@@ -304,7 +298,6 @@ def test_airflow_has_a_viewer(airflow: Airflow) -> None:
     assert airflow.request("GET", "dags", anonymous=True).status_code == 401
 
 
-@ON_AIRFLOW
 def test_a_deferred_task_survives_its_triggerer(airflow: Airflow) -> None:
     run_id = airflow.trigger("waits")
 
@@ -322,14 +315,12 @@ def test_a_deferred_task_survives_its_triggerer(airflow: Airflow) -> None:
     assert airflow.xcom("waits", run_id, "wait") == "resumed"
 
 
-@ON_AIRFLOW
 def test_the_airflow_command_works_on_it(airflow: Airflow) -> None:
     done = airflow.cli("connections", "get", "nats_test", "-o", "json")
     assert done.returncode == 0, done.stderr
     assert '"nats_test"' in done.stdout
 
 
-@ON_AIRFLOW
 def test_a_broken_dag_raises(airflow: Airflow) -> None:
     broken = airflow.dags_folder / "broken.py"
     broken.write_text("from airflow.sdk import dag\nraise ValueError('as expected')\n")
@@ -338,7 +329,6 @@ def test_a_broken_dag_raises(airflow: Airflow) -> None:
     broken.unlink()
 
 
-@ON_AIRFLOW
 def test_a_start_that_fails_leaves_nothing_behind(airflow: Airflow, tmp_path: Path, migrated_databases: Path) -> None:
     # Beside the other one: the two share nothing but the template of the database.
     (tmp_path / "dags").mkdir()

@@ -44,14 +44,20 @@ class Package:
 
     def __init__(self, root: Path = ROOT) -> None:
         self.root = root
+        self._imported_names: dict[str, set[str]] = {}
         self.modules = {module.name: module for module in sorted(_modules(root), key=lambda module: module.name)}
 
     def in_rooms(self, *rooms: str) -> list[Module]:
         """Return the modules of these folders."""
         return [module for module in self.modules.values() if module.room in rooms]
 
-    def imported_names(self, module: Module) -> Iterator[str]:
-        """Yield the full dotted names that a module imports: in functions and for type checkers too."""
+    def imported_names(self, module: Module) -> set[str]:
+        """Return the full dotted names that a module imports: in functions and for type checkers too."""
+        if module.name not in self._imported_names:
+            self._imported_names[module.name] = set(self._imports_of(module))
+        return self._imported_names[module.name]
+
+    def _imports_of(self, module: Module) -> Iterator[str]:
         package = (self.root.name, *module.path.relative_to(self.root).parent.parts)
         for node in ast.walk(module.tree):
             if isinstance(node, ast.Import):

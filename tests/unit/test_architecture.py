@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 
 _PACKAGE = ROOT.name
 _FORBIDDEN_IN_CORE = {"airflow", "pyspark", "pyarrow", "pandas", "numpy"}
+# Beside the rooms, and for skins only.
+_AIRFLOW_MODULES = {"airflow_compat"}
 _BELOW_SKINS = ("jetstream", "worker", "spark", "command")
 _MAX_LINES = 350
 _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
@@ -67,11 +69,17 @@ def _own_rooms(package: Package, module: Module) -> set[str]:
     return {package.modules[name].room for name in package.own_imports(module)} - {""}
 
 
+def _above(package: Package, module: Module) -> set[str]:
+    """Return what a module below the skins imports from neither the core nor its own room."""
+    rooms = _own_rooms(package, module) - {"jetstream", module.room}
+    return rooms | package.own_imports(module) & _AIRFLOW_MODULES
+
+
 def core_stands_alone(package: Package) -> list[str]:
     return [
         f"{module.name} imports {', '.join(sorted(wrong))}"
         for module in package.in_rooms("jetstream")
-        if (wrong := _own_rooms(package, module) - {"jetstream"} | package.distributions(module) & _FORBIDDEN_IN_CORE)
+        if (wrong := _above(package, module) | package.distributions(module) & _FORBIDDEN_IN_CORE)
     ]
 
 
@@ -80,7 +88,7 @@ def middle_stands_on_core(package: Package) -> list[str]:
         f"{module.name} imports {', '.join(sorted(wrong))}"
         for module in package.in_rooms("worker", "spark", "command")
         if (
-            wrong := (_own_rooms(package, module) - {"jetstream", module.room})
+            wrong := _above(package, module)
             | package.distributions(module) & ({"airflow"} if module.room == "spark" else _FORBIDDEN_IN_CORE)
         )
     ]
@@ -92,7 +100,8 @@ def skins_leave_nats_to_the_core(package: Package) -> list[str]:
 
 def modules_beside_the_rooms_are_light(package: Package) -> list[str]:
     light = {*sys.stdlib_module_names, package.root.name}
-    return [module.name for module in package.in_rooms("") if package.distributions(module) - light]
+    modules = [module for module in package.in_rooms("") if module.name not in _AIRFLOW_MODULES]
+    return [module.name for module in modules if package.distributions(module) - light]
 
 
 def rooms_in_order(package: Package, floor: str, levels: Sequence[set[str]]) -> list[str]:
@@ -268,6 +277,11 @@ def _tree(root: Path, files: dict[str, str]) -> Package:
             middle_stands_on_core,
             {"command/a.py": f"from {_PACKAGE}.spark import b", "spark/b.py": ""},
             "command.a imports spark",
+        ),
+        (
+            middle_stands_on_core,
+            {"worker/a.py": f"from {_PACKAGE}.airflow_compat import conf", "airflow_compat.py": "import airflow"},
+            "worker.a imports airflow_compat",
         ),
         (skins_leave_nats_to_the_core, {"hooks/a.py": "from nats.aio.client import Client"}, "hooks.a"),
         (modules_beside_the_rooms_are_light, {"provider_info.py": "import pydantic"}, "provider_info"),

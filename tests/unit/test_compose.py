@@ -1,4 +1,4 @@
-"""docker-compose.yml as Docker Compose itself reads it, and the files beside it as their own programs do."""
+"""docker-compose.yml as Docker Compose reads it, and the files beside it as their own programs read them."""
 
 import base64
 import importlib.util
@@ -42,8 +42,8 @@ def project() -> dict[str, Any]:
 
 @pytest.fixture
 def services(project: dict[str, Any]) -> dict[str, Service]:
-    found: dict[str, Service] = project["services"]
-    return found
+    declared: dict[str, Service] = project["services"]
+    return declared
 
 
 def bind_mounts(service: Service) -> dict[str, Any]:
@@ -55,9 +55,9 @@ def named_volumes(service: Service) -> dict[str, str]:
     return {mount["target"]: mount["source"] for mount in mounts if mount["type"] == "volume"}
 
 
-def test_the_checker_is_docker_compose_and_refuses_a_broken_file(tmp_path: Path) -> None:
-    answer = subprocess.run([*compose_command(), "version"], capture_output=True, text=True, check=True)
-    assert answer.stdout.startswith("Docker Compose version")
+def test_the_file_is_checked_by_docker_compose_which_refuses_a_broken_one(tmp_path: Path) -> None:
+    version = subprocess.run([*compose_command(), "version"], capture_output=True, text=True, check=True)
+    assert version.stdout.startswith("Docker Compose version")
     broken = tmp_path / "docker-compose.yml"
     broken.write_text(
         COMPOSE_FILE.read_text().replace("      nats:\n        condition", "      natz:\n        condition")
@@ -66,7 +66,7 @@ def test_the_checker_is_docker_compose_and_refuses_a_broken_file(tmp_path: Path)
         compose_config(broken)
 
 
-def test_all_services_are_there(services: dict[str, Service]) -> None:
+def test_all_services_are_declared(services: dict[str, Service]) -> None:
     assert set(services) == AIRFLOW | ONE_SHOT | SPARK | {"nats", "postgres", "worker"}
     assert services["worker"]["deploy"]["replicas"] == 2
     commands = {name: services[name]["command"] for name in AIRFLOW}
@@ -103,17 +103,18 @@ def test_long_running_services_have_a_health_check_and_are_restarted(services: d
     assert "http://127.0.0.1:8222/healthz" in services["nats"]["healthcheck"]["test"]
 
 
-def test_nothing_starts_before_what_it_needs(services: dict[str, Service]) -> None:
+def test_services_start_after_those_they_depend_on(services: dict[str, Service]) -> None:
     for service in services.values():
-        for needed, how in service.get("depends_on", {}).items():
-            expected = "service_completed_successfully" if needed in ONE_SHOT else "service_healthy"
-            assert how["condition"] == expected
-    needs = {name: set(service.get("depends_on", {})) for name, service in services.items()}
-    assert needs["airflow-init"] == {"postgres"}
-    assert needs["worker"] == {"nats"}
-    assert needs["spark-worker"] == {"nats", "spark-master"}
-    assert needs["airflow-scheduler"] == {"airflow-apiserver"}
-    assert all(needs[name] == {"postgres", "nats", "airflow-init"} for name in AIRFLOW - {"airflow-scheduler"})
+        for name, dependency in service.get("depends_on", {}).items():
+            expected = "service_completed_successfully" if name in ONE_SHOT else "service_healthy"
+            assert dependency["condition"] == expected
+    dependencies = {name: set(service.get("depends_on", {})) for name, service in services.items()}
+    assert dependencies["airflow-init"] == {"postgres"}
+    assert dependencies["worker"] == {"nats"}
+    assert dependencies["spark-worker"] == {"nats", "spark-master"}
+    assert dependencies["airflow-scheduler"] == {"airflow-apiserver"}
+    others = AIRFLOW - {"airflow-scheduler"}
+    assert all(dependencies[name] == {"postgres", "nats", "airflow-init"} for name in others)
 
 
 def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> None:
@@ -123,7 +124,7 @@ def test_ports_are_open_to_this_machine_only(services: dict[str, Service]) -> No
     assert not any("network_mode" in service for service in services.values())
 
 
-def test_state_is_kept_in_named_volumes(project: dict[str, Any], services: dict[str, Service]) -> None:
+def test_state_is_stored_in_named_volumes(project: dict[str, Any], services: dict[str, Service]) -> None:
     used = {source for service in services.values() for source in named_volumes(service).values()}
     assert used == set(project["volumes"])
     assert named_volumes(services["nats"]) == {"/data": "nats-data"}
@@ -135,14 +136,14 @@ def test_state_is_kept_in_named_volumes(project: dict[str, Any], services: dict[
 def test_mounted_files_exist_and_are_read_only(services: dict[str, Service]) -> None:
     for service in services.values():
         for mount in bind_mounts(service).values():
-            # Docker would make an empty folder of a missing source, and the error would show much later.
+            # Docker creates an empty folder in place of a missing source, and the error appears much later.
             assert Path(mount["source"]).exists(), mount["source"]
             assert mount["read_only"] is True
     for name in AIRFLOW:
         assert Path(bind_mounts(services[name])["/opt/airflow/dags"]["source"]) == ROOT / "example_dags"
 
 
-def test_the_workers_find_their_queue_and_their_handler(services: dict[str, Service]) -> None:
+def test_the_workers_have_their_queue_and_their_handler(services: dict[str, Service]) -> None:
     worker = services["worker"]
     command = worker["command"]
     assert command[:2] == ["jetstream-worker", "run"]
@@ -162,7 +163,7 @@ def test_all_components_share_their_keys(services: dict[str, Service]) -> None:
     environments = [services[name]["environment"] for name in AIRFLOW | ONE_SHOT]
     for key in ("CORE__FERNET_KEY", "API__SECRET_KEY", "API_AUTH__JWT_SECRET", "DATABASE__SQL_ALCHEMY_CONN"):
         assert len({environment[f"AIRFLOW__{key}"] for environment in environments}) == 1
-    # Sizes that Fernet and HS512 ask for.
+    # The key sizes of Fernet and HS512.
     assert len(base64.urlsafe_b64decode(environments[0]["AIRFLOW__CORE__FERNET_KEY"])) == 32
     assert len(environments[0]["AIRFLOW__API_AUTH__JWT_SECRET"]) >= 64
 
@@ -215,7 +216,7 @@ def test_a_task_is_the_driver_of_the_cluster_and_shares_its_storage(
     spark = spark_settings("spark_default")
     assert spark.master == "spark://spark-master:7077"
     nats = ConnectionSettings(servers=("nats",), user="u", password="p")
-    # Found by the executors as NATS_TRIAL_URL and its like.
+    # Executors read NATS_TRIAL_URL, NATS_TRIAL_USER and NATS_TRIAL_PASSWORD.
     assert executor_credentials(nats, spark).options == {"connection": "trial"}
     master = services["spark-master"]["command"]
     assert master[-4:] == ["--host", "spark-master", "--port", "7077"]
@@ -236,13 +237,13 @@ def test_the_dockerfile_copies_what_exists_and_is_not_ignored() -> None:
     assert all((ROOT / source).exists() for source in sources)
 
 
-def test_the_worker_image_has_every_dependency_but_airflow() -> None:
+def test_the_worker_image_has_the_packages_dependencies() -> None:
     def names(requirements: list[str]) -> set[str]:
         return {re.split(r"[\s=<>!~;]", line)[0].lower() for line in requirements if line and line[0] != "#"}
 
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"]
     installed = (ROOT / "docker" / "worker-requirements.txt").read_text().splitlines()
-    assert names(installed) == {name for name in names(declared) if not name.startswith("apache-airflow")}
+    assert names(installed) == names(declared)
 
 
 def test_the_first_start_migrates_and_sets_the_admin_password(tmp_path: Path, services: dict[str, Service]) -> None:
@@ -255,23 +256,23 @@ def test_the_first_start_migrates_and_sets_the_admin_password(tmp_path: Path, se
     passwords = tmp_path / "passwords.json"
     path = os.pathsep.join([str(tmp_path), str(Path(sys.executable).parent), os.environ["PATH"]])
     script = bind_mounts(services["airflow-init"])[services["airflow-init"]["command"][1]]["source"]
-    ran = subprocess.run(
+    done = subprocess.run(
         ["bash", script],
         env={"PATH": path, key: str(passwords), "AIRFLOW_ADMIN_PASSWORD": 'a"b'},
         capture_output=True,
         text=True,
         check=True,
     )
-    assert ran.stdout == "db migrate\n"
+    assert done.stdout == "db migrate\n"
     assert json.loads(passwords.read_text()) == {"admin": 'a"b'}
     assert passwords.stat().st_mode & 0o077 == 0
 
 
 @contextmanager
 def monitoring(clients: list[str], status: int = 200) -> Iterator[str]:
-    """Answer /connz in pages, as a server with connections from these addresses does."""
+    """Serve /connz in pages, like a nats-server that these addresses are connected to."""
 
-    class Answer(BaseHTTPRequestHandler):
+    class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             limit, offset = (int(number) for number in re.findall(r"=(\d+)", self.path))
             page = [{"ip": client} for client in clients[offset : offset + limit]]
@@ -282,7 +283,7 @@ def monitoring(clients: list[str], status: int = 200) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Answer) as server:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
@@ -308,7 +309,7 @@ def worker_health() -> ModuleType:
         (["127.0.0.1"], 500, 1),
     ],
 )
-def test_a_worker_is_healthy_while_the_server_has_its_connection(
+def test_a_worker_is_healthy_while_it_is_connected(
     worker_health: ModuleType, monkeypatch: pytest.MonkeyPatch, clients: list[str], status: int, code: int
 ) -> None:
     with monitoring(clients, status) as url:

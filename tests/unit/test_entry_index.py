@@ -13,24 +13,24 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryI
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
-mentions = st.builds(
+entries_of_any_kind = st.builds(
     Entry,
-    entry=st.integers(1, 2**64 - 1),
+    sequence=st.integers(1, 2**64 - 1),
     kind=st.sampled_from(EntryKind),
     consumer=st.none() | st.text(max_size=5),
-    told_at=st.datetimes(timezones=st.just(UTC)),
+    recorded_at=st.datetimes(timezones=st.just(UTC)),
     deliveries=st.integers(0, 2**32 - 1),
 )
 
 
-@given(st.lists(st.tuples(st.integers(1, 2**64 - 1) | st.integers(1, 5), mentions), max_size=30))
+@given(st.lists(st.tuples(st.integers(1, 2**64 - 1) | st.integers(1, 5), entries_of_any_kind), max_size=30))
 def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int, Entry]]) -> None:
     index = EntryIndex()
-    for sequence, mention in entries:
-        index.add(sequence, mention)
+    for sequence, entry in entries:
+        index.add(sequence, entry)
     expected: dict[int, list[Entry]] = {}
-    for sequence, mention in entries:
-        expected.setdefault(sequence, []).append(mention)
+    for sequence, entry in entries:
+        expected.setdefault(sequence, []).append(entry)
     assert [(sequence, list(said)) for sequence, said in index.jobs()] == sorted(expected.items())
     for sequence, said in expected.items():
         assert sequence in index

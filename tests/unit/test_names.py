@@ -41,10 +41,11 @@ _RETIRED_MODULES = _words(
 # Modules whose last name was retired for another module and is right for these.
 _OTHER_MODULES = {
     "plugins.monitor.models.letters": "response models, named after their route",
-    "sensors.jobs": "Airflow's layout: a module per kind of thing that is sensed",
+    "sensors.jobs": "Airflow's layout",
     "sensors.queue": "Airflow's layout",
     "triggers.queue": "Airflow's layout",
-    "worker.metrics": "Prometheus metrics; the ack metrics of the core have got a name of their own",
+    "tasks.outcome": "what a task returns and how it fails; the outcome of a worker's handler is its result",
+    "worker.metrics": "Prometheus metrics; the core's ack metrics have their own name",
 }
 
 _RETIRED_CLASSES = _words(
@@ -67,7 +68,7 @@ _RETIRED_FUNCTIONS = _words(
 )
 
 # Definitions that carry a retired name, and why.
-_OTHER_DEFINITIONS = {"jetstream.redrive.in_place._pause": "NATS's own word: CONSUMER.PAUSE"}
+_OTHER_DEFINITIONS: dict[str, str] = {}
 
 # How a value came isn't what it is.
 _RETIRED_WORDS = {"told", "asked", "looked"}

@@ -35,7 +35,7 @@ def test_a_refusal_keeps_codes_and_stream() -> None:
 
 @pytest.mark.parametrize("answer", [b"", b"ok", b"[]", b'"x"', b'{"stream":"jobs"}', b'{"stream":1,"seq":2}'])
 def test_another_answer_is_no_publish_ack(answer: bytes) -> None:
-    with pytest.raises(UnreachableError, match="expected a stream's acknowledgement on jobs.new, found another answer"):
+    with pytest.raises(UnreachableError, match="expected a stream's acknowledgement on "):
         parse_publish_ack("jobs.new", answer)
 
 

@@ -81,8 +81,8 @@ def test_what_stays_the_same_is_no_change(repair: Repair | None) -> None:
         (Repair(headers={"A": 5}), "expected text without line breaks, found 5"),  # type: ignore[dict-item]
         (Repair(headers={5: "x"}), "expected headers by name, found {5: 'x'}"),  # type: ignore[dict-item]
         (Repair(headers=None), "expected headers by name, found None"),  # type: ignore[arg-type]
-        (Repair(headers={"Redrive-Count": "0"}), "found Redrive-Count, which tells of its redrives"),
-        (Repair(headers={"Redrive-Count": None}), "found Redrive-Count, which tells of its redrives"),
+        (Repair(headers={"Redrive-Count": "0"}), "found Redrive-Count, which records its redrives"),
+        (Repair(headers={"Redrive-Count": None}), "found Redrive-Count, which records its redrives"),
     ],
 )
 def test_a_repair_that_cannot_be_sent_leaves_the_letter_untouched(repair: Repair, told: str) -> None:

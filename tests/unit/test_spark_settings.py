@@ -1,4 +1,4 @@
-"""From Airflow's connections to where Spark runs and how its executors find NATS, without Spark."""
+"""Airflow's connections converted to the settings of Spark and of its executors, without Spark."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def nats(**values: Any) -> ConnectionSettings:
     return ConnectionSettings(servers=("nats://nats-1:4222",), **values)
 
 
-def told(spark: SparkSettings, **options: str) -> SparkSettings:
+def with_options(spark: SparkSettings, **options: str) -> SparkSettings:
     return SparkSettings(spark.master, {f"spark.jetstream.{name}": value for name, value in options.items()})
 
 
@@ -36,13 +36,13 @@ WITH_SECRET = nats(user="u", password=_SECRET)
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    def give(conn_id: str = "spark_default", **connection: Any) -> None:
+def set_connection(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    def set_variable(conn_id: str = "spark_default", **connection: Any) -> None:
         monkeypatch.setenv(
             f"AIRFLOW_CONN_{conn_id.upper()}", json.dumps({"conn_type": "spark", "host": "local[2]", **connection})
         )
 
-    return give
+    return set_variable
 
 
 def test_without_a_connection_spark_runs_on_this_machine(caplog: pytest.LogCaptureFixture) -> None:
@@ -53,7 +53,7 @@ def test_without_a_connection_spark_runs_on_this_machine(caplog: pytest.LogCaptu
     assert "There is no Airflow connection spark_default, so Spark runs on this machine" in caplog.text
 
 
-def test_a_connection_that_was_named_has_to_be_there() -> None:
+def test_a_named_connection_must_exist() -> None:
     with pytest.raises(
         SparkSettingsError, match="expected an Airflow connection 'spark_big' of type spark, found none"
     ):
@@ -72,12 +72,12 @@ def test_a_connection_that_was_named_has_to_be_there() -> None:
         ({"host": "k8s://https://api", "port": 6443}, "k8s://https://api:6443"),
     ],
 )
-def test_the_host_is_the_master(given: Callable[..., None], connection: dict[str, Any], master: str) -> None:
-    given(**connection)
+def test_the_host_is_the_master(set_connection: Callable[..., None], connection: dict[str, Any], master: str) -> None:
+    set_connection(**connection)
     assert spark_settings("spark_default").master == master
 
 
-def test_extras_are_those_of_the_spark_provider_and_properties(given: Callable[..., None]) -> None:
+def test_extras_are_those_of_the_spark_provider_and_properties(set_connection: Callable[..., None]) -> None:
     extra = {
         "deploy-mode": "client",
         "spark-binary": "spark-submit",
@@ -86,7 +86,7 @@ def test_extras_are_those_of_the_spark_provider_and_properties(given: Callable[.
         "conf": {"spark.executor.memory": "2g", "spark.executor.cores": 2},
         "spark.speculation": True,
     }
-    given(extra=extra)
+    set_connection(extra=extra)
     assert spark_settings("spark_default", '{"spark.executor.cores": 4}').conf == {
         "spark.yarn.queue": "nightly",
         "spark.executor.memory": "2g",
@@ -111,10 +111,10 @@ def test_extras_are_those_of_the_spark_provider_and_properties(given: Callable[.
         ({}, "nothing", "spark_conf: expected properties such as"),
     ],
 )
-def test_what_cant_be_used_is_refused(
-    given: Callable[..., None], connection: dict[str, Any], conf: Any, message: str
+def test_invalid_settings_are_refused(
+    set_connection: Callable[..., None], connection: dict[str, Any], conf: Any, message: str
 ) -> None:
-    given(**connection)
+    set_connection(**connection)
     with pytest.raises(SparkSettingsError) as refused:
         spark_settings("spark_default", conf)
     assert message in str(refused.value)
@@ -122,9 +122,9 @@ def test_what_cant_be_used_is_refused(
 
 
 def test_on_this_machine_the_environment_carries_the_secret() -> None:
-    found = executor_credentials(WITH_SECRET, LOCAL)
-    assert found.options == {"connection": "airflow"}
-    assert found.environment == {
+    credentials = executor_credentials(WITH_SECRET, LOCAL)
+    assert credentials.options == {"connection": "airflow"}
+    assert credentials.environment == {
         "NATS_AIRFLOW_URL": "nats://nats-1:4222",
         "NATS_AIRFLOW_USER": "u",
         "NATS_AIRFLOW_PASSWORD": _SECRET,
@@ -132,38 +132,38 @@ def test_on_this_machine_the_environment_carries_the_secret() -> None:
     }
 
 
-def test_a_cluster_is_told_what_is_no_secret() -> None:
-    found = executor_credentials(nats(tls_ca_file="/ca.pem", timeout=5), CLUSTER)
-    assert found.options == {"servers": "nats://nats-1:4222", "tlsCaFile": "/ca.pem", "timeout": "5"}
-    assert found.environment == {}
+def test_a_cluster_gets_options_without_secrets() -> None:
+    credentials = executor_credentials(nats(tls_ca_file="/ca.pem", timeout=5), CLUSTER)
+    assert credentials.options == {"servers": "nats://nats-1:4222", "tlsCaFile": "/ca.pem", "timeout": "5"}
+    assert credentials.environment == {}
 
 
-def test_a_cluster_isnt_told_a_secret() -> None:
+def test_a_cluster_gets_no_secret() -> None:
     with pytest.raises(SparkSettingsError, match="how executors of spark://master") as refused:
         executor_credentials(WITH_SECRET, CLUSTER)
     assert _SECRET not in str(refused.value)
 
 
-def test_the_driver_takes_a_name_from_airflow_where_executors_have_it_of_their_own() -> None:
-    found = executor_credentials(WITH_SECRET, told(CLUSTER, connection="big-orders"))
-    assert found.options == {"connection": "big-orders"}
-    assert found.environment["NATS_BIG_ORDERS_PASSWORD"] == _SECRET
-    asked = told(CLUSTER, connection="orders", connectionProvider="vault:find")
-    assert executor_credentials(WITH_SECRET, asked).environment == {}
+def test_the_driver_reads_a_named_connection_from_airflow() -> None:
+    credentials = executor_credentials(WITH_SECRET, with_options(CLUSTER, connection="big-orders"))
+    assert credentials.options == {"connection": "big-orders"}
+    assert credentials.environment["NATS_BIG_ORDERS_PASSWORD"] == _SECRET
+    spark = with_options(CLUSTER, connection="orders", connectionProvider="vault:find")
+    assert executor_credentials(WITH_SECRET, spark).environment == {}
     files = {"servers": "tls://n", "user": "u", "passwordFile": "/run/secrets/nats"}
-    assert executor_credentials(WITH_SECRET, told(CLUSTER, **files)).options == files
+    assert executor_credentials(WITH_SECRET, with_options(CLUSTER, **files)).options == files
 
 
 @pytest.mark.parametrize("option", ["password", "token", "nkeySeedSecret", "credentialsSecret"])
 def test_a_secret_as_an_option_is_refused(option: str) -> None:
     with pytest.raises(SparkSettingsError, match=f"without secrets, found {option}") as refused:
-        executor_credentials(WITH_SECRET, told(LOCAL, servers="n", **{option: _SECRET}))
+        executor_credentials(WITH_SECRET, with_options(LOCAL, servers="n", **{option: _SECRET}))
     assert _SECRET not in str(refused.value)
 
 
 def test_an_unknown_option_is_refused() -> None:
     with pytest.raises(SparkSettingsError, match="found stream: correct it"):
-        executor_credentials(WITH_SECRET, told(LOCAL, stream="orders"))
+        executor_credentials(WITH_SECRET, with_options(LOCAL, stream="orders"))
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_an_unknown_option_is_refused() -> None:
         ({"pyspark": "4.3.0", "pyspark-client": "4.2.0"}, "expected pyspark-client of the version of pyspark, 4.3.0"),
     ],
 )
-def test_a_pyspark_that_would_fail_in_strange_ways_is_refused(
+def test_an_unusable_pyspark_is_refused(
     versions: dict[str, str], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def version(name: str) -> str:
@@ -189,18 +189,18 @@ def test_a_pyspark_that_would_fail_in_strange_ways_is_refused(
     assert message in str(refused.value)
 
 
-def test_this_pyspark_will_do() -> None:
+def test_the_installed_pyspark_is_accepted() -> None:
     assert require_pyspark() == metadata.version("pyspark")
 
 
-def test_an_error_from_an_executor_is_told_as_what_it_is() -> None:
+def test_an_error_of_an_executor_keeps_its_class() -> None:
     text = (
         "Job aborted: Lost task: org.apache.spark.api.python.PythonException: Traceback (most recent call last):\n"
         '  File "x.py", line 1, in f\n'
         "airflow_provider_jetstream.jetstream.errors.ConnectionSettingsError: expected servers, found none\n\n"
         "\tat org.apache.spark.api.python.BasePythonRunner\n"
     )
-    told = error_message(RuntimeError(text))
-    assert told == {"error": "expected servers, found none", "code": "JS101", "terminal": True}
+    message = error_message(RuntimeError(text))
+    assert message == {"error": "expected servers, found none", "code": "JS101", "terminal": True}
     assert error_message(SelectionError("no"))["terminal"] is True
     assert error_message(KeyError("x")) == {"error": "KeyError: 'x'", "code": "", "terminal": False}

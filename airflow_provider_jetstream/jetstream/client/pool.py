@@ -23,9 +23,9 @@ class _Shared:
     opening: asyncio.Task[NatsPyConnection] | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    def opened(self, settings: ConnectionSettings) -> asyncio.Task[NatsPyConnection]:
+    def open_attempt(self, settings: ConnectionSettings) -> asyncio.Task[NatsPyConnection]:
         """Return the one attempt to open that all waiting users share, its failure too; later users start another."""
-        if self.opening is None or (self.opening.done() and not _usable(self.opening)):
+        if self.opening is None or (self.opening.done() and not _is_usable(self.opening)):
             self.opening = asyncio.create_task(self._open(settings))
         return self.opening
 
@@ -40,7 +40,7 @@ class _Shared:
         return await self.stack.enter_async_context(connect(settings))
 
 
-def _usable(opening: asyncio.Task[NatsPyConnection]) -> bool:
+def _is_usable(opening: asyncio.Task[NatsPyConnection]) -> bool:
     return not opening.cancelled() and opening.exception() is None and not opening.result().is_closed
 
 
@@ -59,7 +59,7 @@ async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[NatsP
     shared.users += 1
     try:
         # Shielded: a user that is cancelled while it waits must not cancel the attempt of the others.
-        yield await asyncio.shield(shared.opened(settings))
+        yield await asyncio.shield(shared.open_attempt(settings))
     finally:
         shared.users -= 1
         if shared.users == 0:

@@ -1,9 +1,9 @@
-"""All work queues of a server at a glance: a request for each 256 streams, and one for each queue's consumers."""
+"""All work queues of a server at a glance: a request per 256 streams, and one for each queue's consumers."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
@@ -28,18 +28,18 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 # Subjects are compared with filters one by one, and the server lists them all.
-_MOST_SUBJECTS = 2_000
+_MAX_SUBJECTS = 2_000
 
 
 @dataclass(frozen=True, slots=True)
 class QueueOverview:
     """A work queue at a glance.
 
-    :param config: its stream's configuration, as the server gives it
-    :param state: its stream's state, as the server gives it
-    :param letters: what the server tells of the stream that captures its deaths, if there is one
+    :param config: its stream's configuration, as the server returns it
+    :param state: its stream's state, as the server returns it
+    :param dead_letter_queue: the server's STREAM.INFO of the stream that captures its dead letters, if there is one
     :param health: its numbers; ``None`` where they are missing
-    :param left: what else it holds; ``None`` where that isn't known
+    :param left_over: what it stores besides pending jobs and jobs in flight; ``None`` where that isn't known
     :param problem: why numbers are missing
     """
 
@@ -57,75 +57,76 @@ class QueueOverview:
 
     @property
     def dead_letter_queue_state(self) -> tuple[int, int, str]:
-        """The same as long as nothing was said about any death, and none was done away with."""
-        told = self.dead_letter_queue["state"] if self.dead_letter_queue else {}
-        return (told.get("last_seq", 0), told.get("messages", 0), self.health.created if self.health else "")
+        """A fingerprint of the dead letter queue: it changes when an entry is added or removed."""
+        state = self.dead_letter_queue["state"] if self.dead_letter_queue else {}
+        return (state.get("last_seq", 0), state.get("messages", 0), self.health.created if self.health else "")
 
     @property
     def fingerprint(self) -> tuple[Any, ...]:
-        """The same as long as nothing has become of any job, and nothing was said about any death."""
+        """A fingerprint of the queue: it changes when a job is stored, delivered or settled, or an entry is added."""
+        state = self.state
         consumers = self.health.consumers.values() if self.health else ()
         return (
+            *(state["last_seq"], state["messages"], state.get("num_subjects", 0), self.dead_letter_queue_state),
             *(
-                self.state["last_seq"],
-                self.state["messages"],
-                self.state.get("num_subjects", 0),
-                self.dead_letter_queue_state,
+                (consumer.name, consumer.created, consumer.filters, consumer.deliveries, consumer.pending)
+                for consumer in consumers
             ),
-            *((each.name, each.created, each.filters, each.deliveries, each.pending) for each in consumers),
-            *((each.in_flight, each.ack_floor) for each in consumers),
+            *((consumer.in_flight, consumer.ack_floor) for consumer in consumers),
         )
 
 
 async def inspect_all_queues(
     connection: Connection, before: Mapping[str, QueueOverview] | None = None
 ) -> list[QueueOverview]:
-    """Look at all streams of work-queue retention, also at those that were made by hand.
+    """Inspect all streams of work-queue retention by name, those that were made by hand included.
 
-    :param connection: the server
-    :param before: the last look by queue, so that what hasn't moved isn't counted again
-    :return: the queues by name; dead letter queues aren't among them, whatever their retention
-    :raises ApiError: the server refused to tell
+    Dead letter queues are left out, whatever their retention.
+
+    :param before: the last overview by queue, so that an unchanged queue isn't counted again
+    :raises ApiError: the server refused
     :raises TransientError: the server doesn't answer
     """
     streams = await list_streams(connection)
     by_name = {info["config"]["name"]: info for info in streams}
-    tellers = _tellers(info["config"] for info in streams)
+    capturing = _capturing_streams(info["config"] for info in streams)
 
-    async def look(info: Mapping[str, Any]) -> QueueOverview | None:
+    async def inspect(info: Mapping[str, Any]) -> QueueOverview | None:
         config, state = info["config"], info["state"]
-        capturing = dead_letter_stream([*tellers[config["name"]], *tellers[ANY_QUEUE]], config["name"])
-        letters = by_name[capturing["name"]] if capturing else None
+        stream = dead_letter_stream([*capturing[config["name"]], *capturing[ANY_QUEUE]], config["name"])
+        dead_letter_queue = by_name[stream["name"]] if stream else None
         try:
-            found = QueueOverview(config, state, letters, await inspect_consumers(connection, info), None)
-            return await _told_apart(connection, found, (before or {}).get(found.name))
+            health = await inspect_consumers(connection, info)
+            overview = QueueOverview(config, state, dead_letter_queue, health, None)
+            return await _with_left_over(connection, overview, (before or {}).get(overview.name))
         except NotFoundError:
             return None
         except UnreachableError as error:
-            return QueueOverview(config, state, letters, None, None, error)
+            return QueueOverview(config, state, dead_letter_queue, None, None, error)
 
     queues = [info for info in streams if _is_queue(info["config"])]
-    looks = [look for look in await map_concurrently(look, queues) if look is not None]
-    return sorted(looks, key=lambda each: each.name)
+    overviews = [overview for overview in await map_concurrently(inspect, queues) if overview is not None]
+    return sorted(overviews, key=lambda overview: overview.name)
 
 
 def _is_queue(config: Mapping[str, Any]) -> bool:
     return config["retention"] == "workqueue" and not has_dead_letter_mark(config) and not captured_queues(config)
 
 
-def _tellers(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:
-    """Put the streams that capture deaths with the queues whose deaths those are: there may be many of both."""
-    tellers: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+def _capturing_streams(configs: Iterable[Mapping[str, Any]]) -> defaultdict[str, list[Mapping[str, Any]]]:
+    """Return by queue the configurations of the streams that capture its dead letters; there may be many of both."""
+    capturing: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
     for config in configs:
         for queue in captured_queues(config):
-            tellers[queue].append(config)
-    return tellers
+            capturing[queue].append(config)
+    return capturing
 
 
-async def _told_apart(connection: Connection, look: QueueOverview, before: QueueOverview | None) -> QueueOverview:
-    if look.health is None or look.state.get("num_subjects", 0) > _MOST_SUBJECTS:
-        return look
-    left = before.left_over if before and before.left_over and before.fingerprint == look.fingerprint else None
-    if left is None:
-        left = await count_left_over(connection, look.health)
-    return QueueOverview(look.config, look.state, look.dead_letter_queue, look.health, left)
+async def _with_left_over(
+    connection: Connection, overview: QueueOverview, before: QueueOverview | None
+) -> QueueOverview:
+    if overview.health is None or overview.state.get("num_subjects", 0) > _MAX_SUBJECTS:
+        return overview
+    is_unchanged = before is not None and before.fingerprint == overview.fingerprint
+    left_over = before.left_over if before and is_unchanged else None
+    return replace(overview, left_over=left_over or await count_left_over(connection, overview.health))

@@ -60,9 +60,9 @@ async def _paused(connection: Connection, queue: str, consumer: str) -> AsyncIte
         while True:
             await asyncio.sleep(_RENEWAL_SECONDS)
             with suppress(ApiError, TransientError):
-                await _pause(connection, queue, consumer, _pause_end())
+                await _pause_consumer(connection, queue, consumer, _pause_end())
 
-    await _pause(connection, queue, consumer, _pause_end())
+    await _pause_consumer(connection, queue, consumer, _pause_end())
     renewal = asyncio.create_task(keep_paused())
     try:
         yield
@@ -70,14 +70,14 @@ async def _paused(connection: Connection, queue: str, consumer: str) -> AsyncIte
         renewal.cancel()
         with suppress(ApiError, TransientError):
             # A pause that was set before stays as it was.
-            await _pause(connection, queue, consumer, before)
+            await _pause_consumer(connection, queue, consumer, before)
 
 
 def _pause_end() -> str:
     return (datetime.now(UTC) + _PAUSE).isoformat().replace("+00:00", "Z")
 
 
-async def _pause(connection: Connection, queue: str, consumer: str, until: str | None) -> None:
+async def _pause_consumer(connection: Connection, queue: str, consumer: str, until: str | None) -> None:
     await connection.api(f"CONSUMER.PAUSE.{queue}.{consumer}", {"pause_until": until} if until else {})
 
 

@@ -12,7 +12,7 @@ from airflow_provider_jetstream.operators.provision import JetStreamProvisionOpe
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 
 QUEUES = Path(__file__).parent / "queues"
-TASKS = int(os.environ.get("MAPPED_TASKS", "60"))
+TASKS = int(os.environ.get("MAPPED_TASKS", "24"))
 
 # Inline: the jobs end while the operator still waits itself; late: just after it deferred itself.
 for variant in ("inline", "late"):

@@ -35,7 +35,7 @@ _LINE = 64
 _SHORTEST_ANSWER = 56
 
 
-class _Task:
+class _RunningCoroutine:
     """A coroutine that the driver runs, and its index in the group that waits for its result."""
 
     __slots__ = ("coroutine", "group", "index")
@@ -51,7 +51,7 @@ class _Group:
 
     __slots__ = ("missing", "parent", "results")
 
-    def __init__(self, parent: _Task, size: int) -> None:
+    def __init__(self, parent: _RunningCoroutine, size: int) -> None:
         self.parent = parent
         self.missing = size
         self.results: list[Any] = [None] * size
@@ -67,7 +67,12 @@ class _Pending:
     __slots__ = ("answers", "first_number", "missing", "sent_at", "subject", "task")
 
     def __init__(
-        self, task: _Task, subject: str, first_number: int, answers: list[Any] | None = None, missing: int = 1
+        self,
+        task: _RunningCoroutine,
+        subject: str,
+        first_number: int,
+        answers: list[Any] | None = None,
+        missing: int = 1,
     ) -> None:
         self.task = task
         self.subject = subject
@@ -93,8 +98,8 @@ class CoroutineDriver:
         # By request number, the oldest first.
         self._pending: dict[int, _Pending] = {}
         # Tasks to resume, each with a value or an exception.
-        self._ready: deque[tuple[_Task, Any, Exception | None]] = deque()
-        self._sleeping: list[tuple[float, _Task]] = []
+        self._ready: deque[tuple[_RunningCoroutine, Any, Exception | None]] = deque()
+        self._sleeping: list[tuple[float, _RunningCoroutine]] = []
         self._result: Any = None
 
     def run(self, coroutine: Coroutine[Any, Any, _Result]) -> _Result:
@@ -102,7 +107,7 @@ class CoroutineDriver:
 
         :raises Exception: what the coroutine raises
         """
-        self._ready.append((_Task(coroutine), None, None))
+        self._ready.append((_RunningCoroutine(coroutine), None, None))
         try:
             while True:
                 while self._ready:
@@ -132,7 +137,7 @@ class CoroutineDriver:
         if self._chunk_size > _CHUNK:
             self._flush()
 
-    def _resume(self, task: _Task, value: Any, error: Exception | None) -> None:
+    def _resume(self, task: _RunningCoroutine, value: Any, error: Exception | None) -> None:
         try:
             awaited = task.coroutine.throw(error) if error else task.coroutine.send(value)
         except StopIteration as end:
@@ -144,7 +149,7 @@ class CoroutineDriver:
         else:
             self._start(task, awaited)
 
-    def _start(self, task: _Task, awaited: Any) -> None:
+    def _start(self, task: _RunningCoroutine, awaited: Any) -> None:
         match awaited:
             case Request() | RequestBatch() | RequestMany() if self.broken:
                 self._ready.append((task, None, type(self.broken)(str(self.broken))))
@@ -163,13 +168,13 @@ class CoroutineDriver:
                 if not group.missing:
                     self._ready.append((task, [], None))
                 for index, coroutine in enumerate(awaited.coroutines):
-                    self._ready.append((_Task(coroutine, group, index), None, None))
+                    self._ready.append((_RunningCoroutine(coroutine, group, index), None, None))
             case Sleep():
                 self._sleeping.append((time.monotonic() + awaited.seconds, task))
             case _:
                 raise TypeError(f"expected a request, found {awaited!r}: this coroutine needs an event loop")
 
-    def _start_many(self, task: _Task, awaited: RequestMany) -> None:
+    def _start_many(self, task: _RunningCoroutine, awaited: RequestMany) -> None:
         count, first_number = len(awaited.requests), self._number + 1
         if not count:
             self._ready.append((task, [], None))
@@ -183,7 +188,7 @@ class CoroutineDriver:
         ):
             self.send(subject, payload, header, b"%b.%d" % (self._inbox, number))
 
-    def _finish(self, task: _Task, result: Any) -> None:
+    def _finish(self, task: _RunningCoroutine, result: Any) -> None:
         group = task.group
         if group is None:
             self._result = (result,)

@@ -12,7 +12,7 @@ from urllib.parse import quote
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.spark.dead_letters.report.html import MISSING, Link, Page, Table
+from airflow_provider_jetstream.spark.dead_letters.report.html import MISSING, Link, ReportPage, Table
 from airflow_provider_jetstream.spark.dead_letters.triage_tables import LETTERS
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def report_page(
     title: str | None,
     airflow_url: str | None,
     written_at: datetime,
-) -> Page:
+) -> ReportPage:
     """Lay out the counts.
 
     :param title: the heading; names the queue where absent
@@ -102,7 +102,7 @@ def report_page(
         rows, rest = counts[field]
         return Table(title, names, [(cells(row), row[LETTERS]) for row in rows], rest, **more)
 
-    return Page(
+    return ReportPage(
         title=title or f"Dead letters of {', '.join(totals.queues) or 'no queue'}",
         about=about,
         figures={

@@ -90,7 +90,7 @@ class Table:
 
 
 @dataclass(frozen=True)
-class Page:
+class ReportPage:
     """The content of the report.
 
     :param about: the lines under the title
