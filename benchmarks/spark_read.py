@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from pathlib import Path
 
-from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
@@ -35,7 +35,7 @@ def read_as_a_task(setup: SparkSetup, name: str, method: str, messages: int) -> 
         info = stream.info()
     (partition,) = plan_ranges(1, messages, options, info, method, ())
     connection = {"servers": setup.server.url}
-    columns = Columns(NAMES, (True,) * len(NAMES))
+    columns = RequestedColumns(NAMES, (True,) * len(NAMES))
     results = sum(batch.num_rows for batch in read_range(connection, options, columns, partition))
     if results != messages:
         raise AssertionError(f"expected {messages} messages, found {results}")

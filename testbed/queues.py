@@ -27,11 +27,11 @@ _PAUSE = 0.02
 
 
 @overload
-async def eventually(condition: Callable[[], Awaitable[_T]], within: float = 10.0) -> _T: ...
+async def eventually(condition: Callable[[], Awaitable[_T | None]], within: float = 10.0) -> _T: ...
 
 
 @overload
-async def eventually(condition: Callable[[], _T], within: float = 10.0) -> _T: ...
+async def eventually(condition: Callable[[], _T | None], within: float = 10.0) -> _T: ...
 
 
 async def eventually(condition: Callable[[], Any], within: float = 10.0) -> Any:
@@ -173,8 +173,11 @@ async def process_all(connection: NatsPyConnection, queue: WorkQueue, within: fl
                 return done
             if time.monotonic() > deadline:
                 raise TimeoutError(f"not drained after {within:g} s: {info}")
+            # A request for as many jobs as are pending ends with the last of them, not with its time limit: a job that
+            # is delivered just after the limit would be lost, with its only delivery.
+            pending = info["num_pending"]
             with suppress(TimeoutError):
-                for message in await pull.fetch(100, timeout=0.2):
+                for message in await pull.fetch(min(pending, 100) or 1, timeout=2.0 if pending else 0.2):
                     done[message.data.decode()] += 1
                     await message.ack_sync()
     finally:

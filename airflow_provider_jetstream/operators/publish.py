@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog, StoredJobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
@@ -127,7 +127,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
         self, connection: Connection, queue: WorkQueue, jobs: Iterable[object], origin: Origin, key: str
     ) -> tuple[Cursor | None, PublishReport, WaitReport | None]:
         # Read once, for the cursor and for the publish log.
-        info = await stream_info(connection, queue.name) if queue.events else None
+        info = await self._stream_info(connection, queue)
         cursor = await take_cursor(connection, queue, info) if self.wait_for_completion else None
         log, stored = PublishLog(connection, queue, key), StoredJobs()
         started = await log.begin(info, asdict(cursor) if cursor else None) if info else None
@@ -156,6 +156,15 @@ class JetStreamPublishOperator(JobWaitingOperator):
         if ends:
             await self._close(log)
         return cursor, report, ends
+
+    async def _stream_info(self, connection: Connection, queue: WorkQueue) -> dict[str, Any] | None:
+        try:
+            return await stream_info(connection, queue.name) if queue.events else None
+        except NotFoundError:
+            # Without waiting, the error of publishing says more: it names the job and its subject.
+            if self.wait_for_completion:
+                raise
+            return None
 
     async def _close_log(self, connection: Connection, queue: WorkQueue, key: str) -> None:
         await self._close(PublishLog(connection, queue, key))

@@ -24,7 +24,7 @@ log = logging.getLogger("jetstream.worker")
 _CLEAN_UP_SECONDS = 2.0
 
 
-class Attempt(Protocol):
+class HandlerRun(Protocol):
     """A running handler."""
 
     result: asyncio.Future[Any]
@@ -36,7 +36,7 @@ class Attempt(Protocol):
 class Runner(Protocol):
     """Starts handlers."""
 
-    async def start(self, job: Delivery) -> Attempt:
+    async def start(self, job: Delivery) -> HandlerRun:
         """Start the handler for a job, once the process it needs is ready."""
 
     def close(self) -> None:
@@ -154,7 +154,7 @@ class _TaskRunner:
     def __init__(self, handler: Handler) -> None:
         self._handler = handler
 
-    async def start(self, job: Delivery) -> Attempt:
+    async def start(self, job: Delivery) -> HandlerRun:
         return _TaskAttempt(self._handler, job)
 
     def close(self) -> None:
@@ -174,7 +174,7 @@ class _ThreadRunner:
         self._handler = handler
         self._threads = HandlerThreads()
 
-    async def start(self, job: Delivery) -> Attempt:
+    async def start(self, job: Delivery) -> HandlerRun:
         return _ThreadAttempt(self._threads.start(self._handler, job))
 
     def close(self) -> None:

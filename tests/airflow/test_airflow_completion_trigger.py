@@ -21,7 +21,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -35,7 +35,11 @@ async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
 
 @pytest.mark.parametrize("gap", [1, 4, 8, 12])
 async def test_jobs_that_end_between_the_deferral_and_the_start_of_the_trigger_are_not_missed(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, gap: float, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    queue: WorkQueue,
+    gap: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
     monkeypatch.setattr(early_fire_guard, "SHORTEST_MARGIN", 0.0)
@@ -51,7 +55,7 @@ async def test_jobs_that_end_between_the_deferral_and_the_start_of_the_trigger_a
 
 
 async def test_the_cancellation_of_jobs_outlives_the_trigger(
-    connection: Connection, queue: WorkQueue, mocker: MockerFixture
+    connection: NatsPyConnection, queue: WorkQueue, mocker: MockerFixture
 ) -> None:
     requested = asyncio.Event()
 
@@ -79,6 +83,6 @@ async def test_the_cancellation_of_jobs_outlives_the_trigger(
     await eventually(all_are_cancelled)
 
 
-async def publish_with_ids(connection: Connection, queue: WorkQueue, count: int) -> list[int]:
+async def publish_with_ids(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[int]:
     publish = connection.client.jetstream().publish
     return [(await publish(queue.name, b"", headers={"Job-Id": f"job-{number}"})).seq for number in range(count)]

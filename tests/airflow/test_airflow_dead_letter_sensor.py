@@ -14,12 +14,12 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_let
 from testbed.queues import pull_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
 
-async def make_letter(connection: Connection, settings: ConnectionSettings, body: bytes) -> None:
+async def make_letter(connection: NatsPyConnection, settings: ConnectionSettings, body: bytes) -> None:
     """Make a dead letter."""
     await connection.client.jetstream().publish("letters", body)
     assert [job.body for job in await process_jobs(settings, LETTERS, 1, fail=True)] == [body]
@@ -42,7 +42,7 @@ def runs(airflow: Airflow, settings: ConnectionSettings) -> dict[str, str]:
 
 
 async def test_letters_are_sensed_and_redriven(
-    airflow: Airflow, settings: ConnectionSettings, connection: Connection, runs: dict[str, str]
+    airflow: Airflow, settings: ConnectionSettings, connection: NatsPyConnection, runs: dict[str, str]
 ) -> None:
     run_id = runs["letters"]
     waiting = {"deferred": "deferred", "poking": "running", "rescheduled": "up_for_reschedule"}
@@ -73,7 +73,7 @@ async def test_letters_are_sensed_and_redriven(
 
 
 async def test_letters_without_an_advisory_are_sensed(
-    airflow: Airflow, connection: Connection, runs: dict[str, str]
+    airflow: Airflow, connection: NatsPyConnection, runs: dict[str, str]
 ) -> None:
     run_id = runs["abandoned"]
     wait_for_states(airflow, "abandoned", run_id, {"sense": "deferred"})

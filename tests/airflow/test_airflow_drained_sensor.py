@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from conftest import Secrets
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.airflow import Airflow
@@ -51,7 +51,7 @@ async def prolong(job: Msg) -> None:
 
 
 async def test_the_sensor_waits_until_the_queue_is_drained(
-    airflow: Airflow, settings: ConnectionSettings, connection: Connection, undrained: str
+    airflow: Airflow, settings: ConnectionSettings, connection: NatsPyConnection, undrained: str
 ) -> None:
     await provisioned(settings, DRAINING)
     await connection.client.jetstream().publish("draining", b"dead")
@@ -111,7 +111,7 @@ def drained_trigger(queue: WorkQueue, **kwargs: Any) -> QueueDrainedTrigger:
 @pytest.mark.usefixtures("own_connections")
 class TestTrigger:
     async def test_copies_fire_the_same_event_once_the_queue_is_drained(
-        self, connection: Connection, name: str, secrets: Secrets
+        self, connection: NatsPyConnection, name: str, secrets: Secrets
     ) -> None:
         queue = await make_queue(connection, name)
         trigger = drained_trigger(queue, consumers=("worker",), nothing_dead=True)
@@ -130,7 +130,7 @@ class TestTrigger:
         assert (first["status"], first["found"]["drained"], first["found"]["dead_letters"]) == ("found", True, 0)
 
     async def test_it_fires_an_error_for_a_queue_or_consumer_that_does_not_exist(
-        self, connection: Connection, name: str
+        self, connection: NatsPyConnection, name: str
     ) -> None:
         event = await event_of(drained_trigger(small_queue(name)))
         assert event["status"] == "error"
@@ -140,7 +140,7 @@ class TestTrigger:
         assert event["message"].startswith(f"JS113 expected consumer nobody of stream {name} on the server, found work")
 
     async def test_its_event_is_delayed_until_airflow_is_ready_for_it(
-        self, connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+        self, connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "0")
         monkeypatch.setattr("airflow_provider_jetstream.triggers.early_fire_guard.SHORTEST_MARGIN", 1.0)

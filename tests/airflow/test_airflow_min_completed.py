@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from testbed.queues import pull_jobs, store_completion, wait_for_entries
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
@@ -43,7 +43,7 @@ async def end_jobs(settings: ConnectionSettings) -> None:
         await complete(connection, "with_results", 3)
 
 
-async def complete(connection: Connection, name: str, count: int) -> None:
+async def complete(connection: NatsPyConnection, name: str, count: int) -> None:
     """Complete jobs as a worker in any language does."""
     for message in await pull_jobs(connection, queue(name), count):
         sequence = message.metadata.sequence.stream
@@ -65,7 +65,7 @@ def test_the_task_succeeds_once_enough_jobs_completed(
 def test_the_task_fails_once_too_few_jobs_can_complete(airflow: Airflow) -> None:
     wait_for_states(airflow, "enough", RUN, {"three_of_three": "failed"})
     assert (
-        "expected at least 3 jobs to complete, found 0; 1 became dead letters, 0 were cancelled, 0 vanished: mend the"
+        "expected at least 3 jobs to complete, found 0; 1 became dead letters, 0 were cancelled, 0 vanished: fix the"
         " cause, then redrive or publish again"
     ) in log_text(airflow, "enough", RUN, "three_of_three")
 

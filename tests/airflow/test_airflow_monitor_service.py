@@ -184,7 +184,7 @@ async def test_published_and_completed_jobs_become_rates_and_a_history(
 
         async def is_stuck() -> bool:
             current = await numbers()
-            return current["pending"] == 20 and current["state"] == "stuck"
+            return bool(current["pending"] == 20 and current["state"] == "stuck")
 
         await eventually(is_stuck)
         for message in await pull_jobs(connection, queue, 20):
@@ -192,7 +192,7 @@ async def test_published_and_completed_jobs_become_rates_and_a_history(
 
         async def is_working() -> bool:
             current = await numbers()
-            return current["state"] == "working" and current["out_per_second"] > 0
+            return bool(current["state"] == "working" and current["out_per_second"] > 0)
 
         await eventually(is_working)
         detail = json.loads(await service.queue(CONNECTION, name))

@@ -18,7 +18,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
@@ -43,7 +43,7 @@ ORDERS = [
 
 
 async def test_each_kind_is_redriven_repaired_or_parked_and_reported(
-    airflow: Airflow, settings: ConnectionSettings, connection: Connection, ledger: Path, tmp_path: Path
+    airflow: Airflow, settings: ConnectionSettings, connection: NatsPyConnection, ledger: Path, tmp_path: Path
 ) -> None:
     queue = await provisioned(settings, WorkQueue.load(QUEUE))
     for body in ORDERS:

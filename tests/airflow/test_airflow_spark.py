@@ -18,7 +18,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from conftest import Secrets
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
@@ -62,7 +62,7 @@ def elsewhere(airflow: Airflow) -> str:
 async def test_letters_are_scanned_reported_repaired_redriven_and_awaited(
     airflow: Airflow,
     settings: ConnectionSettings,
-    connection: Connection,
+    connection: NatsPyConnection,
     secrets: Secrets,
     spark_events: Path,
     ledger: Path,

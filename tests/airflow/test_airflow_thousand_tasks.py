@@ -25,7 +25,7 @@ from testbed.waiters import store_completions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.airflow import Airflow
 
 DAG_ID = "thousand_tasks"
@@ -71,13 +71,13 @@ def run(airflow: Airflow) -> Iterator[str]:
 
 
 async def test_all_resume_after_their_triggerer_was_killed(
-    airflow: Airflow, connection: Connection, name: str, run: str, tmp_path: Path
+    airflow: Airflow, connection: NatsPyConnection, name: str, run: str, tmp_path: Path
 ) -> None:
     queue = await make_queue(connection, name)
     stored = tmp_path / "triggers.jsonl"
     shared, *jobs = await store_triggers(connection, queue, stored, COUNT)
     script = Path(__file__).with_name("defer_tasks.py")
-    command = [sys.executable, script, DAG_ID, run, stored]
+    command = [sys.executable, str(script), DAG_ID, run, str(stored)]
     await asyncio.to_thread(subprocess.run, command, env=airflow.env, cwd=airflow.home, check=True)
     assert states(airflow) == {"deferred": COUNT}
 

@@ -19,7 +19,7 @@ from testbed.waiters import store_completions
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 pytestmark = pytest.mark.usefixtures("own_connections")
@@ -29,7 +29,7 @@ RUNNER = Path(__file__).with_name("trigger_runner.py")
 
 
 @pytest.fixture
-async def queue(connection: Connection, name: str) -> WorkQueue:
+async def queue(connection: NatsPyConnection, name: str) -> WorkQueue:
     return await make_queue(connection, name)
 
 
@@ -49,13 +49,13 @@ def started() -> Iterator[list[Process]]:
 
 def start(processes: list[Process], stored: Path, fired: Path) -> Process:
     env = os.environ | {"PYTHONPATH": str(ROOT)}
-    command = [sys.executable, RUNNER, stored, fired]
+    command: list[str | Path] = [sys.executable, RUNNER, stored, fired]
     process = Process.start(command, env=env, log_file=fired.with_suffix(".log"), cwd=fired.parent)
     processes.append(process)
     return process
 
 
-async def all_streams_followed(connection: Connection, queue: WorkQueue, processes: int) -> None:
+async def all_streams_followed(connection: NatsPyConnection, queue: WorkQueue, processes: int) -> None:
     """Wait until so many processes follow the events stream, after reading what was stored."""
 
     async def are_following() -> bool:
@@ -73,7 +73,7 @@ def assert_each_fired_once(jobs: list[int], events: list[dict[str, Any]]) -> Non
 
 
 async def test_all_fire_after_their_process_was_killed(
-    connection: Connection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
+    connection: NatsPyConnection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
     shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     first = start(started, stored, ledger)
@@ -93,7 +93,7 @@ async def test_all_fire_after_their_process_was_killed(
 
 
 async def test_two_processes_with_the_same_triggers_fire_the_same_events(
-    connection: Connection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
+    connection: NatsPyConnection, queue: WorkQueue, stored: Path, ledger: Path, started: list[Process]
 ) -> None:
     shared, *jobs = await store_triggers(connection, queue, stored, TRIGGERS)
     paths = [ledger, ledger.with_name("beside.jsonl")]

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from conftest import Secrets
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -40,7 +40,7 @@ async def queue(settings: ConnectionSettings, name: str) -> WorkQueue:
 
 
 async def test_the_serialized_form_is_small_and_recreates_the_trigger(
-    connection: Connection, queue: WorkQueue, secrets: Secrets
+    connection: NatsPyConnection, queue: WorkQueue, secrets: Secrets
 ) -> None:
     trigger = await completion_trigger(connection, queue, 1, sequences=[[1, 10_000]])
     path, kwargs = trigger.serialize()
@@ -51,7 +51,7 @@ async def test_the_serialized_form_is_small_and_recreates_the_trigger(
 
 
 async def test_two_copies_at_once_and_a_later_one_fire_the_same_event(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
     trigger = await completion_trigger(connection, queue, 3)
     running = [asyncio.create_task(event_of(copy)) for copy in (trigger, recreated(trigger))]
@@ -65,7 +65,7 @@ async def test_two_copies_at_once_and_a_later_one_fire_the_same_event(
 
 
 async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
     trigger = await completion_trigger(connection, queue, 3)
     await process_jobs(settings, queue, 1, fail=True)
@@ -74,7 +74,7 @@ async def test_too_many_dead_letters_fire_before_the_other_jobs_end(
 
 
 async def test_the_deadline_fires_an_event_with_the_missing_jobs(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(completion, "_MINIMUM_SECONDS", 1.0)
     trigger = await completion_trigger(connection, queue, 5, deadline=time.time() + 1)
@@ -85,14 +85,14 @@ async def test_the_deadline_fires_an_event_with_the_missing_jobs(
 
 
 async def test_jobs_that_ended_while_no_triggerer_ran_count_after_the_deadline_too(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
     trigger = await completion_trigger(connection, queue, 2, deadline=time.time() - 1)
     await process_jobs(settings, queue, 2)
     assert (await event_of(trigger))["status"] == "ended"
 
 
-async def test_a_deleted_stream_fires_an_error(connection: Connection, queue: WorkQueue) -> None:
+async def test_a_deleted_stream_fires_an_error(connection: NatsPyConnection, queue: WorkQueue) -> None:
     trigger = await completion_trigger(connection, queue, 1)
     assert queue.events is not None
     await connection.api(f"STREAM.DELETE.{queue.events.name}")
@@ -105,7 +105,7 @@ async def test_a_deleted_stream_fires_an_error(connection: Connection, queue: Wo
 
 
 async def test_a_wrong_password_fires_an_error_that_does_not_contain_it(
-    connection: Connection, queue: WorkQueue, secrets: Secrets
+    connection: NatsPyConnection, queue: WorkQueue, secrets: Secrets
 ) -> None:
     event = await event_of(await completion_trigger(connection, queue, 1, nats_conn_id="nats_wrong_password"))
     assert event["status"] == "error"
@@ -132,7 +132,7 @@ async def test_the_trigger_waits_while_the_server_is_away(
 
 
 async def test_a_transient_refusal_is_retried(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, mocker: MockerFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, mocker: MockerFixture
 ) -> None:
     mocker.patch.object(completion, "_RETRY_SECONDS", 0.1)
 
@@ -156,7 +156,7 @@ async def test_a_transient_refusal_is_retried(
 
 
 async def test_all_triggers_of_a_process_share_one_connection(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, nats: NatsServer
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, nats: NatsServer
 ) -> None:
     triggers = [await completion_trigger(connection, queue, 1) for _ in range(20)]
     before = nats.monitor("connz")["num_connections"]
@@ -173,7 +173,7 @@ async def test_all_triggers_of_a_process_share_one_connection(
 
 
 async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # The supervisor of a task may notice its end this much later; the scheduler needs the margin after that.
     monkeypatch.setenv("AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL", "1")
@@ -186,7 +186,7 @@ async def test_an_event_is_delayed_until_airflow_is_ready_for_it(
 
 
 async def test_the_event_of_a_trigger_that_was_taken_over_is_not_delayed(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue
 ) -> None:
     trigger = await completion_trigger(connection, queue, 1)
     await process_jobs(settings, queue, 1)
@@ -207,7 +207,7 @@ def dead_letter_trigger(queue: WorkQueue, **kwargs: Any) -> DeadLetterTrigger:
 
 
 async def test_copies_of_a_dead_letter_trigger_fire_the_same_event_at_min_count(
-    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, secrets: Secrets
+    connection: NatsPyConnection, settings: ConnectionSettings, queue: WorkQueue, secrets: Secrets
 ) -> None:
     trigger = dead_letter_trigger(queue)
     assert recreated(trigger).serialize() == trigger.serialize()
@@ -226,7 +226,7 @@ async def test_copies_of_a_dead_letter_trigger_fire_the_same_event_at_min_count(
 
 
 async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
-    settings: ConnectionSettings, connection: Connection, queue: WorkQueue
+    settings: ConnectionSettings, connection: NatsPyConnection, queue: WorkQueue
 ) -> None:
     await connection.client.jetstream().publish(queue.name, b"job")
     await process_jobs(settings, queue, 1, fail=True)
@@ -238,7 +238,7 @@ async def test_a_dead_letter_trigger_waits_until_a_letter_is_old_enough(
 
 
 async def test_a_dead_letter_trigger_waits_for_enough_of_one_group(
-    settings: ConnectionSettings, connection: Connection, queue: WorkQueue
+    settings: ConnectionSettings, connection: NatsPyConnection, queue: WorkQueue
 ) -> None:
     trigger = dead_letter_trigger(queue, min_count=2, group_by=["error_class"], select={"consumer": "worker"})
     assert recreated(trigger).serialize() == trigger.serialize()

@@ -20,7 +20,7 @@ from testbed.queues import pull_jobs, store_completion
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.airflow import Airflow
 
@@ -56,7 +56,7 @@ def killed_count(airflow: Airflow) -> int:
     return sum(line in log_text(airflow, "moving", RUN, "moving", 1, number) for number in range(TASKS))
 
 
-async def complete(connection: Connection, count: int) -> None:
+async def complete(connection: NatsPyConnection, count: int) -> None:
     for message in await pull_jobs(connection, queue("moving"), count, within=120):
         await store_completion(connection, queue("moving"), message.metadata.sequence.stream)
         await message.ack_sync()

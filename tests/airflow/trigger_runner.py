@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pkgutil
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from airflow.sdk.module_loading import import_string
 
 if TYPE_CHECKING:
     from airflow.triggers.base import BaseTrigger
@@ -21,7 +20,7 @@ async def run(stored: list[tuple[str, dict[str, Any]]], fired: Path) -> None:
     """Run every trigger until all have fired."""
 
     async def run_one(number: int, path: str, kwargs: dict[str, Any]) -> None:
-        trigger: BaseTrigger = import_string(path)(**kwargs)
+        trigger: BaseTrigger = pkgutil.resolve_name(path)(**kwargs)
         async for event in trigger.run():
             with fired.open("a", encoding="utf-8") as file:
                 file.write(json.dumps({"trigger": number, "event": event.payload}) + "\n")

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pkgutil
 import time
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
-
-from airflow.sdk.module_loading import import_string
 
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.triggers.completion import JobCompletionTrigger
@@ -19,14 +18,14 @@ if TYPE_CHECKING:
 
     from airflow.triggers.base import BaseTrigger
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG_AGO = 3600.0
 
 
 async def completion_trigger(
-    connection: Connection, queue: WorkQueue, count: int, **kwargs: Any
+    connection: NatsPyConnection, queue: WorkQueue, count: int, **kwargs: Any
 ) -> JobCompletionTrigger:
     """Publish jobs and return the trigger that waits for them."""
     cursor = await take_cursor(connection, queue)
@@ -54,11 +53,11 @@ async def event_of(trigger: BaseTrigger) -> dict[str, Any]:
 def recreated(trigger: BaseTrigger) -> BaseTrigger:
     """Return the trigger that another triggerer makes of the stored one."""
     path, kwargs = trigger.serialize()
-    copy: BaseTrigger = import_string(path)(**json.loads(json.dumps(kwargs)))
+    copy: BaseTrigger = pkgutil.resolve_name(path)(**json.loads(json.dumps(kwargs)))
     return copy
 
 
-async def store_triggers(connection: Connection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
+async def store_triggers(connection: NatsPyConnection, queue: WorkQueue, stored: Path, count: int) -> list[int]:
     """Publish jobs, and store triggers that each wait for one job and for the first one, which all share."""
     cursor = await take_cursor(connection, queue)
     shared, *jobs = await publish_jobs(connection, queue, map(str, range(count + 1)))

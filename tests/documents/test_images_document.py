@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 STREAM: dict[str, Any] = {
@@ -65,7 +65,7 @@ dead_letters: IMAGES_DLQ
 
 
 async def test_images_become_black_and_white_and_the_poison_job_is_read_by_its_sequence(
-    nats: NatsServer, connection: Connection, tmp_path: Path
+    nats: NatsServer, connection: NatsPyConnection, tmp_path: Path
 ) -> None:
     # The document creates streams and consumers by hand.
     await connection.api("STREAM.CREATE.IMAGES", STREAM)
@@ -133,6 +133,6 @@ def conversion_request(folder: Path, number: int) -> dict[str, str]:
     return {"id": f"5e91425f{number}", "image": path.as_uri(), "advisory": f"advisory.5e91425f{number}"}
 
 
-async def publish(connection: Connection, body: bytes) -> int:
+async def publish(connection: NatsPyConnection, body: bytes) -> int:
     ack = await asyncio.wait_for(connection.client.request("IMAGES.blackandwhite", body), 5)
     return int(json.loads(ack.data)["seq"])

@@ -20,7 +20,7 @@ from testbed.workers import start_worker
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
@@ -59,7 +59,7 @@ events: jobs_events
 
 
 async def test_ten_high_and_two_low_workers_do_every_job_once(
-    nats: NatsServer, connection: Connection, settings: ConnectionSettings, tmp_path: Path
+    nats: NatsServer, connection: NatsPyConnection, settings: ConnectionSettings, tmp_path: Path
 ) -> None:
     await connection.api("STREAM.CREATE.jobs", STREAM)
     (tmp_path / "jobs.yaml").write_text(QUEUE)
@@ -108,5 +108,5 @@ async def publish(settings: ConnectionSettings, priority: str) -> None:
             assert json.loads(ack.data)["stream"] == "jobs"
 
 
-async def is_empty(connection: Connection) -> bool:
+async def is_empty(connection: NatsPyConnection) -> bool:
     return await stored_count(connection, "jobs") == 0

@@ -16,7 +16,7 @@ from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -24,7 +24,7 @@ ORDERS = 40
 
 
 async def test_two_instances_share_the_orders_and_exactly_one_processes_each(
-    nats: NatsServer, connection: Connection, tmp_path: Path
+    nats: NatsServer, connection: NatsPyConnection, tmp_path: Path
 ) -> None:
     queue = WorkQueue.load(ROOT / "example_dags" / "queues" / "orders.yaml")
     await provision(connection, queue)

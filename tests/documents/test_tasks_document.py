@@ -15,7 +15,7 @@ from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, running_worker, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 TASKS = 200
@@ -35,7 +35,7 @@ def tasks(**consumer: Any) -> WorkQueue:
 
 
 async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
-    connection: Connection, settings: ConnectionSettings
+    connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
     queue = tasks(name="worker")
     await provision(connection, queue)
@@ -67,7 +67,7 @@ async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
 
 
 async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition(
-    connection: Connection, settings: ConnectionSettings
+    connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
     queue = tasks(name="partitioned", filter_subject="tasks.{partition}.>", partitions=PARTITIONS)
     await provision(connection, queue)
@@ -97,7 +97,7 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
 
 
 async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_ones(
-    connection: Connection, settings: ConnectionSettings
+    connection: NatsPyConnection, settings: ConnectionSettings
 ) -> None:
     high, normal = (
         WorkQueue.load(
@@ -142,5 +142,5 @@ async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_
         await connection.api(f"STREAM.DELETE.{name}")
 
 
-async def is_empty(connection: Connection, *streams: str) -> bool:
+async def is_empty(connection: NatsPyConnection, *streams: str) -> bool:
     return not any([await stored_count(connection, stream) for stream in streams or ("TASKS",)])

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _HANDLERS = """
@@ -60,7 +60,7 @@ async def find_extras(job: Delivery) -> list:
 class WorkerContainer:
     """A queue on the server, and a folder in which workers of another interpreter are started."""
 
-    def __init__(self, connection: Connection, queue: WorkQueue, folder: Path, python: Path, url: str) -> None:
+    def __init__(self, connection: NatsPyConnection, queue: WorkQueue, folder: Path, python: Path, url: str) -> None:
         self.connection = connection
         self.queue = queue
         self._folder = folder
@@ -96,7 +96,9 @@ class WorkerContainer:
 
 
 @pytest.fixture
-async def container(connection: Connection, nats: NatsServer, name: str, bare: Path, tmp_path: Path) -> WorkerContainer:
+async def container(
+    connection: NatsPyConnection, nats: NatsServer, name: str, bare: Path, tmp_path: Path
+) -> WorkerContainer:
     declared: dict[str, Any] = {
         "name": name,
         "subjects": [f"{name}.>"],

@@ -44,7 +44,7 @@ def check_pyspark(python: Path) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def package(beside_python: Path, tmp_path: Path) -> Path:
     file = tmp_path / "package.zip"
-    command = [beside_python, "-m", "airflow_provider_jetstream.spark.application.package_zip", file]
+    command = [str(beside_python), "-m", "airflow_provider_jetstream.spark.application.package_zip", str(file)]
     subprocess.run(command, check=True, capture_output=True)
     return file
 
@@ -87,6 +87,6 @@ async def test_operators_of_both_work_in_one_dag(beside_python: Path, package: P
 
 def test_a_mixture_of_versions_is_refused(beside_python: Path) -> None:
     assert check_pyspark(beside_python).stdout.strip() == SPARK
-    create_environment(beside_python.parents[1], beside_python, [f"pyspark-client=={OTHER}"], with_dependencies=False)
+    create_environment(beside_python.parents[1], beside_python, [f"pyspark-client=={OTHER}"])
     refused = check_pyspark(beside_python)
     assert f"expected pyspark-client of the version of pyspark, {SPARK}, found {OTHER}" in refused.stderr

@@ -1,7 +1,8 @@
-"""The wheel in empty environments: beside nothing, beside an Airflow of its own day, and beside Spark without Airflow."""
+"""The wheel in empty environments: alone, beside an Airflow of its own day, and beside Spark without Airflow."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -47,7 +48,13 @@ from airflow_provider_jetstream.jetstream import Consumer, WorkQueue, publish
 from airflow_provider_jetstream.spark import register
 from airflow_provider_jetstream.worker import Worker
 
-queue = WorkQueue(name="emails", subjects=["emails.>"], consumers=[Consumer(name="sender")])
+queue = WorkQueue(
+    name="emails",
+    subjects=["emails.>"],
+    consumers=[Consumer(name="sender", filter_subject="emails.>", backoff=["5s", "30s"], max_deliver=3)],
+    dead_letters="emails_dlq",
+    max_bytes="256MB",
+)
 reveal_type(queue)
 reveal_type(publish)
 reveal_type(Worker)
@@ -55,7 +62,9 @@ reveal_type(Worker)
 
 
 def _run(*command: str | Path, cwd: Path | None = None) -> str:
-    done = subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300, check=False)
+    # Spark starts its Python workers by this name.
+    env = os.environ | {"PYSPARK_PYTHON": str(command[0])}
+    done = subprocess.run(command, cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, f"{command} ended with {done.returncode}:\n{done.stdout}{done.stderr}"
     return done.stdout
 

@@ -24,7 +24,7 @@ from testbed.queues import CONSUMER, eventually, make_queue, stored_count
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_cluster import NatsCluster
 
@@ -45,7 +45,7 @@ async def retry(operation: Callable[[], Awaitable[object]]) -> None:
     await eventually(done, within=60)
 
 
-async def publish_jobs(connection: Connection, queue: WorkQueue) -> None:
+async def publish_jobs(connection: NatsPyConnection, queue: WorkQueue) -> None:
     jetstream = connection.client.jetstream(timeout=10)
 
     async def publish_one(number: int) -> None:
@@ -56,7 +56,7 @@ async def publish_jobs(connection: Connection, queue: WorkQueue) -> None:
         await asyncio.gather(*map(publish_one, range(start, start + 100)))
 
 
-async def fail_all_jobs(connection: Connection, queue: WorkQueue) -> None:
+async def fail_all_jobs(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Nak every job until none is pending: each has one delivery, so all become dead letters."""
     while True:
         with suppress(*CLIENT_ERRORS):
@@ -69,7 +69,7 @@ async def fail_all_jobs(connection: Connection, queue: WorkQueue) -> None:
             await pull.unsubscribe()
 
 
-async def process_all(connection: Connection, queue: WorkQueue) -> Counter[str]:
+async def process_all(connection: NatsPyConnection, queue: WorkQueue) -> Counter[str]:
     processed: Counter[str] = Counter()
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
 
@@ -134,13 +134,13 @@ async def test_leaders_killed_while_jobs_die_and_while_they_are_redriven(cluster
         assert await stored_count(connection, queue.name) == markers
 
 
-async def has_copies(connection: Connection, queue: WorkQueue) -> bool:
+async def has_copies(connection: NatsPyConnection, queue: WorkQueue) -> bool:
     with suppress(TransientError, ApiError):
         return int((await consumer_info(connection, queue.name, CONSUMER))["num_pending"]) > LETTERS // 20
     return False
 
 
-async def redrive_until_done(connection: Connection, queue: WorkQueue, protocol: str) -> None:
+async def redrive_until_done(connection: NatsPyConnection, queue: WorkQueue, protocol: str) -> None:
     # Slow enough that leaders are killed before it is finished.
     request = RedriveRequest(protocol=Protocol(protocol), rate=200, run="cluster")
 

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.crash_points import CrashRun
     from testbed.nats_server import NatsServer
@@ -49,7 +49,7 @@ WHEN = ["inside the duplicate window", "after the duplicate window", "after a re
 WORKERS = ["process the stored jobs first", "are away"]
 
 
-async def prepare(connection: Connection, name: str, protocol: str, when: str) -> WorkQueue:
+async def prepare(connection: NatsPyConnection, name: str, protocol: str, when: str) -> WorkQueue:
     """Create a queue with dead letters of both kinds: still stored, and terminated but archived."""
     queue = await make_queue(
         connection,
@@ -70,7 +70,7 @@ async def prepare(connection: Connection, name: str, protocol: str, when: str) -
     return queue
 
 
-async def process_available(connection: Connection, queue: WorkQueue) -> Counter[str]:
+async def process_available(connection: NatsPyConnection, queue: WorkQueue) -> Counter[str]:
     """Process the jobs that the queue delivers now; unlike ``process_all`` it returns where the consumer is paused."""
     processed: Counter[str] = Counter()
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
@@ -137,7 +137,7 @@ async def test_nothing_is_lost_and_nothing_repeats_beyond_the_documented_cases(
     assert expected[protocol] <= kinds
 
 
-async def redrive_again(connection: Connection, queue: WorkQueue, protocol: str) -> Counter[str]:
+async def redrive_again(connection: NatsPyConnection, queue: WorkQueue, protocol: str) -> Counter[str]:
     """Redrive until nothing is uncertain, process all jobs, and require that no dead letter is left."""
 
     async def finished() -> bool:

@@ -24,7 +24,7 @@ from testbed.waiters import start_waiting, store_completions, wait_reports
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_cluster import NatsCluster
     from testbed.nats_server import NatsServer
@@ -36,7 +36,7 @@ WAITERS = 1_000
 CLIENT_ERRORS = (errors.Error, js_errors.Error, JetStreamProviderError, TimeoutError)
 
 
-async def store_completions_with_retries(connection: Connection, queue: WorkQueue, jobs: Sequence[int]) -> None:
+async def store_completions_with_retries(connection: NatsPyConnection, queue: WorkQueue, jobs: Sequence[int]) -> None:
     """Store completions as a worker does: it tries again until they are stored."""
 
     async def store_one(job: int) -> None:
@@ -50,7 +50,7 @@ async def store_completions_with_retries(connection: Connection, queue: WorkQueu
         await asyncio.gather(*map(store_one, jobs[start : start + 100]))
 
 
-async def start_waiters(connection: Connection, queue: WorkQueue, count: int) -> tuple[list[int], list[Waiter]]:
+async def start_waiters(connection: NatsPyConnection, queue: WorkQueue, count: int) -> tuple[list[int], list[Waiter]]:
     """Start a wait per job; each also waits for a first job, whose end shows that all of them follow the events."""
     cursor = await take_cursor(connection, queue)
     first, *jobs = await publish_jobs(connection, queue, map(str, range(count + 1)))

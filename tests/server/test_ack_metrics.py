@@ -30,7 +30,7 @@ from testbed.queues import (
 from testbed.waiters import start_waiting, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -39,12 +39,12 @@ JOBS = 600
 FIRST = 50
 
 
-async def measured(connection: Connection, name: str, **consumer: Any) -> WorkQueue:
+async def measured(connection: NatsPyConnection, name: str, **consumer: Any) -> WorkQueue:
     """Give a queue whose server reports every acknowledgement."""
     return await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "5s", **consumer})
 
 
-async def test_jobs_that_are_only_acknowledged_are_completed(connection: Connection, name: str) -> None:
+async def test_jobs_that_are_only_acknowledged_are_completed(connection: NatsPyConnection, name: str) -> None:
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(50)))
@@ -63,8 +63,8 @@ async def test_jobs_that_are_only_acknowledged_are_completed(connection: Connect
     assert late.completed == set(jobs)
 
 
-async def test_a_completion_and_a_metric_of_one_job_count_once_and_the_result_is_kept(
-    connection: Connection, settings: ConnectionSettings, name: str
+async def test_a_completion_and_a_metric_of_one_job_count_once_with_the_result(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await measured(connection, name)
     mark = await take_cursor(connection, queue)
@@ -88,9 +88,7 @@ async def test_a_completion_and_a_metric_of_one_job_count_once_and_the_result_is
     keeping.task.cancel()
 
 
-async def test_a_metric_of_a_job_that_is_terminated_or_handed_back_there_is_none(
-    connection: Connection, name: str
-) -> None:
+async def test_a_terminated_or_nacked_job_has_no_metric(connection: NatsPyConnection, name: str) -> None:
     queue = await measured(connection, name, max_deliver=2)
     mark = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abc")
@@ -108,7 +106,7 @@ async def test_a_metric_of_a_job_that_is_terminated_or_handed_back_there_is_none
 
 
 @pytest.mark.parametrize("after", [0, 0.001, 0.003])
-async def test_a_server_killed_in_a_burst_of_acknowledgements_leaves_nobody_waiting(
+async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_behind(
     own_nats: NatsServer, name: str, after: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.5)
@@ -133,19 +131,19 @@ async def test_a_server_killed_in_a_burst_of_acknowledgements_leaves_nobody_wait
         await eventually(lambda: connection.client.is_connected and worker.client.is_connected)
         # What the crash made undone is delivered again, and done.
         working = asyncio.create_task(acknowledge_all(worker, queue))
-        found = await wait_reports(waiters, within=30)
+        reports = await wait_reports(waiters, within=30)
         again = await working
-        vanished = set().union(*(report.vanished for report in found))
-        completed = set().union(*(report.completed for report in found))
-        # As the kill falls: seen were 0 to 550 whose metrics were lost, and 0 to 360 to be done again.
+        vanished = set().union(*(report.vanished for report in reports))
+        completed = set().union(*(report.completed for report in reports))
+        # Depending on the moment of the kill: 0 to 550 whose metrics were lost, and 0 to 360 to be done again.
         print(f"of {JOBS} jobs {len(vanished)} lost their metric with the server, {again} were done again")
         assert completed | vanished == set(jobs)
-        assert all(not report.awaited and not report.dead for report in found)
+        assert all(not report.awaited and not report.dead for report in reports)
         assert len(completed) >= FIRST
         assert await stored_count(connection, name) == 0
 
 
-async def acknowledge_all(connection: Connection, queue: WorkQueue) -> int:
+async def acknowledge_all(connection: NatsPyConnection, queue: WorkQueue) -> int:
     """Do what the queue still hands out, and count it."""
     done = 0
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
@@ -160,7 +158,7 @@ async def acknowledge_all(connection: Connection, queue: WorkQueue) -> int:
 
 
 async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await measured(connection, name)
@@ -171,7 +169,7 @@ async def test_metrics_that_were_lost_leave_jobs_vanished_not_awaited(
     for message in messages[:100]:
         await message.ack_sync()
     await eventually(lambda: len(waiter.remaining) == 100)
-    # As with a server that is killed between an acknowledgement and its metric: nobody stores it.
+    # As with a server that is killed between an acknowledgement and its metric: no stream stores it.
     config = (await connection.api(f"STREAM.INFO.{name}-events"))["config"]
     only_completions = {"subjects": [subject for subject in config["subjects"] if not subject.startswith("$JS")]}
     await connection.api(f"STREAM.UPDATE.{name}-events", config | only_completions)

@@ -15,11 +15,11 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def make_abandoned_queue(connection: Connection, name: str, bodies: str) -> WorkQueue:
+async def make_abandoned_queue(connection: NatsPyConnection, name: str, bodies: str) -> WorkQueue:
     """Deliver every job as often as the consumer allows, without a worker afterwards."""
     # Longer than the last pull request may stay open on a busy machine: an open one makes the server publish.
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1500ms"})
@@ -36,7 +36,7 @@ async def pass_ack_wait(queue: WorkQueue) -> None:
 
 
 async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_deaths(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_abandoned_queue(connection, name, "abc")
     await pass_ack_wait(queue)
@@ -45,7 +45,7 @@ async def test_without_a_worker_the_server_publishes_no_advisory_of_the_last_dea
 
 
 async def test_letters_are_found_although_every_worker_died_before_the_last_ack_wait_passed(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_abandoned_queue(connection, name, "abc")
     await pass_ack_wait(queue)
@@ -54,7 +54,7 @@ async def test_letters_are_found_although_every_worker_died_before_the_last_ack_
     assert await stored_count(connection, f"{name}-dead") == 3
 
 
-async def test_letters_without_an_advisory_are_redriven(connection: Connection, name: str) -> None:
+async def test_letters_without_an_advisory_are_redriven(connection: NatsPyConnection, name: str) -> None:
     queue = await make_abandoned_queue(connection, name, "abc")
     await pass_ack_wait(queue)
     report = await redrive_dead_letters(connection, queue)
@@ -62,7 +62,7 @@ async def test_letters_without_an_advisory_are_redriven(connection: Connection, 
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
-async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: Connection, name: str) -> None:
+async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
     await publish_jobs(connection, queue, "abcd")
     first, second = await pull_jobs(connection, queue, 2)
@@ -76,7 +76,7 @@ async def test_jobs_in_flight_and_undelivered_jobs_do_not_change(connection: Con
     assert await process_all(connection, queue) == {"c": 1, "d": 1}
 
 
-async def test_fifty_probes_use_up_no_delivery(connection: Connection, name: str) -> None:
+async def test_fifty_probes_use_up_no_delivery(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
     await publish_jobs(connection, queue, "a")
     await pull_jobs(connection, queue, 1)
@@ -88,7 +88,7 @@ async def test_fifty_probes_use_up_no_delivery(connection: Connection, name: str
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_deaths_behind_redeliverable_jobs_get_their_advisories(connection: Connection, name: str) -> None:
+async def test_deaths_behind_redeliverable_jobs_get_their_advisories(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
     await publish_jobs(connection, queue, "abcdef")
     await pull_jobs(connection, queue, 6)
@@ -104,13 +104,13 @@ async def test_deaths_behind_redeliverable_jobs_get_their_advisories(connection:
     assert (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 3
 
 
-async def test_a_consumer_that_does_not_exist_is_named(connection: Connection, name: str) -> None:
+async def test_a_consumer_that_does_not_exist_is_named(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     with pytest.raises(NotFoundError, match=f"expected consumer nobody of stream {name} on the server, found none"):
         await probe_consumer(connection, name, "nobody")
 
 
-async def test_every_consumer_is_named(connection: Connection, name: str) -> None:
+async def test_every_consumer_is_named(connection: NatsPyConnection, name: str) -> None:
     consumers = [
         {"name": f"c{number}", "filter_subject": f"{name}.jobs.{number}", "max_deliver": 2} for number in range(3)
     ]

@@ -1,4 +1,4 @@
-"""The archive: finding a job's copy, and letting go of copies that nobody needs."""
+"""The archive: finding a job's copy, and purging copies that aren't needed any more."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
-from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
+from airflow_provider_jetstream.jetstream.dead_letters import preservation
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
@@ -33,37 +33,39 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def opened(connection: Connection, queue: WorkQueue) -> ArchiveReader:
+async def opened(connection: NatsPyConnection, queue: WorkQueue) -> ArchiveReader:
     created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
     archive = await ArchiveReader.open(connection, queue, created)
     assert archive is not None
     return archive
 
 
-async def archived(connection: Connection, queue: WorkQueue, bodies: list[str]) -> list[int]:
+async def archived(connection: NatsPyConnection, queue: WorkQueue, bodies: list[str]) -> list[int]:
     before = await stored_count(connection, f"{queue.name}-archive")
     sequences = await publish_jobs(connection, queue, bodies)
     await eventually(lambda: holds(connection, queue, before + len(bodies)))
     return sequences
 
 
-async def holds(connection: Connection, queue: WorkQueue, count: int) -> bool:
+async def holds(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
     return await stored_count(connection, f"{queue.name}-archive") == count
 
 
-async def test_a_copy_is_found_at_the_first_guess_where_nothing_is_missing(connection: Connection, name: str) -> None:
+async def test_a_copy_is_found_at_the_first_guess_where_nothing_is_missing(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, [str(number) for number in range(100)])
     archive = await opened(connection, queue)
     for sequence in (1, 57, 100, 2):
         before = connection.client.stats["out_msgs"]
-        found = await archive.find(sequence)
-        assert found is not None
-        assert (found.sequence, found.data, found.subject) == (
+        copy = await archive.find(sequence)
+        assert copy is not None
+        assert (copy.sequence, copy.data, copy.subject) == (
             sequence,
             str(sequence - 1).encode(),
             f"{name}.jobs.plain",
@@ -73,7 +75,7 @@ async def test_a_copy_is_found_at_the_first_guess_where_nothing_is_missing(conne
     assert await archive.find(0) is None
 
 
-async def test_copies_behind_gaps_are_found(connection: Connection, name: str) -> None:
+async def test_copies_behind_gaps_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, [str(number) for number in range(60)])
     gone = {1, 2, 3, 10, *range(20, 40), 60}
@@ -82,11 +84,11 @@ async def test_copies_behind_gaps_are_found(connection: Connection, name: str) -
     archive = await opened(connection, queue)
     for place in range(60):
         sequence = place * 37 % 60 + 1
-        found = await archive.find(sequence)
-        assert (found.data if found else None) == (None if sequence in gone else str(sequence - 1).encode())
+        copy = await archive.find(sequence)
+        assert (copy.data if copy else None) == (None if sequence in gone else str(sequence - 1).encode())
 
 
-async def test_copies_after_gaps_in_the_numbers_are_found(connection: Connection, name: str) -> None:
+async def test_copies_after_gaps_in_the_numbers_are_found(connection: NatsPyConnection, name: str) -> None:
     # The archive missed some jobs, so that its numbers lag behind the queue's.
     queue = await make_queue(connection, name)
     await archived(connection, queue, ["1", "2", "3"])
@@ -96,12 +98,12 @@ async def test_copies_after_gaps_in_the_numbers_are_found(connection: Connection
     await connection.api(f"STREAM.UPDATE.{name}-archive", config)
     await archived(connection, queue, ["6", "7", "8"])
     archive = await opened(connection, queue)
-    found = {sequence: await archive.find(sequence) for sequence in range(1, 10)}
-    assert {sequence for sequence, copy in found.items() if copy} == {1, 2, 3, 6, 7, 8}
-    assert all(copy.data == str(sequence).encode() for sequence, copy in found.items() if copy)
+    copies = {sequence: await archive.find(sequence) for sequence in range(1, 10)}
+    assert {sequence for sequence, copy in copies.items() if copy} == {1, 2, 3, 6, 7, 8}
+    assert all(copy.data == str(sequence).encode() for sequence, copy in copies.items() if copy)
 
 
-async def test_copies_of_an_earlier_stream_are_not_found(connection: Connection, name: str) -> None:
+async def test_copies_of_an_earlier_stream_are_not_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, ["old 1", "old 2", "old 3"])
     await connection.api(f"STREAM.DELETE.{name}")
@@ -110,25 +112,25 @@ async def test_copies_of_an_earlier_stream_are_not_found(connection: Connection,
     assert [await archive.find(sequence) for sequence in (1, 2, 3)] == [None, None, None]
     await archived(connection, queue, ["new 1", "new 2"])
     archive = await opened(connection, queue)
-    found = [await archive.find(sequence) for sequence in (1, 2, 3)]
-    assert [copy.data if copy else None for copy in found] == [b"new 1", b"new 2", None]
+    copies = [await archive.find(sequence) for sequence in (1, 2, 3)]
+    assert [copy.data if copy else None for copy in copies] == [b"new 1", b"new 2", None]
 
 
-async def test_copies_left_by_a_purge_are_found(connection: Connection, name: str) -> None:
+async def test_copies_left_by_a_purge_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, [str(number) for number in range(1, 31)])
     await connection.api(f"STREAM.PURGE.{name}-archive", {"seq": 21})
     archive = await opened(connection, queue)
     assert await archive.find(20) is None
-    found = await archive.find(25)
-    assert found is not None
-    assert found.data == b"25"
+    copy = await archive.find(25)
+    assert copy is not None
+    assert copy.data == b"25"
     await connection.api(f"STREAM.PURGE.{name}-archive")
     archive = await opened(connection, queue)
     assert await archive.find(25) is None
 
 
-async def test_what_somebody_else_stored_there_does_not_mislead(connection: Connection, name: str) -> None:
+async def test_messages_that_are_no_copies_are_skipped(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     for number in range(1, 21):
         await connection.client.jetstream().publish(f"archive.{name}.stray", b"stray")
@@ -136,12 +138,12 @@ async def test_what_somebody_else_stored_there_does_not_mislead(connection: Conn
         await connection.client.jetstream().publish(f"archive.{name}.stray", b"stray")
     archive = await opened(connection, queue)
     for number in range(1, 21):
-        found = await archive.find(number)
-        assert found is not None
-        assert found.data == str(number).encode()
+        copy = await archive.find(number)
+        assert copy is not None
+        assert copy.data == str(number).encode()
 
 
-async def test_a_queue_without_an_archive_has_none(connection: Connection, name: str) -> None:
+async def test_a_queue_without_an_archive_has_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
     assert await ArchiveReader.open(connection, queue, datetime.now(UTC)) is None
     declared = await make_queue(connection, f"{name}2")
@@ -149,7 +151,7 @@ async def test_a_queue_without_an_archive_has_none(connection: Connection, name:
     assert await ArchiveReader.open(connection, declared, datetime.now(UTC)) is None
 
 
-async def keep_and_release(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> int:
+async def keep_and_release(connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None) -> int:
     chosen = selection or Selection(vanished=True)
     scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
     keeper = BodyPreserver(connection, scan)
@@ -160,11 +162,11 @@ async def keep_and_release(connection: Connection, queue: WorkQueue, selection: 
 
 @pytest.fixture
 def _no_youth(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(capture, "_MIN_COPY_AGE", timedelta())
-    monkeypatch.setattr(capture, "_ADVISORY_DELAY", timedelta(seconds=0.3))
+    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
+    monkeypatch.setattr(preservation, "_ADVISORY_DELAY", timedelta(seconds=0.3))
 
 
-async def test_young_copies_stay(connection: Connection, name: str) -> None:
+async def test_young_copies_are_not_purged(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, ["a", "b", "c"])
     await process_all(connection, queue)
@@ -173,7 +175,7 @@ async def test_young_copies_stay(connection: Connection, name: str) -> None:
 
 
 @pytest.mark.usefixtures("_no_youth")
-async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: Connection, name: str) -> None:
+async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await archived(connection, queue, [str(number) for number in range(50)])
     await process_all(connection, queue)
@@ -189,7 +191,7 @@ async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: Con
 
 
 @pytest.mark.usefixtures("_no_youth")
-async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: Connection, name: str) -> None:
+async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     await archived(connection, queue, [str(number) for number in range(10)])
     messages = await pull_jobs(connection, queue, 6)
@@ -203,25 +205,25 @@ async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: Con
 
 
 @pytest.mark.usefixtures("_no_youth")
-async def test_a_look_at_some_letters_lets_nothing_go(connection: Connection, name: str) -> None:
+async def test_a_scan_of_some_letters_purges_nothing(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")
     some = Selection(sequences=frozenset({2, 3}))
     assert await keep_and_release(connection, queue, some) == 0
-    # All are looked at, and those that aren't selected aren't kept.
-    assert await keep_and_release(connection, queue, Selection(consumer="nobody")) == 0
+    # All are classified, and those that aren't selected get no copy.
+    assert await keep_and_release(connection, queue, Selection(consumer="none")) == 0
     assert await keep_and_release(connection, queue) == 2
 
 
 @pytest.mark.usefixtures("_no_youth")
-async def test_news_that_come_after_the_look_are_heeded(connection: Connection, name: str) -> None:
+async def test_entries_stored_after_the_scan_are_read_before_a_purge(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await archived(connection, queue, ["a", "b", "c"])
     messages = await pull_jobs(connection, queue, 3)
     for message in (messages[0], messages[2]):
         await message.ack_sync()
     await connection.request(messages[1].reply, b"+TERM")
-    await eventually(lambda: _told(connection, queue))
+    await eventually(lambda: _has_entries(connection, queue))
     advisory = await connection.api(f"STREAM.MSG.GET.{name}-dead", {"seq": 1})
     await connection.api(f"STREAM.PURGE.{name}-dead")
     scan = await Scan.begin(connection, queue)
@@ -236,14 +238,14 @@ async def test_news_that_come_after_the_look_are_heeded(connection: Connection, 
     assert await archive.find(2) is not None
 
 
-async def _told(connection: Connection, queue: WorkQueue) -> bool:
+async def _has_entries(connection: NatsPyConnection, queue: WorkQueue) -> bool:
     return await stored_count(connection, f"{queue.name}-dead") == 1
 
 
 class Happenings:
     """A queue to whose jobs all kinds of things happen, the same ones for the same seed."""
 
-    def __init__(self, connection: Connection, queue: WorkQueue, seed: int) -> None:
+    def __init__(self, connection: NatsPyConnection, queue: WorkQueue, seed: int) -> None:
         self._connection, self._queue = connection, queue
         self._seed, self._draws = seed, 0
         self._flying: dict[int, Msg] = {}
@@ -287,19 +289,19 @@ class Happenings:
 
 @pytest.mark.usefixtures("_no_youth")
 @pytest.mark.parametrize("seed", range(6))
-async def test_whatever_happens_a_copy_that_is_needed_stays(connection: Connection, name: str, seed: int) -> None:
+async def test_whatever_happens_a_copy_that_is_needed_stays(connection: NatsPyConnection, name: str, seed: int) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2, "max_ack_pending": -1})
-    happenings, released, kept = Happenings(connection, queue, seed), 0, set[int]()
+    happenings, released, preserved = Happenings(connection, queue, seed), 0, set[int]()
     everything = Selection(vanished=True)
     for _ in range(8):
         await happenings.happen()
         released += await keep_and_release(connection, queue)
         scan = await Scan.begin(connection, queue, vanished=True)
-        kept = {letter.sequence async for letter in scan.letters(everything) if letter.preserved}
+        preserved = {letter.sequence async for letter in scan.letters(everything) if letter.preserved}
         last = int((await stream_info(connection, name))["state"]["last_seq"])
         archive = await opened(connection, queue)
-        needed = set(range(1, last + 1)) - happenings.done - kept
+        needed = set(range(1, last + 1)) - happenings.done - preserved
         assert {sequence for sequence in needed if await archive.find(sequence) is None} == set()
-        assert happenings.terminated <= kept
-        assert not happenings.done & kept
-    print(f"{released} copies let go of, {len(happenings.done)} jobs done, {len(kept)} letters kept")
+        assert happenings.terminated <= preserved
+        assert not happenings.done & preserved
+    print(f"{released} copies purged, {len(happenings.done)} jobs done, {len(preserved)} letters preserved")

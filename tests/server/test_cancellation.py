@@ -40,19 +40,19 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 
-async def _stored_at(connection: Connection, queue: WorkQueue, sequence: int) -> datetime:
+async def _stored_at(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> datetime:
     message = await get_message(connection, queue.name, sequence)
     assert message is not None
     return message.stored_at
 
 
 async def _store_cancelled_end(
-    connection: Connection, queue: WorkQueue, message: Msg, cancellation: Cancellation
+    connection: NatsPyConnection, queue: WorkQueue, message: Msg, cancellation: Cancellation
 ) -> PubAck:
     """Store the end of a cancelled job as a worker does."""
     metadata = message.metadata
@@ -68,7 +68,7 @@ async def _store_cancelled_end(
     return await store(connection, end.subject, end.body, end.headers)
 
 
-async def _publish_scheduled(connection: Connection, queue: WorkQueue, *jobs: Job) -> None:
+async def _publish_scheduled(connection: NatsPyConnection, queue: WorkQueue, *jobs: Job) -> None:
     subject = f"{queue.name}.jobs.a"
     for job in jobs:
         prepared = prepare_jobs([job], subject=subject, origin=None, batch=uuid4().hex, queue=queue)
@@ -76,7 +76,7 @@ async def _publish_scheduled(connection: Connection, queue: WorkQueue, *jobs: Jo
 
 
 @pytest.mark.parametrize("job_id", ["order-16", "a b.*.>", "日本\r\n", "/" * 5_000, "$JS.API", ""])
-async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: str, job_id: str) -> None:
+async def test_a_job_of_any_id_can_be_cancelled(connection: NatsPyConnection, name: str, job_id: str) -> None:
     queue = await make_queue(connection, name)
     (before,) = await publish_jobs(connection, queue, ["before"])
     assert not await is_cancelled(connection, queue, job_id)
@@ -97,7 +97,9 @@ async def test_a_job_of_any_id_can_be_cancelled(connection: Connection, name: st
     assert await is_cancelled(connection, queue, job_id, await _stored_at(connection, queue, after))
 
 
-async def test_the_cache_holds_stored_cancellations_and_receives_new_ones(connection: Connection, name: str) -> None:
+async def test_the_cache_holds_stored_cancellations_and_receives_new_ones(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     (sequence,) = await publish_jobs(connection, queue, ["job"])
     stored_at = await _stored_at(connection, queue, sequence)
@@ -114,7 +116,9 @@ async def test_the_cache_holds_stored_cancellations_and_receives_new_ones(connec
             assert (await learning).why == "three"
 
 
-async def test_a_wait_for_a_cancellation_fails_when_the_events_are_gone(connection: Connection, name: str) -> None:
+async def test_a_wait_for_a_cancellation_fails_when_the_events_are_gone(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     async with follow_cancellations(connection, queue) as book:
         learning = asyncio.create_task(book.wait("a", datetime.now(UTC)))
@@ -126,7 +130,7 @@ async def test_a_wait_for_a_cancellation_fails_when_the_events_are_gone(connecti
 
 @pytest.mark.parametrize("deny_delete", [False, True])
 async def test_schedules_of_the_job_are_removed_and_others_stay(
-    connection: Connection, name: str, *, deny_delete: bool
+    connection: NatsPyConnection, name: str, *, deny_delete: bool
 ) -> None:
     queue = await make_queue(connection, name, schedules=True, deny_delete=deny_delete)
     await _publish_scheduled(
@@ -149,7 +153,7 @@ async def test_schedules_of_the_job_are_removed_and_others_stay(
 
 
 async def test_a_job_that_a_schedule_made_before_the_cancellation_is_cancelled_too(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish_scheduled(connection, queue, Job(b"tick", id="a", every="1s"))
@@ -164,7 +168,7 @@ async def test_a_job_that_a_schedule_made_before_the_cancellation_is_cancelled_t
         assert await is_cancelled(connection, queue, "a", message.metadata.timestamp)
 
 
-async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Connection, name: str) -> None:
+async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "ab")
@@ -196,7 +200,7 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Co
 
 @pytest.mark.parametrize(("max_cancelled", "ended"), [(0, 1), (1, 2), (2, 3), (None, 3)])
 async def test_the_policy_accepts_cancelled_jobs_up_to_its_limit(
-    connection: Connection, name: str, max_cancelled: int | None, ended: int
+    connection: NatsPyConnection, name: str, max_cancelled: int | None, ended: int
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -209,7 +213,7 @@ async def test_the_policy_accepts_cancelled_jobs_up_to_its_limit(
     assert len(report.awaited) == 3 - ended
 
 
-async def test_of_several_ends_of_one_job_the_first_counts(connection: Connection, name: str) -> None:
+async def test_of_several_ends_of_one_job_the_first_counts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     (sequence,) = await publish_jobs(connection, queue, "a")
@@ -223,7 +227,9 @@ async def test_of_several_ends_of_one_job_the_first_counts(connection: Connectio
     assert (report.completed, list(report.cancelled)) == (set(), [1])
 
 
-async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(connection: Connection, name: str) -> None:
+async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     cursor = (await take_cursor(connection, queue)).from_start()
     (sequence,) = await make_dead_letters(connection, queue, ["slow"])
@@ -246,7 +252,7 @@ async def test_a_cancelled_job_that_was_not_acknowledged_is_no_dead_letter(conne
 
 @pytest.mark.parametrize("declared", [False, True])
 async def test_a_queue_whose_events_capture_no_cancellations_is_refused_with_what_to_declare(
-    connection: Connection, name: str, *, declared: bool
+    connection: NatsPyConnection, name: str, *, declared: bool
 ) -> None:
     events = {"name": f"{name}-events", "subjects": [f"completed.{name}.>"]} if declared else None
     queue = small_queue(name, events=events)
@@ -257,7 +263,7 @@ async def test_a_queue_whose_events_capture_no_cancellations_is_refused_with_wha
 
 
 async def test_events_provisioned_by_a_version_without_cancellations_are_upgraded(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     old = {"name": f"{name}-events", "subjects": [f"completed.{name}.>"]}
     await make_queue(connection, name, events=old)

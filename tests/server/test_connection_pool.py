@@ -17,7 +17,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from contextlib import AbstractAsyncContextManager
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 
 def _settings(server: NatsServer, **values: Any) -> ConnectionSettings:
@@ -32,9 +32,9 @@ class _User:
     """A user of the shared connection, until it leaves."""
 
     def __init__(self, settings: ConnectionSettings) -> None:
-        self._context: AbstractAsyncContextManager[Connection] = shared_connection(settings)
+        self._context: AbstractAsyncContextManager[NatsPyConnection] = shared_connection(settings)
         self._leave = asyncio.Event()
-        self.connection: asyncio.Future[Connection] = asyncio.get_running_loop().create_future()
+        self.connection: asyncio.Future[NatsPyConnection] = asyncio.get_running_loop().create_future()
         self._task = asyncio.create_task(self._run())
 
     async def _run(self) -> None:

@@ -9,28 +9,28 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, UnreachableError
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 
-async def test_a_refused_request_keeps_the_servers_codes(connection: Connection, name: str) -> None:
+async def test_a_refused_request_keeps_the_servers_codes(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(ApiError, match=f"stream not found .status 404, error 10059. in answer to STREAM.INFO.{name}"):
         await connection.api(f"STREAM.INFO.{name}")
 
 
-async def test_a_request_without_a_responder_is_reported(connection: Connection, name: str) -> None:
+async def test_a_request_without_a_responder_is_reported(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(UnreachableError, match=f"nobody answers on {name}: .* is away; try again"):
         await connection.request(name)
 
 
-async def test_a_request_without_an_answer_ends_in_time(connection: Connection, name: str) -> None:
+async def test_a_request_without_an_answer_ends_in_time(connection: NatsPyConnection, name: str) -> None:
     await connection.client.subscribe(name)
     connection.timeout = 0.2
     with pytest.raises(DeadlineError, match=f"no answer on {name} within 0.2 s"):
         await connection.request(name)
 
 
-async def test_a_permanent_refusal_with_status_503_is_terminal(connection: Connection, name: str) -> None:
+async def test_a_permanent_refusal_with_status_503_is_terminal(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(ApiError, match=r"clustering support required \(status 503, error 10010\)"):
         await connection.api(f"STREAM.PEER.REMOVE.{name}", {"peer": "n1"})
 

@@ -1,4 +1,4 @@
-"""What a look adds up to: counts, ranges, groups and ages, without letters; and which bodies are kept meanwhile."""
+"""Summaries of dead letters: counts, ranges, groups and ages; and the bodies that a summary preserves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.dead_letters import preservation as capture
+from airflow_provider_jetstream.jetstream.dead_letters import preservation
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Summary, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
@@ -29,7 +29,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 NOW = datetime(2026, 11, 21, 12, tzinfo=UTC)
 
@@ -40,32 +40,32 @@ def letter(sequence: int, age: float = 1.0, subject: str = "jobs") -> DeadLetter
     return DeadLetter(death, subject, b"", (), "", BodySource.QUEUE, (), preserved=True, ready_at=died_at)
 
 
-def test_sequences_are_told_as_ranges_and_a_cut_is_said() -> None:
+def test_sequences_are_reported_as_ranges_with_the_number_left_out() -> None:
     summary = Summary(NOW, ())
     for sequence in (1, 2, 3, 7, 9, 10):
         summary.add(letter(sequence))
-    told = summary.as_json()
-    assert (told["dead"], told["sequences"], told["ranges_left_out"]) == (6, [[1, 3], [7, 7], [9, 10]], 0)
+    as_json = summary.as_json()
+    assert (as_json["dead"], as_json["sequences"], as_json["ranges_left_out"]) == (6, [[1, 3], [7, 7], [9, 10]], 0)
     many = Summary(NOW, ())
     for number in range(1_003):
         many.add(letter(number * 3 + 1))
         many.add(letter(number * 3 + 2))
-    told = many.as_json()
-    assert (told["dead"], len(told["sequences"]), told["ranges_left_out"]) == (2_006, 1_000, 3)
-    assert told["sequences"][-1] == [2_998, 2_999]
+    as_json = many.as_json()
+    assert (as_json["dead"], len(as_json["sequences"]), as_json["ranges_left_out"]) == (2_006, 1_000, 3)
+    assert as_json["sequences"][-1] == [2_998, 2_999]
 
 
 def test_groups_have_counts_and_ages_the_largest_first() -> None:
     summary = Summary(NOW, group_fields(["subject", "reason"]))
     for sequence, age, subject in ((1, 5, "a"), (2, 60, "b"), (3, 90.5, "b")):
         summary.add(letter(sequence, age, subject))
-    told = summary.as_json()
-    assert told["groups"] == [
+    as_json = summary.as_json()
+    assert as_json["groups"] == [
         {"group": {"subject": "b", "reason": "max_deliveries"}, "count": 2, "oldest_age_seconds": 90.5},
         {"group": {"subject": "a", "reason": "max_deliveries"}, "count": 1, "oldest_age_seconds": 5.0},
     ]
-    assert told["oldest_age_seconds"] == 90.5
-    json.dumps(told)
+    assert as_json["oldest_age_seconds"] == 90.5
+    json.dumps(as_json)
 
 
 @pytest.mark.parametrize(
@@ -81,14 +81,16 @@ def test_groups_have_counts_and_ages_the_largest_first() -> None:
         (("subject",), 1, 90, True),
     ],
 )
-def test_a_threshold_is_one_groups(group_by: tuple[str, ...], count: int, seconds: float, *, reached: bool) -> None:
+def test_one_group_has_to_reach_the_threshold(
+    group_by: tuple[str, ...], count: int, seconds: float, *, reached: bool
+) -> None:
     summary = Summary(NOW, group_fields(group_by))
     for sequence, age, subject in ((1, 5, "a"), (2, 10, "a"), (3, 90, "b")):
         summary.add(letter(sequence, age, subject))
     assert summary.reached(count, timedelta(seconds=seconds)) is reached
 
 
-def test_nothing_reaches_no_threshold_and_a_fast_clock_makes_no_negative_age() -> None:
+def test_an_empty_summary_reaches_no_threshold_and_ages_are_never_negative() -> None:
     assert not Summary(NOW, ()).reached(1)
     assert Summary(NOW, ()).as_json()["oldest_age_seconds"] is None
     ahead = Summary(NOW, ())
@@ -106,7 +108,9 @@ def test_fields_to_group_by_are_checked() -> None:
         group_fields(["reason", "colour"])
 
 
-async def test_what_is_seen_is_counted_and_kept_whatever_was_selected(connection: Connection, name: str) -> None:
+async def test_every_letter_is_preserved_and_the_selected_ones_are_counted(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["one", "two"], kind="a")
     await make_dead_letters(connection, queue, ["three"], kind="b")
@@ -119,7 +123,7 @@ async def test_what_is_seen_is_counted_and_kept_whatever_was_selected(connection
     assert (await summarise_dead_letters(connection, queue)).preserved == 0
 
 
-async def test_parked_letters_are_counted_when_they_are_asked_for(connection: Connection, name: str) -> None:
+async def test_parked_letters_are_counted_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["one", "two"])
     await redrive_dead_letters(connection, queue, RedriveRequest(Selection(sequences=frozenset({1})), max_redrives=0))
@@ -127,10 +131,10 @@ async def test_parked_letters_are_counted_when_they_are_asked_for(connection: Co
     assert (await summarise_dead_letters(connection, queue)).ranges == [(2, 2)]
 
 
-async def test_jobs_that_nobody_told_of_are_counted(connection: Connection, name: str) -> None:
+async def test_letters_without_an_advisory_are_counted(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["one", "two"])
-    # The worker dies with both, and nobody asks for more.
+    # The worker dies with both, and no pull request comes.
     await pull_jobs(connection, queue, 2)
 
     async def dead() -> Summary | None:
@@ -140,15 +144,15 @@ async def test_jobs_that_nobody_told_of_are_counted(connection: Connection, name
     assert (await eventually(dead)).ranges == [(1, 2)]
 
 
-async def test_a_queue_that_is_not_there_is_named(connection: Connection, name: str) -> None:
+async def test_a_queue_that_is_not_there_is_named(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(NotFoundError, match=name):
         await summarise_dead_letters(connection, small_queue(name))
 
 
-async def test_the_archive_lets_go_only_after_everything_was_seen(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_archive_copies_are_purged_only_after_every_letter_was_classified(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(capture, "_MIN_COPY_AGE", timedelta())
+    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
     queue = await make_queue(connection, name)
     assert queue.archive is not None
     await publish_jobs(connection, queue, ["done"])

@@ -29,27 +29,27 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def find(connection: Connection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:
+async def find(connection: NatsPyConnection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:
     findings = await find_dead_letters(connection, queue)
     return shown(findings)
 
 
 def shown(findings: Findings) -> tuple[list[int], dict[int, Status]]:
-    dismissed = {each.sequence: each.status for each in findings.dismissed}
+    dismissed = {job.sequence: job.status for job in findings.dismissed}
     assert len(dismissed) == len(findings.dismissed)
     return [letter.sequence for letter in findings.letters], dismissed
 
 
-async def one_letter(connection: Connection, queue: WorkQueue) -> DeadLetter:
+async def one_letter(connection: NatsPyConnection, queue: WorkQueue) -> DeadLetter:
     (letter,) = (await find_dead_letters(connection, queue)).letters
     return letter
 
 
-async def repeat_advisories(connection: Connection, queue: WorkQueue) -> None:
+async def repeat_advisories(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Say again what the dead letter queue holds, as a server does after a crash."""
     letters = require_dead_letters(queue).name
     for sequence in range(1, (await stream_info(connection, letters))["state"]["last_seq"] + 1):
@@ -58,15 +58,15 @@ async def repeat_advisories(connection: Connection, queue: WorkQueue) -> None:
         await connection.client.jetstream().publish(message.subject, message.data)
 
 
-async def wait_until_idle(connection: Connection, queue: WorkQueue) -> None:
+async def wait_until_idle(connection: NatsPyConnection, queue: WorkQueue) -> None:
     async def idle() -> bool:
         await probe(connection, queue)
-        return (await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0
+        return bool((await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0)
 
     await eventually(idle)
 
 
-async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int) -> None:
+async def wait_for_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     async def there() -> bool:
         await probe(connection, queue)
         return await stored_count(connection, require_dead_letters(queue).name) == count
@@ -74,7 +74,7 @@ async def wait_for_entries(connection: Connection, queue: WorkQueue, count: int)
     await eventually(there)
 
 
-async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Connection, name: str) -> None:
+async def test_a_dead_letter_is_found_with_its_message_and_death(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
     await publish_jobs(connection, queue, ["good"])
     await process_all(connection, queue)
@@ -96,8 +96,8 @@ async def test_a_dead_letter_is_found_with_its_message_and_death(connection: Con
     ("consumer", "patience"),
     [({"ack_wait": "700ms"}, 0.7), ({"ack_wait": None, "backoff": ["500ms", "3s"], "max_deliver": 2}, 3.0)],
 )
-async def test_a_letter_is_ready_when_its_worker_has_lost_the_job_for_sure(
-    connection: Connection, name: str, consumer: dict[str, object], patience: float
+async def test_a_letter_is_ready_once_its_ack_wait_has_passed(
+    connection: NatsPyConnection, name: str, consumer: dict[str, object], patience: float
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 1} | consumer)
     await make_dead_letters(connection, queue, ["a"])
@@ -106,8 +106,8 @@ async def test_a_letter_is_ready_when_its_worker_has_lost_the_job_for_sure(
 
 
 @pytest.mark.parametrize(("count", "redrives"), [("3", 3), ("many", 0), ("-1", 0)])
-async def test_the_count_of_redrives_is_read_from_the_job_and_nonsense_counts_as_none(
-    connection: Connection, name: str, count: str, redrives: int
+async def test_the_redrive_count_is_read_from_the_job_and_an_invalid_one_is_zero(
+    connection: NatsPyConnection, name: str, count: str, redrives: int
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"], headers={"Redrive-Count": count})
@@ -115,7 +115,7 @@ async def test_the_count_of_redrives_is_read_from_the_job_and_nonsense_counts_as
     assert (letter.redrives, letter.job_id) == (redrives, "1")
 
 
-async def test_letters_come_in_the_order_of_their_jobs(connection: Connection, name: str) -> None:
+async def test_letters_come_in_the_order_of_their_jobs(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, "abc")
     for count, message in enumerate(reversed(await pull_jobs(connection, queue, 3)), 1):
@@ -124,7 +124,7 @@ async def test_letters_come_in_the_order_of_their_jobs(connection: Connection, n
     assert (await find(connection, queue)) == ([1, 2, 3], {})
 
 
-async def test_repeated_advisories_are_one_letter(connection: Connection, name: str) -> None:
+async def test_repeated_advisories_are_one_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await repeat_advisories(connection, queue)
@@ -133,8 +133,8 @@ async def test_repeated_advisories_are_one_letter(connection: Connection, name: 
     assert [letter.entries for letter in letters] == [(1, 3), (2, 4)]
 
 
-async def test_entries_of_an_earlier_stream_never_hit_a_job_of_the_same_sequence(
-    connection: Connection, name: str
+async def test_entries_of_an_earlier_stream_never_count_for_a_job_of_the_same_sequence(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -148,7 +148,7 @@ async def test_entries_of_an_earlier_stream_never_hit_a_job_of_the_same_sequence
     assert (letter.body, letter.entries, letter.death.reason) == (b"new", (1, 3), Reason.MAX_DELIVERIES)
 
 
-async def test_entries_of_a_recreated_or_deleted_consumer_are_stale(connection: Connection, name: str) -> None:
+async def test_entries_of_a_recreated_or_deleted_consumer_are_stale(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     await connection.api(f"CONSUMER.DELETE.{name}.worker")
@@ -160,7 +160,7 @@ async def test_entries_of_a_recreated_or_deleted_consumer_are_stale(connection: 
     assert await find(connection, queue) == ([1], {})
 
 
-async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection: Connection, name: str) -> None:
+async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")
     # A crash of the server right after the deaths does the same.
@@ -171,11 +171,13 @@ async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection
     assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
     assert await process_all(connection, queue) == {"c": 1}
     await wait_until_idle(connection, queue)
-    found = await find_dead_letters(connection, queue)
-    assert ([letter.sequence for letter in found.letters], found.uncertain) == ([1, 2], 0)
+    findings = await find_dead_letters(connection, queue)
+    assert ([letter.sequence for letter in findings.letters], findings.uncertain) == ([1, 2], 0)
 
 
-async def test_what_else_a_shared_dead_letter_queue_holds_is_left_alone(connection: Connection, name: str) -> None:
+async def test_other_messages_of_a_shared_dead_letter_queue_are_ignored(
+    connection: NatsPyConnection, name: str
+) -> None:
     shared = {"name": f"{name}-shared", "subjects": [f"{MAX_DELIVERIES}.{name}x.*", f"{MAX_DELIVERIES}.{name}.*"]}
     queue = await make_queue(connection, name, dead_letters=shared)
     other = await make_queue(connection, f"{name}x", dead_letters=shared)
@@ -187,20 +189,20 @@ async def test_what_else_a_shared_dead_letter_queue_holds_is_left_alone(connecti
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.entries) == (b"ours", (3,))
     risks = (await find_dead_letters(connection, queue)).risks
-    assert f"3 entries of {name}-shared don't say which job they are about: look at them by hand" in risks
+    assert f"3 entries of {name}-shared don't state which job they are about: check them by hand" in risks
     assert (await find(connection, other))[0] == [1, 2]
 
 
-async def test_a_queue_without_dead_letters_is_told_what_to_declare(connection: Connection, name: str) -> None:
+async def test_the_error_for_a_queue_without_a_dead_letter_queue_says_what_to_declare(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, dead_letters=None)
-    with pytest.raises(
-        QueueDeclarationError, match="expected dead_letters, so that there is something to look at: declare a dead"
-    ):
+    with pytest.raises(QueueDeclarationError, match="expected dead_letters, which the scan reads: declare a dead"):
         await find_dead_letters(connection, queue)
 
 
 @pytest.mark.parametrize("missing", ["", "-dead"])
-async def test_a_missing_stream_is_named(connection: Connection, name: str, missing: str) -> None:
+async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str, missing: str) -> None:
     await make_queue(connection, name)
     await connection.api(f"STREAM.DELETE.{name}{missing}")
     with pytest.raises(NotFoundError, match=f"expected stream {name}{missing} on the server, found none: provision"):

@@ -30,7 +30,7 @@ from testbed.queues import eventually, make_queue, probe, pull_jobs, small_queue
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 SECOND = 10**9
@@ -38,29 +38,29 @@ MEGABYTE = 2**20
 
 
 @pytest.fixture
-async def alone(own_nats: NatsServer) -> AsyncIterator[Connection]:
+async def alone(own_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
     """A connection to a server without other streams."""
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as opened:
         yield opened
 
 
-async def stream(connection: Connection, name: str, *subjects: str, **fields: Any) -> None:
+async def stream(connection: NatsPyConnection, name: str, *subjects: str, **fields: Any) -> None:
     config = {"name": name, "subjects": list(subjects), "storage": "file", "num_replicas": 1} | fields
     await connection.api(f"STREAM.CREATE.{name}", config)
 
 
-async def consumer(connection: Connection, stream: str, name: str, **fields: Any) -> None:
+async def consumer(connection: NatsPyConnection, stream: str, name: str, **fields: Any) -> None:
     config = {"durable_name": name, "name": name, "ack_policy": "explicit", "deliver_policy": "all"} | fields
     await connection.api(f"CONSUMER.DURABLE.CREATE.{stream}.{name}", {"stream_name": stream, "config": config})
 
 
-async def publish(connection: Connection, subject: str, body: str) -> int:
+async def publish(connection: NatsPyConnection, subject: str, body: str) -> int:
     answer = await connection.request(subject, body.encode())
     return int(json.loads(answer)["seq"])
 
 
 async def wait_for_advisories(
-    connection: Connection, queue: WorkQueue, consumer: str, count: int, within: float = 10
+    connection: NatsPyConnection, queue: WorkQueue, consumer: str, count: int, within: float = 10
 ) -> None:
     dead_letters = queue.dead_letters.name if queue.dead_letters else ""
 
@@ -71,7 +71,7 @@ async def wait_for_advisories(
     await eventually(all_stored, within)
 
 
-async def test_the_orders_of_the_article(alone: Connection) -> None:
+async def test_the_orders_of_the_article(alone: NatsPyConnection) -> None:
     limits = {
         "retention": "workqueue",
         "discard": "new",
@@ -126,7 +126,7 @@ async def test_the_orders_of_the_article(alone: Connection) -> None:
     assert [letter.death.reason for letter in again.letters].count(Reason.ORPHAN) == 3
 
 
-async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
+async def test_the_jobs_of_the_workqueue_stream(alone: NatsPyConnection) -> None:
     await stream(
         alone,
         "jobs",
@@ -167,7 +167,7 @@ async def test_the_jobs_of_the_workqueue_stream(alone: Connection) -> None:
     assert len((await find_dead_letters(alone, queue)).letters) == 2
 
 
-async def test_the_poison_job_of_the_image_queue(alone: Connection) -> None:
+async def test_the_poison_job_of_the_image_queue(alone: NatsPyConnection) -> None:
     await stream(
         alone,
         "IMAGES",
@@ -220,7 +220,7 @@ async def test_the_poison_job_of_the_image_queue(alone: Connection) -> None:
     assert (adopted.archive.name, adopted.audit.name) == ("IMAGES-archive", "IMAGES-audit")
 
 
-async def test_partitions_are_discovered_as_such(connection: Connection, name: str) -> None:
+async def test_partitions_are_discovered_as_such(connection: NatsPyConnection, name: str) -> None:
     worker = {"name": "worker", "filter_subject": f"{name}.{{partition}}.>", "partitions": 3, "max_deliver": 2}
     declared = WorkQueue(name=name, subjects=[f"{name}.>"], consumers=[worker])
     await provision(connection, declared)
@@ -232,7 +232,7 @@ async def test_partitions_are_discovered_as_such(connection: Connection, name: s
 @pytest.mark.parametrize("schedules", [False, True])
 @pytest.mark.parametrize("atomic", [False, True])
 async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
-    connection: Connection, name: str, *, atomic: bool, schedules: bool
+    connection: NatsPyConnection, name: str, *, atomic: bool, schedules: bool
 ) -> None:
     declared = await make_queue(
         connection,
@@ -263,7 +263,7 @@ async def test_a_provisioned_queue_is_discovered_as_it_was_declared(
     assert (await find_dead_letters(connection, discovered)).letters == ()
 
 
-async def test_streams_are_found_on_all_pages(alone: Connection) -> None:
+async def test_streams_are_found_on_all_pages(alone: NatsPyConnection) -> None:
     for number in range(300):
         await stream(alone, f"other-{number:03}", f"other.{number}", storage="memory")
     await stream(alone, "zz", f"{MAX_DELIVERIES}.a.*", f"{MAX_DELIVERIES}.b.worker", "dead.a.>", storage="memory")
@@ -275,7 +275,7 @@ async def test_streams_are_found_on_all_pages(alone: Connection) -> None:
     ]
 
 
-async def test_a_stream_of_all_advisories_is_a_dead_letter_queue_of_any_queue(alone: Connection) -> None:
+async def test_a_stream_of_all_advisories_is_a_dead_letter_queue_of_any_queue(alone: NatsPyConnection) -> None:
     await stream(alone, "all", "$JS.EVENT.ADVISORY.>")
     (stored,) = await find_dead_letter_queues(alone)
     assert (stored.name, stored.queues, stored.marked) == ("all", ("*",), False)
@@ -295,7 +295,9 @@ async def test_a_stream_of_all_advisories_is_a_dead_letter_queue_of_any_queue(al
     assert (await find_dead_letters(alone, queue)).dismissed == ()
 
 
-async def test_a_stream_that_cannot_be_discovered_is_refused_with_the_reason(connection: Connection, name: str) -> None:
+async def test_a_stream_that_cannot_be_discovered_is_refused_with_the_reason(
+    connection: NatsPyConnection, name: str
+) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name}"):
         await discover_queue(connection, name)
     queue = await make_queue(connection, name)
@@ -308,7 +310,7 @@ async def test_a_stream_that_cannot_be_discovered_is_refused_with_the_reason(con
     assert queue == small_queue(name)
 
 
-async def test_dead_letters_of_a_discovered_queue_with_stale_entries(connection: Connection, name: str) -> None:
+async def test_dead_letters_of_a_discovered_queue_with_stale_entries(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     body = {
         "type": "io.nats.jetstream.advisory.v1.max_deliver",

@@ -30,7 +30,7 @@ from testbed.queues import (
 from testbed.waiters import WaitingCost, start_waiting, store_completions, wait_failures, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
@@ -70,7 +70,11 @@ async def test_any_number_of_waiters_of_a_connection_share_at_most_four_readers(
 
 @pytest.mark.parametrize("max_recent", [50_000, 40])
 async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while_ends_arrive(
-    connection: Connection, settings: ConnectionSettings, name: str, max_recent: int, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    max_recent: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(MAX_RECENT, max_recent)
     queue = await make_queue(connection, name)
@@ -105,7 +109,7 @@ async def test_waiters_with_older_cursors_miss_no_end_and_count_none_twice_while
 
 
 async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_not_count(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     jobs = await make_dead_letters(connection, queue, "ab")
@@ -128,10 +132,12 @@ async def test_a_death_before_the_cursor_of_a_waiter_for_the_redriven_job_does_n
     completed, died = await wait_reports(again)
     holding.task.cancel()
     assert (completed.completed, completed.dead) == ({jobs[0]}, {})
-    assert (died.completed, died.dead.keys()) == (set(), {jobs[1]})
+    assert (died.completed, set(died.dead)) == (set(), {jobs[1]})
 
 
-async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(connection: Connection, name: str) -> None:
+async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     jobs = await make_dead_letters(connection, queue, "ab")
     # As by hand, without a redrive: the entries of the first deaths stay.
@@ -152,7 +158,7 @@ async def test_an_older_death_that_is_read_later_does_not_hide_the_newer_one(con
 
 
 async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_early_and_late_waiters(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     handler = {"name": "somebody", "max_deliver": 2, "backoff": ["5s"]}
     dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "consumers": [handler]}
@@ -173,7 +179,7 @@ async def test_deaths_in_a_dead_letter_queue_with_work_queue_retention_reach_ear
 
 
 @pytest.mark.parametrize("gone", ["events", "dead"])
-async def test_deleting_a_stream_ends_every_wait(connection: Connection, name: str, gone: str) -> None:
+async def test_deleting_a_stream_ends_every_wait(connection: NatsPyConnection, name: str, gone: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(101)))
@@ -189,7 +195,7 @@ async def test_deleting_a_stream_ends_every_wait(connection: Connection, name: s
 
 
 async def test_a_closed_connection_ends_every_wait_and_a_new_one_continues(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -206,7 +212,7 @@ async def test_a_closed_connection_ends_every_wait_and_a_new_one_continues(
     assert all(len(report.awaited) == 0 for report in await wait_reports(again))
 
 
-async def test_a_failed_dispatcher_gets_no_new_waiters(connection: Connection, name: str) -> None:
+async def test_a_failed_dispatcher_gets_no_new_waiters(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")

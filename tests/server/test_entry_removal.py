@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.queues import make_dead_letters, make_queue, process_all, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
@@ -38,7 +38,7 @@ def work_queue_letters(name: str, *consumers: dict[str, Any]) -> dict[str, Any]:
     return letters(name, retention="workqueue", deny_delete=True, consumers=list(consumers))
 
 
-async def consumers(connection: Connection, stream: str) -> list[str]:
+async def consumers(connection: NatsPyConnection, stream: str) -> list[str]:
     return (await connection.api(f"CONSUMER.NAMES.{stream}")).get("consumers") or []
 
 
@@ -46,12 +46,14 @@ def only(*sequences: int) -> RedriveRequest:
     return RedriveRequest(selection=Selection(sequences=frozenset(sequences)))
 
 
-async def left(connection: Connection, queue: WorkQueue, *entries: int) -> list[int]:
+async def left(connection: NatsPyConnection, queue: WorkQueue, *entries: int) -> list[int]:
     return [entry for entry in entries if await get_message(connection, f"{queue.name}-dead", entry) is not None]
 
 
 @pytest.mark.parametrize("retention", ["limits", "workqueue", "interest"])
-async def test_entries_are_deleted_where_that_is_allowed(connection: Connection, name: str, retention: str) -> None:
+async def test_entries_are_deleted_where_that_is_allowed(
+    connection: NatsPyConnection, name: str, retention: str
+) -> None:
     # Interest keeps only what a consumer waits for.
     fields = {"consumers": [HANDLER]} if retention == "interest" else {}
     queue = await make_queue(connection, name, dead_letters=letters(name, retention=retention, **fields))
@@ -61,7 +63,7 @@ async def test_entries_are_deleted_where_that_is_allowed(connection: Connection,
     assert await left(connection, queue, 1, 2, 3) == [2]
 
 
-async def test_repeated_entries_of_one_letter_are_all_removed(connection: Connection, name: str) -> None:
+async def test_repeated_entries_of_one_letter_are_all_removed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     advisory = await get_message(connection, f"{name}-dead", 1)
@@ -72,7 +74,7 @@ async def test_repeated_entries_of_one_letter_are_all_removed(connection: Connec
 
 
 async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_that_is_there(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=True, dead_letters=work_queue_letters(name, HANDLER))
     await make_dead_letters(connection, queue, "abcd")
@@ -80,15 +82,15 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3, 4) == [2, 4]
     assert await consumers(connection, f"{name}-dead") == ["unprocessed_order_handler"]
-    # The entry behind the last one asked for hasn't cost its processor a delivery.
+    # The entry behind the last requested one hasn't cost its processor a delivery.
     assert (await consumer_info(connection, f"{name}-dead", HANDLER["name"]))["delivered"]["stream_seq"] == 3
     report = await redrive_dead_letters(connection, queue)
     assert (report.entries_left, await stored_count(connection, f"{name}-dead")) == (0, 0)
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1, "d": 1}
 
 
-async def test_entries_under_deny_delete_are_acknowledged_through_an_own_consumer_that_does_not_stay(
-    connection: Connection, name: str
+async def test_entries_under_deny_delete_are_acknowledged_through_a_temporary_consumer(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name))
     await make_dead_letters(connection, queue, "ab")
@@ -104,7 +106,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_an_own_consume
     assert await consumers(connection, f"{name}-dead") == [own]
 
 
-async def test_a_consumer_of_other_entries_is_left_alone(connection: Connection, name: str) -> None:
+async def test_a_consumer_of_other_entries_is_left_alone(connection: NatsPyConnection, name: str) -> None:
     terminated = {
         "name": "a",
         "max_deliver": 2,
@@ -117,7 +119,9 @@ async def test_a_consumer_of_other_entries_is_left_alone(connection: Connection,
     assert (await consumer_info(connection, f"{name}-dead", "a"))["delivered"]["consumer_seq"] == 0
 
 
-async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(connection: Connection, name: str) -> None:
+async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(
+    connection: NatsPyConnection, name: str
+) -> None:
     subjects = [f"{MAX_DELIVERIES}.{name}.*", f"{MAX_DELIVERIES}.{name}x.*"]
     shared = work_queue_letters(name) | {"subjects": subjects}
     ours = await make_queue(connection, name, dead_letters=shared)
@@ -131,7 +135,7 @@ async def test_queues_that_share_a_dead_letter_queue_each_remove_their_own(conne
 
 
 async def test_more_entries_than_the_consumer_allows_unacknowledged_are_removed_however_long_it_takes(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     handler = HANDLER | {"max_ack_pending": 2}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
@@ -150,43 +154,47 @@ async def test_entries_that_the_consumer_never_delivers_are_counted_after_one_ti
         handler = HANDLER | {"max_ack_pending": 2}
         queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
         sequences = await make_dead_letters(connection, queue, "abcdefgh")
-        # The first two aren't asked for, so they stay unacknowledged, and the server delivers nothing behind them.
+        # The first two aren't requested, so they stay unacknowledged, and the server delivers nothing behind them.
         async with asyncio.timeout(4):
             assert await remove_entries(connection, queue, sequences[2:]) == 6
 
 
-async def test_entries_that_have_to_stay_are_never_taken_for_dead_again(connection: Connection, name: str) -> None:
+async def test_entries_that_have_to_stay_never_become_dead_letters_again(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, dead_letters=letters(name, deny_delete=True))
     await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
+    assert (dict(report.redriven), report.entries_left) == ({1: 3, 2: 4}, 2)
     assert await left(connection, queue, 1, 2) == [1, 2]
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert [each.status for each in findings.dismissed] == [Status.REDRIVEN, Status.REDRIVEN]
+    assert [job.status for job in findings.dismissed] == [Status.REDRIVEN, Status.REDRIVEN]
     again = await redrive_dead_letters(connection, queue)
-    assert (again.redriven, list(again.gone), again.entries_left) == ({}, [1, 2], 2)
+    assert (dict(again.redriven), list(again.gone), again.entries_left) == ({}, [1, 2], 2)
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_the_report_is_kept_when_the_entries_cannot_be_removed(connection: Connection, name: str) -> None:
+async def test_the_report_is_returned_when_the_entries_cannot_be_removed(
+    connection: NatsPyConnection, name: str
+) -> None:
     # A consumer of some of the advisories keeps the server from accepting one of them all.
     narrow = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.other"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, narrow))
     await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, report.entries_left) == ({1: 3, 2: 4}, 2)
+    assert (dict(report.redriven), report.entries_left) == ({1: 3, 2: 4}, 2)
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
 
 
 async def test_a_missing_dead_letter_queue_is_no_error_since_the_letters_are_redriven(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     assert await remove_entries(connection, small_queue(name), [1, 2, 3]) == 3
     assert await remove_entries(connection, small_queue(name), []) == 0
 
 
-async def test_entries_that_are_gone_already_count_as_removed(connection: Connection, name: str) -> None:
+async def test_entries_that_are_gone_already_count_as_removed(connection: NatsPyConnection, name: str) -> None:
     for suffix, fields in (("a", letters(f"{name}a")), ("b", work_queue_letters(f"{name}b", HANDLER))):
         queue = small_queue(f"{name}{suffix}", dead_letters=fields)
         await provision(connection, queue)
@@ -196,8 +204,8 @@ async def test_entries_that_are_gone_already_count_as_removed(connection: Connec
             assert await remove_entries(connection, queue, sequences) == 0
 
 
-async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_whoever_takes_them(
-    connection: Connection, name: str
+async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_the_consumers_that_match_them(
+    connection: NatsPyConnection, name: str
 ) -> None:
     handler = HANDLER | {"filter_subject": f"{MAX_DELIVERIES}.{name}.*"}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
@@ -207,15 +215,15 @@ async def test_advisories_and_copies_under_deny_delete_are_acknowledged_through_
     async for page in scan.pages(Selection()):
         await keeper.preserve(page.letters)
     assert (keeper.preserved, await stored_count(connection, f"{name}-dead")) == (2, 4)
-    found = (await find_dead_letters(connection, queue)).letters
-    assert [letter.entries for letter in found] == [(1, 3), (2, 4)]
+    letters = (await find_dead_letters(connection, queue)).letters
+    assert [letter.entries for letter in letters] == [(1, 3), (2, 4)]
     assert await remove_entries(connection, queue, [1, 2, 3, 4]) == 0
     assert await stored_count(connection, f"{name}-dead") == 0
     assert sorted(await consumers(connection, f"{name}-dead")) == [f"redrive-{name}", HANDLER["name"]]
 
 
 @pytest.mark.parametrize("kind", ["deleted", "acknowledged"])
-async def test_a_page_of_entries_is_removed_together(connection: Connection, name: str, kind: str) -> None:
+async def test_a_page_of_entries_is_removed_together(connection: NatsPyConnection, name: str, kind: str) -> None:
     fields = letters(name) if kind == "deleted" else work_queue_letters(name)
     queue = await make_queue(connection, name, dead_letters=fields, consumer={"max_ack_pending": -1})
     sequences = await make_dead_letters(connection, queue, map(str, range(1_000)))

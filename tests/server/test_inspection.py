@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.client.connection import Connection
+from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import LeftOver, count_left_over, inspect_queue
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
 
-async def publish(connection: Connection, subject: str, headers: dict[str, str] | None = None) -> None:
+async def publish(connection: NatsPyConnection, subject: str, headers: dict[str, str] | None = None) -> None:
     await connection.client.jetstream().publish(subject, b"job", headers=headers)
 
 
-async def test_jobs_are_pending_or_in_flight_until_they_end(connection: Connection, name: str) -> None:
+async def test_jobs_are_pending_or_in_flight_until_they_end(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "30s"})
     empty = await inspect_queue(connection, name)
     assert (empty.stored, empty.pending, empty.in_flight, empty.oldest) == (0, 0, 0, None)
@@ -40,29 +40,29 @@ async def test_jobs_are_pending_or_in_flight_until_they_end(connection: Connecti
     await publish_jobs(connection, queue, "de")
 
     async def counted() -> bool:
-        seen = await inspect_queue(connection, name)
-        return (seen.stored, seen.pending, seen.in_flight, seen.redelivered) == (4, 2, 2, 1)
+        health = await inspect_queue(connection, name)
+        return (health.stored, health.pending, health.in_flight, health.redelivered) == (4, 2, 2, 1)
 
     await eventually(counted)
-    seen = await inspect_queue(connection, name)
-    assert (seen.last_sequence, seen.left_over) == (5, 0)
-    assert before < (seen.oldest or before) <= seen.taken_at
-    (consumer,) = seen.consumers.values()
+    health = await inspect_queue(connection, name)
+    assert (health.last_sequence, health.left_over) == (5, 0)
+    assert before < (health.oldest or before) <= health.taken_at
+    (consumer,) = health.consumers.values()
     assert (consumer.name, consumer.filters, consumer.paused) == (CONSUMER, (">",), False)
     assert (consumer.deliveries, consumer.delivered, consumer.ack_floor) == (4, 3, 1)
 
 
-async def test_a_pause_and_the_requests_of_workers_are_told(connection: Connection, name: str) -> None:
+async def test_a_pause_and_open_pull_requests_are_reported(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     inbox = connection.client.new_inbox()
     pull = await connection.client.subscribe(inbox)
     request = b'{"batch": 1, "expires": 5000000000}'
     await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{name}.{CONSUMER}", request, reply=inbox)
 
-    async def asked() -> bool:
+    async def has_pull_requests() -> bool:
         return (await inspect_queue(connection, name)).consumers[CONSUMER].pulls == 1
 
-    await eventually(asked)
+    await eventually(has_pull_requests)
     until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
     await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
     consumer = (await inspect_queue(connection, name)).consumers[CONSUMER]
@@ -71,7 +71,9 @@ async def test_a_pause_and_the_requests_of_workers_are_told(connection: Connecti
     await pull.unsubscribe()
 
 
-async def test_thousands_of_jobs_cost_two_requests(connection: Connection, name: str, mocker: MockerFixture) -> None:
+async def test_thousands_of_jobs_cost_two_requests(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
+) -> None:
     consumers = [
         {"name": kind, "filter_subject": f"{name}.jobs.{kind}.*", "max_deliver": 2, "ack_wait": "30s"} for kind in "ab"
     ]
@@ -85,29 +87,29 @@ async def test_thousands_of_jobs_cost_two_requests(connection: Connection, name:
         return (await inspect_queue(connection, name)).stored == 5_000
 
     await eventually(stored)
-    asked = mocker.spy(Connection, "api")
-    seen = await inspect_queue(connection, name)
-    assert await count_left_over(connection, seen) == LeftOver({}, 0, 0)
-    assert [call.args[1] for call in asked.call_args_list] == [f"STREAM.INFO.{name}", f"CONSUMER.LIST.{name}"]
-    numbers = {each.name: (each.pending, each.in_flight) for each in seen.consumers.values()}
+    spy = mocker.spy(NatsPyConnection, "api")
+    health = await inspect_queue(connection, name)
+    assert await count_left_over(connection, health) == LeftOver({}, 0, 0)
+    assert [call.args[1] for call in spy.call_args_list] == [f"STREAM.INFO.{name}", f"CONSUMER.LIST.{name}"]
+    numbers = {consumer.name: (consumer.pending, consumer.in_flight) for consumer in health.consumers.values()}
     assert numbers == {"a": (2_500, 0), "b": (2_400, len(taken))}
 
 
-async def test_more_consumers_than_a_page_has_are_all_counted(connection: Connection, name: str) -> None:
+async def test_more_consumers_than_a_page_has_are_all_counted(connection: NatsPyConnection, name: str) -> None:
     consumers = [{"name": f"c{number}", "filter_subject": f"{name}.jobs.{number}"} for number in range(300)]
-    await make_queue(connection, name, consumers=[{**each, "max_deliver": 1} for each in consumers])
+    await make_queue(connection, name, consumers=[{**consumer, "max_deliver": 1} for consumer in consumers])
     for number in range(300):
         await connection.client.publish(f"{name}.jobs.{number}", b"job")
     await connection.client.flush()
 
     async def counted() -> bool:
-        seen = await inspect_queue(connection, name)
-        return [each.pending for each in seen.consumers.values()] == [1] * 300
+        health = await inspect_queue(connection, name)
+        return [consumer.pending for consumer in health.consumers.values()] == [1] * 300
 
     await eventually(counted)
 
 
-async def test_what_is_left_over_is_told_apart(connection: Connection, name: str) -> None:
+async def test_left_over_messages_are_counted_by_kind(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(
         connection,
         name,
@@ -123,39 +125,39 @@ async def test_what_is_left_over_is_told_apart(connection: Connection, name: str
     schedule = {"Nats-Schedule": "@at 2099-01-01T00:00:00Z", "Nats-Schedule-Target": f"{name}.jobs.later"}
     await publish(connection, f"scheduled.{name}.once.a.b", schedule)
     await publish_jobs(connection, queue, ["waiting"])
-    seen = await inspect_queue(connection, name)
-    assert (seen.stored, seen.pending, seen.left_over) == (9, 1, 8)
-    left = await count_left_over(connection, seen)
-    assert left == LeftOver({f"{name}.other.y": 2, f"{name}.other.x": 1}, schedules=1, dead=3)
+    health = await inspect_queue(connection, name)
+    assert (health.stored, health.pending, health.left_over) == (9, 1, 8)
+    left_over = await count_left_over(connection, health)
+    assert left_over == LeftOver({f"{name}.other.y": 2, f"{name}.other.x": 1}, schedules=1, dead=3)
 
 
-async def test_jobs_of_a_deleted_consumer_are_taken_by_none(connection: Connection, name: str) -> None:
+async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, "ab", kind="x")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
-    seen = await inspect_queue(connection, name)
-    assert (dict(seen.consumers), seen.pending, seen.left_over) == ({}, 0, 2)
-    assert await count_left_over(connection, seen) == LeftOver({f"{name}.jobs.x": 2}, 0, 0)
+    health = await inspect_queue(connection, name)
+    assert (dict(health.consumers), health.pending, health.left_over) == ({}, 0, 2)
+    assert await count_left_over(connection, health) == LeftOver({f"{name}.jobs.x": 2}, 0, 0)
 
 
-async def test_numbers_that_a_cluster_does_not_give_are_never_taken_for_zero(
-    connection: Connection, name: str, mocker: MockerFixture
+async def test_missing_numbers_of_a_cluster_raise_and_never_count_as_zero(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
 ) -> None:
     await make_queue(connection, name)
-    api = Connection.api
+    api = NatsPyConnection.api
 
-    async def without_a_leader(self: Connection, subject: str, request: Mapping[str, Any] | None = None) -> Any:
+    async def without_a_leader(self: NatsPyConnection, subject: str, request: Mapping[str, Any] | None = None) -> Any:
         # What a cluster answers while a consumer has no leader, which one server never does.
         answer = await api(self, subject, request)
         return json.loads(json.dumps(answer)) | (
             {"consumers": [], "missing": [CONSUMER]} if "CONSUMER.LIST" in subject else {}
         )
 
-    mocker.patch.object(Connection, "api", without_a_leader)
-    with pytest.raises(UnreachableError, match=rf"^expected the numbers of every consumer of {name}, found none of w"):
+    mocker.patch.object(NatsPyConnection, "api", without_a_leader)
+    with pytest.raises(UnreachableError, match=rf"^expected the state of every consumer of {name}, found none of w"):
         await inspect_queue(connection, name)
 
 
-async def test_a_queue_that_is_not_there_is_named(connection: Connection, name: str) -> None:
+async def test_a_queue_that_is_not_there_is_named(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none"):
         await inspect_queue(connection, name)

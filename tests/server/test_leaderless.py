@@ -35,7 +35,7 @@ async def test_connecting_waits_for_a_cluster_that_elects_its_leader() -> None:
         await _open(cluster, 30)
 
 
-async def test_a_cluster_without_a_majority_says_that_it_passes() -> None:
+async def test_the_error_of_a_cluster_without_a_majority_says_that_it_is_temporary() -> None:
     with NatsCluster() as cluster:
         async with connect(connection_settings({"servers": cluster.urls, "timeout": 2})) as opened:
             await opened.api("STREAM.CREATE.kept", {"name": "kept", "subjects": ["kept"], "num_replicas": 3})
@@ -43,7 +43,7 @@ async def test_a_cluster_without_a_majority_says_that_it_passes() -> None:
             for other in others:
                 cluster.kill(other)
 
-            async def told() -> str:
+            async def problem() -> str:
                 # Until the server that is left knows that it is alone it refuses in other ways, or not at all.
                 try:
                     await opened.api("STREAM.MSG.GET.kept", {"seq": 1})
@@ -51,7 +51,7 @@ async def test_a_cluster_without_a_majority_says_that_it_passes() -> None:
                     return str(error) if isinstance(error, UnreachableError) and "10008" in str(error) else ""
                 return ""
 
-            assert await eventually(told, within=40) == (
+            assert await eventually(problem, within=40) == (
                 "JetStream is unavailable just now: JetStream system temporarily unavailable (status 503, error 10008)"
                 " in answer to STREAM.MSG.GET.kept; try again, since a cluster that elects a leader is back in seconds;"
                 " if it stays so, make sure that most of the cluster's servers run and reach each other"

@@ -17,24 +17,24 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError, Unreachab
 from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 HEADERS = (("Colour", "red"), ("Colour", "grün ☃"), ("Empty", ""), ("Url", "nats://a:1"))
 
 
-async def make_stream(connection: Connection, name: str) -> None:
+async def make_stream(connection: NatsPyConnection, name: str) -> None:
     await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]})
 
 
-async def publish_bodies(connection: Connection, name: str, *kinds: str) -> None:
+async def publish_bodies(connection: NatsPyConnection, name: str, *kinds: str) -> None:
     for kind in kinds:
         await connection.client.jetstream().publish(f"{name}.{kind}", kind.encode())
 
 
-async def collect(connection: Connection, name: str, subject: str, start: int, count: int) -> list[StoredMessage]:
+async def collect(connection: NatsPyConnection, name: str, subject: str, start: int, count: int) -> list[StoredMessage]:
     collected: list[StoredMessage] = []
     async with asyncio.timeout(30), aclosing(follow(connection, name, subject, start)) as messages:
         async for message in messages:
@@ -44,7 +44,7 @@ async def collect(connection: Connection, name: str, subject: str, start: int, c
     return collected
 
 
-async def test_a_message_is_read_with_subject_body_and_sequence(connection: Connection, name: str) -> None:
+async def test_a_message_is_read_with_subject_body_and_sequence(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name)
     await publish_bodies(connection, name, "a", "b")
     message = await get_message(connection, name, 2)
@@ -52,7 +52,7 @@ async def test_a_message_is_read_with_subject_body_and_sequence(connection: Conn
     assert (message.subject, message.sequence, message.data, message.headers) == (f"{name}.b", 2, b"b", ())
 
 
-async def test_repeated_and_non_ascii_headers_are_read_in_order(connection: Connection, name: str) -> None:
+async def test_repeated_and_non_ascii_headers_are_read_in_order(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name)
     await connection.client.jetstream().publish(f"{name}.a", b"x", headers=Headers(HEADERS))
     message = await get_message(connection, name, 1)
@@ -63,7 +63,7 @@ async def test_repeated_and_non_ascii_headers_are_read_in_order(connection: Conn
     assert message.header("colour") is None
 
 
-async def test_an_empty_body_is_read_as_empty_bytes(connection: Connection, name: str) -> None:
+async def test_an_empty_body_is_read_as_empty_bytes(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name)
     await connection.client.jetstream().publish(f"{name}.a", b"", headers={"A": "b"})
     message = await get_message(connection, name, 1)
@@ -71,7 +71,7 @@ async def test_an_empty_body_is_read_as_empty_bytes(connection: Connection, name
     assert (message.data, message.headers) == (b"", (("A", "b"),))
 
 
-async def test_times_keep_the_servers_nanoseconds(connection: Connection, name: str) -> None:
+async def test_times_keep_the_servers_nanoseconds(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     sequences = await publish_jobs(connection, queue, "abcdefgh")
     delivered = {message.metadata.sequence.stream: message for message in await pull_jobs(connection, queue, 8)}
@@ -87,7 +87,7 @@ async def test_times_keep_the_servers_nanoseconds(connection: Connection, name: 
 
 
 async def test_the_next_message_by_subject_skips_other_subjects_and_deleted_ones(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_stream(connection, name)
     await publish_bodies(connection, name, "a", "b", "a", "b", "a", "b")
@@ -107,7 +107,7 @@ async def test_the_next_message_by_subject_skips_other_subjects_and_deleted_ones
     assert await sequences(f"{name}.none") == []
 
 
-async def test_deleted_and_never_stored_messages_are_none(connection: Connection, name: str) -> None:
+async def test_deleted_and_never_stored_messages_are_none(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name)
     assert await get_message(connection, name, 1) is None
     assert await next_message(connection, name, 1, f"{name}.>") is None
@@ -117,7 +117,7 @@ async def test_deleted_and_never_stored_messages_are_none(connection: Connection
     assert await get_message(connection, name, 999) is None
 
 
-async def test_a_missing_stream_is_named_with_the_remedy(connection: Connection, name: str) -> None:
+async def test_a_missing_stream_is_named_with_the_remedy(connection: NatsPyConnection, name: str) -> None:
     expected = f"expected stream {name} on the server, found none: provision the queue first, or check the name"
     for call in (
         get_message(connection, name, 1),
@@ -129,7 +129,7 @@ async def test_a_missing_stream_is_named_with_the_remedy(connection: Connection,
             await call
 
 
-async def test_a_missing_consumer_is_named_with_its_stream(connection: Connection, name: str) -> None:
+async def test_a_missing_consumer_is_named_with_its_stream(connection: NatsPyConnection, name: str) -> None:
     expected = f"expected consumer other of stream {name} on the server, found none: provision the queue first"
     with pytest.raises(NotFoundError, match=expected):
         await consumer_info(connection, name, "other")
@@ -138,7 +138,9 @@ async def test_a_missing_consumer_is_named_with_its_stream(connection: Connectio
         await consumer_info(connection, name, "other")
 
 
-async def test_following_reads_what_was_stored_before_and_then_what_is_new(connection: Connection, name: str) -> None:
+async def test_following_reads_what_was_stored_before_and_then_what_is_new(
+    connection: NatsPyConnection, name: str
+) -> None:
     await make_stream(connection, name)
     await publish_bodies(connection, name, "a", "b", "a")
     async with asyncio.timeout(10), aclosing(follow(connection, name, f"{name}.a", 2)) as messages:
@@ -149,7 +151,7 @@ async def test_following_reads_what_was_stored_before_and_then_what_is_new(conne
 
 
 async def test_following_two_concurrent_publishers_gives_each_message_once_and_in_order(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_stream(connection, name)
     reader = asyncio.create_task(collect(connection, name, f"{name}.*", 1, 2000))
@@ -241,7 +243,7 @@ async def test_following_ends_with_an_error_once_its_connection_is_closed(own_na
             await reader
 
 
-async def test_following_ends_with_an_error_once_its_stream_is_deleted(connection: Connection, name: str) -> None:
+async def test_following_ends_with_an_error_once_its_stream_is_deleted(connection: NatsPyConnection, name: str) -> None:
     await make_stream(connection, name)
     reader = asyncio.create_task(collect(connection, name, f"{name}.>", 1, 1))
     await connection.api(f"STREAM.DELETE.{name}")

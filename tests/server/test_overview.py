@@ -1,4 +1,4 @@
-"""Which streams of a server are work queues, and whose deaths are kept where."""
+"""Which streams of a server are work queues, and which stream has their dead letters."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ async def test_a_dead_letter_queue_is_no_work_queue_whatever_its_retention(conne
     }
     for stream, config in streams.items():
         await connection.api(f"STREAM.CREATE.{stream}", {"name": stream, "storage": "memory", **config})
-    (look,) = [each for each in await inspect_all_queues(connection) if each.name.startswith(name)]
+    (look,) = [overview for overview in await inspect_all_queues(connection) if overview.name.startswith(name)]
     assert look.name == name
     assert look.dead_letter_queue is not None
     assert look.dead_letter_queue["config"]["name"] == letters

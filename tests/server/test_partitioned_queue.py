@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 
 def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:
@@ -26,24 +26,28 @@ def _queue(name: str, partitions: int, **changes: Any) -> WorkQueue:
     return WorkQueue(**{"name": name, "subjects": [f"{name}.>"], "consumers": [worker]} | changes)
 
 
-async def _publish(connection: Connection, queue: WorkQueue, *keys: str) -> None:
+async def _publish(connection: NatsPyConnection, queue: WorkQueue, *keys: str) -> None:
     jobs = [Job(key, partition_key=key) for key in keys]
     subject = f"{queue.name}.{{partition}}.email"
     prepared = prepare_jobs(jobs, subject=subject, origin=None, batch=uuid4().hex, queue=queue)
     (await publish_prepared(connection, prepared)).raise_for_failures()
 
 
-async def _by_hand(connection: Connection, name: str, *partitions: int) -> None:
+async def _by_hand(connection: NatsPyConnection, name: str, *partitions: int) -> None:
     await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "retention": "workqueue"})
     for number in partitions:
-        config = {"durable_name": f"worker-{number}", "ack_policy": "explicit", "filter_subject": f"{name}.{number}.>"}
-        config["max_deliver"] = 2
+        config = {
+            "durable_name": f"worker-{number}",
+            "ack_policy": "explicit",
+            "filter_subject": f"{name}.{number}.>",
+            "max_deliver": 2,
+        }
         body = {"stream_name": name, "config": config, "action": "create"}
         await connection.api(f"CONSUMER.CREATE.{name}.worker-{number}.{name}.{number}.>", body)
 
 
 @pytest.mark.parametrize("count", [1, 4, 10, 97])
-async def test_the_partition_function_of_the_server_agrees(connection: Connection, name: str, count: int) -> None:
+async def test_the_partition_function_of_the_server_agrees(connection: NatsPyConnection, name: str, count: int) -> None:
     transform = {"src": f"{name}.*.*", "dest": f"{name}.{{{{partition({count},1,2)}}}}.{{{{wildcard(1)}}}}"}
     stream = {"name": name, "subjects": [f"{name}.>"], "subject_transform": transform}
     await connection.api(f"STREAM.CREATE.{name}", stream)
@@ -57,7 +61,9 @@ async def test_the_partition_function_of_the_server_agrees(connection: Connectio
         assert message.subject.split(".")[1] == str(partition_of(key[:1] + (key[1:] or "-"), count))
 
 
-async def test_the_jobs_of_a_key_go_to_the_one_consumer_of_their_partition(connection: Connection, name: str) -> None:
+async def test_the_jobs_of_a_key_go_to_the_one_consumer_of_their_partition(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = _queue(name, 4)
     await provision(connection, queue)
     assert sorted(await consumer_names(connection, name)) == [f"worker-{number}" for number in range(4)]
@@ -71,7 +77,9 @@ async def test_the_jobs_of_a_key_go_to_the_one_consumer_of_their_partition(conne
         assert (await consumer_info(connection, name, f"worker-{number}"))["num_pending"] == 0
 
 
-async def test_partitions_made_by_hand_are_adopted_with_the_jobs_in_them(connection: Connection, name: str) -> None:
+async def test_partitions_made_by_hand_are_adopted_with_the_jobs_in_them(
+    connection: NatsPyConnection, name: str
+) -> None:
     await _by_hand(connection, name, 0, 1)
     queue = _queue(name, 2)
     await _publish(connection, queue, "a", "b")
@@ -87,7 +95,7 @@ async def test_partitions_made_by_hand_are_adopted_with_the_jobs_in_them(connect
 @pytest.mark.parametrize("made_by_hand", [False, True])
 @pytest.mark.parametrize("number", [2, 6])
 async def test_the_number_of_partitions_changes_only_while_no_job_is_stored(
-    connection: Connection, name: str, number: int, *, made_by_hand: bool
+    connection: NatsPyConnection, name: str, number: int, *, made_by_hand: bool
 ) -> None:
     queue, resized = _queue(name, 4), _queue(name, number)
     if made_by_hand:
@@ -127,7 +135,9 @@ async def test_the_number_of_partitions_changes_only_while_no_job_is_stored(
         await pull_jobs(connection, resized, 1, consumer=f"worker-{partition_of(key, number)}")
 
 
-async def test_jobs_in_a_partition_that_is_no_longer_declared_are_reported(connection: Connection, name: str) -> None:
+async def test_jobs_in_a_partition_that_is_no_longer_declared_are_reported(
+    connection: NatsPyConnection, name: str
+) -> None:
     await provision(connection, _queue(name, 3))
     few = _queue(name, 2)
     await provision(connection, few)
@@ -141,7 +151,7 @@ async def test_jobs_in_a_partition_that_is_no_longer_declared_are_reported(conne
     )
 
 
-async def test_going_back_to_an_earlier_number_is_a_change_too(connection: Connection, name: str) -> None:
+async def test_going_back_to_an_earlier_number_is_a_change_too(connection: NatsPyConnection, name: str) -> None:
     for number in (4, 2):
         await provision(connection, _queue(name, number))
     await _publish(connection, _queue(name, 2), "a")
@@ -150,7 +160,7 @@ async def test_going_back_to_an_earlier_number_is_a_change_too(connection: Conne
 
 
 async def test_an_interrupted_provisioning_continues_although_jobs_were_stored(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = _queue(name, 4)
     await provision(connection, queue)
@@ -160,7 +170,9 @@ async def test_an_interrupted_provisioning_continues_although_jobs_were_stored(
     assert len((await provision(connection, queue)).changes) == 2
 
 
-async def test_a_consumer_that_only_looks_like_a_partition_is_not_changed(connection: Connection, name: str) -> None:
+async def test_a_consumer_that_only_looks_like_a_partition_is_not_changed(
+    connection: NatsPyConnection, name: str
+) -> None:
     await provision(connection, _queue(name, 2))
     config = {"durable_name": "worker-7", "ack_policy": "explicit", "filter_subject": f"{name}.other.>"}
     body = {"stream_name": name, "config": config, "action": "create"}

@@ -30,7 +30,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 GROUPS: dict[str, Any] = {"priority_groups": ["workers"], "priority_policy": "prioritized"}
@@ -39,7 +39,7 @@ POLICIES = pytest.mark.parametrize("policy", ["overflow", "prioritized"])
 
 @pytest.mark.parametrize("policy", ["overflow", "prioritized", "pinned_client"])
 async def test_groups_are_provisioned_discovered_and_changed_in_place(
-    connection: Connection, name: str, policy: str
+    connection: NatsPyConnection, name: str, policy: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"priority_groups": ["workers"], "priority_policy": policy})
     config = (await consumer_info(connection, name, "worker"))["config"]
@@ -79,7 +79,7 @@ def test_groups_that_the_server_would_refuse_are_invalid(name: str, fields: dict
 )
 @pytest.mark.parametrize("location", ["queue", "dead letters"])
 async def test_a_server_that_does_not_know_a_policy_is_refused_before_anything_is_changed(
-    connection: Connection, name: str, policy: str, level: int, first: str, location: str
+    connection: NatsPyConnection, name: str, policy: str, level: int, first: str, location: str
 ) -> None:
     consumer = {"priority_groups": ["workers"], "priority_policy": policy}
     if location == "queue":
@@ -103,7 +103,7 @@ def small_consumer() -> dict[str, Any]:
 @POLICIES
 @pytest.mark.parametrize("fallbacks", [(), (LOW,)], ids=["one lane", "two lanes"])
 async def test_a_worker_pulls_in_the_group_of_its_consumer(
-    connection: Connection, settings: ConnectionSettings, name: str, policy: str, fallbacks: tuple[str, ...]
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, policy: str, fallbacks: tuple[str, ...]
 ) -> None:
     queue = priority_queue(name, **GROUPS | {"priority_policy": policy})
     await provision(connection, queue)
@@ -132,7 +132,7 @@ class Hands:
 
 
 async def test_a_consumers_own_worker_is_served_before_a_fallback_worker(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = priority_queue(name, **GROUPS)
     await provision(connection, queue)
@@ -156,12 +156,12 @@ async def test_a_consumers_own_worker_is_served_before_a_fallback_worker(
             hands.free.set()
 
 
-async def waiting(connection: Connection, name: str, count: int = 1) -> bool:
+async def waiting(connection: NatsPyConnection, name: str, count: int = 1) -> bool:
     return int((await consumer_info(connection, name, LOW))["num_waiting"]) >= count
 
 
 async def test_a_consumer_for_one_pinned_client_is_refused_with_what_to_do(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = priority_queue(name, **GROUPS | {"priority_policy": "pinned_client"})
     await provision(connection, queue)
@@ -177,7 +177,7 @@ async def test_a_consumer_for_one_pinned_client_is_refused_with_what_to_do(
 
 @pytest.mark.parametrize("policy", ["overflow", "prioritized", "pinned_client"])
 async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
-    connection: Connection, name: str, policy: str
+    connection: NatsPyConnection, name: str, policy: str
 ) -> None:
     groups = {"priority_groups": ["workers"], "priority_policy": policy}
     declared: dict[str, Any] = {"max_deliver": 2, "ack_wait": "1500ms", **groups}
@@ -205,7 +205,7 @@ async def test_deaths_of_a_consumer_with_groups_are_found_while_no_worker_runs(
 
 @POLICIES
 async def test_entries_are_acknowledged_through_a_consumer_with_groups(
-    connection: Connection, name: str, policy: str
+    connection: NatsPyConnection, name: str, policy: str
 ) -> None:
     reader = small_consumer() | {"priority_groups": ["readers"], "priority_policy": policy}
     dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [reader]}

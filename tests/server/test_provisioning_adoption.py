@@ -14,7 +14,7 @@ from testbed.queues import publish_jobs
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 _ORDERS = Path(__file__).parents[2] / "example_dags" / "queues" / "orders.yaml"
@@ -24,13 +24,13 @@ _MEGABYTE = 1_048_576
 
 
 @pytest.fixture
-async def own(own_nats: NatsServer) -> AsyncIterator[Connection]:
+async def own(own_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
     """A connection to a server where the documents' own names are free."""
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as opened:
         yield opened
 
 
-async def _create(connection: Connection, stream: dict[str, Any], *consumers: dict[str, Any]) -> None:
+async def _create(connection: NatsPyConnection, stream: dict[str, Any], *consumers: dict[str, Any]) -> None:
     """Create a stream and its consumers as the command line and the clients of other languages do."""
     name = stream["name"]
     await connection.api(f"STREAM.CREATE.{name}", stream)
@@ -39,7 +39,7 @@ async def _create(connection: Connection, stream: dict[str, Any], *consumers: di
         await connection.api(f"CONSUMER.CREATE.{name}.{consumer['name']}", body)
 
 
-async def _created(connection: Connection, stream: str) -> str:
+async def _created(connection: NatsPyConnection, stream: str) -> str:
     return str((await connection.api(f"STREAM.INFO.{stream}"))["created"])
 
 
@@ -61,9 +61,11 @@ def _processor(name: str, description: str | None, **more: Any) -> dict[str, Any
     }
 
 
-async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_no_other_change(own: Connection) -> None:
+async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_no_other_change(
+    own: NatsPyConnection,
+) -> None:
     queue = WorkQueue.load(_ORDERS)
-    limits = {"discard": "new", "max_bytes": 256 * _MEGABYTE, "deny_delete": True, "allow_direct": True}
+    limits: dict[str, Any] = {"discard": "new", "max_bytes": 256 * _MEGABYTE, "deny_delete": True, "allow_direct": True}
     await _create(
         own,
         _by_hand("orders_stream", "orders.*", max_msg_size=_MEGABYTE, **limits),
@@ -91,11 +93,11 @@ async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_n
 
 
 async def test_the_jobs_streams_made_by_hand_are_adopted_and_the_dead_letter_queue_gets_its_mark(
-    own: Connection,
+    own: NatsPyConnection,
 ) -> None:
-    limits = {"discard": "new", "max_msgs": 20_000, "max_bytes": 256 * _MEGABYTE, "max_age": 7 * 86_400 * _SECOND}
+    limits: dict[str, Any] = {"discard": "new", "max_msgs": 20_000, "max_bytes": 256 * _MEGABYTE, "max_age": 7 * 86_400 * _SECOND}
     await _create(own, _by_hand("jobs", "jobs.*.*", **limits))
-    existing = {"metadata": {"owner": "ops"}, "allow_direct": True}
+    existing: dict[str, Any] = {"metadata": {"owner": "ops"}, "allow_direct": True}
     await _create(own, _by_hand("jobs_dlq", f"{_MAX}.jobs.*", "limits", **existing))
     queue = WorkQueue(
         name="jobs",
@@ -120,7 +122,7 @@ async def test_the_jobs_streams_made_by_hand_are_adopted_and_the_dead_letter_que
     assert (metadata["owner"], metadata["dead_letter_queue"]) == ("ops", "true")
 
 
-async def test_the_images_stream_made_by_hand_is_adopted_as_it_is(own: Connection) -> None:
+async def test_the_images_stream_made_by_hand_is_adopted_as_it_is(own: NatsPyConnection) -> None:
     stream = _by_hand("IMAGES", "IMAGES.>", discard="old", max_msg_size=512, duplicate_window=3_600 * _SECOND)
     consumer = _processor("BW", None, filter_subject="IMAGES.blackandwhite", max_deliver=5, ack_wait=30 * _SECOND)
     await _create(own, stream, {key: value for key, value in consumer.items() if key != "backoff"})
@@ -135,7 +137,7 @@ async def test_the_images_stream_made_by_hand_is_adopted_as_it_is(own: Connectio
     assert (await plan(own, queue)).changes == ()
 
 
-async def test_jobs_that_wait_survive_an_adoption_with_changes(connection: Connection, name: str) -> None:
+async def test_jobs_that_wait_survive_an_adoption_with_changes(connection: NatsPyConnection, name: str) -> None:
     await _create(connection, _by_hand(name, f"{name}.jobs.>"))
     queue = WorkQueue(name=name, subjects=[f"{name}.jobs.>"], max_msgs=5_000, discard="new")
     sequences = await publish_jobs(connection, queue, [f"job {number}" for number in range(10)])
@@ -145,7 +147,9 @@ async def test_jobs_that_wait_survive_an_adoption_with_changes(connection: Conne
     assert (info["created"], info["state"]["messages"], info["state"]["last_seq"]) == (created, 10, sequences[-1])
 
 
-async def test_settings_that_the_package_does_not_know_survive_an_update(connection: Connection, name: str) -> None:
+async def test_settings_that_the_package_does_not_know_survive_an_update(
+    connection: NatsPyConnection, name: str
+) -> None:
     stream_extras = {
         "compression": "s2",
         "republish": {"src": f"{name}.>", "dest": f"archive.{name}.>"},
@@ -194,7 +198,7 @@ async def test_settings_that_the_package_does_not_know_survive_an_update(connect
     assert (await plan(connection, queue)).changes == ()
 
 
-async def test_undeclared_fields_keep_their_values(connection: Connection, name: str) -> None:
+async def test_undeclared_fields_keep_their_values(connection: NatsPyConnection, name: str) -> None:
     await _create(connection, _by_hand(name, f"{name}.>", max_msgs=50, discard="new", deny_purge=True))
     queue = WorkQueue(name=name, subjects=[f"{name}.>"], max_bytes="1MB")
     await provision(connection, queue)

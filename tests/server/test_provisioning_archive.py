@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 _BATCH, _NUMBER, _COMMIT = "Nats-Batch-Id", "Nats-Batch-Sequence", "Nats-Batch-Commit"
 
@@ -30,12 +30,12 @@ def _queue(name: str, **changes: Any) -> WorkQueue:
     return WorkQueue(**values | changes)
 
 
-async def _config(connection: Connection, name: str) -> dict[str, Any]:
+async def _config(connection: NatsPyConnection, name: str) -> dict[str, Any]:
     config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
     return config
 
 
-async def _publish(connection: Connection, subject: str, body: bytes = b"job", **headers: str) -> dict[str, Any]:
+async def _publish(connection: NatsPyConnection, subject: str, body: bytes = b"job", **headers: str) -> dict[str, Any]:
     named = [(name.replace("_", "-"), value) for name, value in headers.items()]
     answer = await connection.client.request(subject, body, timeout=5, headers=Headers(named) if named else None)
     ack: dict[str, Any] = json.loads(answer.data or b"{}")
@@ -43,7 +43,7 @@ async def _publish(connection: Connection, subject: str, body: bytes = b"job", *
     return ack
 
 
-async def _archived(connection: Connection, name: str) -> list[str]:
+async def _archived(connection: NatsPyConnection, name: str) -> list[str]:
     """Wait for the copy of a last plain job, which comes after all others, and return the bodies of the others."""
     await _publish(connection, f"{name}.more.last", b"last")
     bodies: list[str] = []
@@ -60,7 +60,7 @@ async def _archived(connection: Connection, name: str) -> list[str]:
     return bodies[:-1]
 
 
-async def test_the_queue_republishes_every_subject_with_one_rule(connection: Connection, name: str) -> None:
+async def test_the_queue_republishes_every_subject_with_one_rule(connection: NatsPyConnection, name: str) -> None:
     queue = _queue(name)
     await provision(connection, queue)
     assert (await _config(connection, name))["republish"] == {"src": ">", "dest": f"archive.{name}.>"}
@@ -70,7 +70,7 @@ async def test_the_queue_republishes_every_subject_with_one_rule(connection: Con
     assert await _archived(connection, name) == ["one", "two"]
 
 
-async def test_a_copy_has_every_header_of_its_job_and_names_its_origin(connection: Connection, name: str) -> None:
+async def test_a_copy_has_every_header_of_its_job_and_names_its_origin(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, _queue(name))
     pairs = [("K", "1"), ("K", "2"), ("k", "3"), ("Job-Id", "grün"), ("Nats-Msg-Id", "m")]
     answer = await connection.client.request(f"{name}.jobs.a", b"body", timeout=5, headers=Headers(pairs))
@@ -96,7 +96,7 @@ async def test_a_copy_has_every_header_of_its_job_and_names_its_origin(connectio
     }
 
 
-async def test_jobs_of_any_size_that_the_queue_accepts_have_a_copy(connection: Connection, name: str) -> None:
+async def test_jobs_of_any_size_that_the_queue_accepts_have_a_copy(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, _queue(name))
     body = b"x" * connection.client.max_payload
     await _publish(connection, f"{name}.jobs.a", body)
@@ -104,7 +104,7 @@ async def test_jobs_of_any_size_that_the_queue_accepts_have_a_copy(connection: C
 
 
 async def test_a_job_whose_headers_are_conditions_on_the_queue_alone_has_no_copy(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await provision(connection, _queue(name))
     await _publish(connection, f"{name}.jobs.a", b"id", Nats_Msg_Id="1")
@@ -116,7 +116,7 @@ async def test_a_job_whose_headers_are_conditions_on_the_queue_alone_has_no_copy
     assert await _archived(connection, name) == ["id", "first"]
 
 
-async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection: Connection, name: str) -> None:
+async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection: NatsPyConnection, name: str) -> None:
     queue = _queue(name)
     await connection.api(f"STREAM.CREATE.{name}", queue.config() | {"allow_msg_ttl": True})
     await provision(connection, queue)
@@ -131,7 +131,7 @@ async def test_the_copy_of_a_job_with_a_time_to_live_has_the_same_one(connection
     assert await get_message(connection, f"{name}-archive", 2) is not None
 
 
-async def test_jobs_of_an_atomic_batch_have_copies(connection: Connection, name: str) -> None:
+async def test_jobs_of_an_atomic_batch_have_copies(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, _queue(name, atomic_redrive=True))
     marker = {"Nats_Expected_Last_Subject_Sequence": "0", "Nats_TTL": "86400"}
     headers = {"Nats_Batch_Id": "b", "Nats_Batch_Sequence": "1"}
@@ -141,7 +141,7 @@ async def test_jobs_of_an_atomic_batch_have_copies(connection: Connection, name:
     assert await _archived(connection, name) == ["marker", "copy"]
 
 
-async def test_a_job_that_rolls_up_has_no_copy_and_removes_none(connection: Connection, name: str) -> None:
+async def test_a_job_that_rolls_up_has_no_copy_and_removes_none(connection: NatsPyConnection, name: str) -> None:
     queue = _queue(name, allow_rollup_hdrs=True)
     assert any("Nats-Rollup" in warning for warning in queue.warnings())
     await provision(connection, queue)
@@ -151,7 +151,7 @@ async def test_a_job_that_rolls_up_has_no_copy_and_removes_none(connection: Conn
 
 
 async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_copy_again(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = _queue(name, duplicate_window="400ms")
     await provision(connection, queue)
@@ -165,7 +165,7 @@ async def test_a_job_that_is_stored_again_after_the_queue_forgot_its_id_has_a_co
     assert await _archived(connection, name) == ["same", "same"]
 
 
-async def test_the_archive_still_stores_a_terminated_job(connection: Connection, name: str) -> None:
+async def test_the_archive_still_stores_a_terminated_job(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, _queue(name))
     await _publish(connection, f"{name}.jobs.a", b"poison")
     pull = await connection.client.jetstream().pull_subscribe_bind("w", stream=name)
@@ -176,7 +176,7 @@ async def test_the_archive_still_stores_a_terminated_job(connection: Connection,
 
 
 async def test_an_archive_is_added_to_a_queue_that_exists_and_its_waiting_jobs_stay(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await provision(connection, _queue(name, archive=False))
     assert "republish" not in await _config(connection, name)
@@ -192,7 +192,7 @@ async def test_an_archive_is_added_to_a_queue_that_exists_and_its_waiting_jobs_s
 
 
 async def test_a_disabled_archive_gets_no_more_copies_and_keeps_the_stored_ones(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await provision(connection, _queue(name))
     await _publish(connection, f"{name}.jobs.a", b"one")
@@ -209,7 +209,7 @@ async def test_a_disabled_archive_gets_no_more_copies_and_keeps_the_stored_ones(
 
 
 async def test_a_declaration_without_an_archive_field_leaves_the_archive_enabled(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await provision(connection, _queue(name))
     silent = _queue(name, dead_letters=None)
@@ -219,7 +219,7 @@ async def test_a_declaration_without_an_archive_field_leaves_the_archive_enabled
 
 
 async def test_a_queue_with_another_republish_rule_is_refused_and_not_changed(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     rule = {"src": ">", "dest": f"theirs.{name}.>"}
     await connection.api(f"STREAM.CREATE.{name}", _queue(name, archive=False).config() | {"republish": rule})
@@ -236,7 +236,7 @@ async def test_a_queue_with_another_republish_rule_is_refused_and_not_changed(
     assert (await _config(connection, name))["republish"] == rule
 
 
-async def test_an_older_server_gets_no_fields_that_it_does_not_know(connection: Connection, name: str) -> None:
+async def test_an_older_server_gets_no_fields_that_it_does_not_know(connection: NatsPyConnection, name: str) -> None:
     connection.api_level = 0
     await provision(connection, _queue(name))
     archive = await _config(connection, f"{name}-archive")

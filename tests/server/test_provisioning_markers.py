@@ -15,7 +15,7 @@ from testbed.queues import publish_jobs, pull_jobs, stored_count
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 
 def _queue(name: str, **changes: Any) -> WorkQueue:
@@ -28,18 +28,18 @@ def _queue(name: str, **changes: Any) -> WorkQueue:
     return WorkQueue(**values | changes)
 
 
-async def _config(connection: Connection, subject: str) -> dict[str, Any]:
+async def _config(connection: NatsPyConnection, subject: str) -> dict[str, Any]:
     config: dict[str, Any] = (await connection.api(subject))["config"]
     return config
 
 
-async def _mark(connection: Connection, name: str, sequence: int) -> None:
+async def _mark(connection: NatsPyConnection, name: str, sequence: int) -> None:
     await connection.client.jetstream().publish(f"requeued.{name}.{sequence}", b"")
 
 
 @pytest.mark.parametrize("subjects", [["{}.jobs.>"], ["{}.jobs.>", "{}.more.*"]], ids=["one subject", "two"])
 async def test_a_consumer_without_a_filter_gets_jobs_and_no_markers(
-    connection: Connection, name: str, subjects: list[str]
+    connection: NatsPyConnection, name: str, subjects: list[str]
 ) -> None:
     subjects = [subject.format(name) for subject in subjects]
     queue = _queue(name, subjects=subjects, atomic_redrive=True)
@@ -57,7 +57,7 @@ async def test_a_consumer_without_a_filter_gets_jobs_and_no_markers(
 
 
 async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await provision(connection, _queue(name))
     await publish_jobs(connection, _queue(name), ["job", "other"])
@@ -77,7 +77,7 @@ async def test_a_queue_that_exists_is_upgraded_and_keeps_its_jobs_and_deliveries
 
 
 async def test_a_queue_that_drops_the_flag_keeps_its_markers_and_no_consumer_gets_them(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     atomic, plain = _queue(name, atomic_redrive=True), _queue(name)
     await provision(connection, atomic)
@@ -93,7 +93,7 @@ async def test_a_queue_that_drops_the_flag_keeps_its_markers_and_no_consumer_get
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_filter_that_includes_stored_markers_is_refused(connection: Connection, name: str) -> None:
+async def test_a_filter_that_includes_stored_markers_is_refused(connection: NatsPyConnection, name: str) -> None:
     await provision(connection, _queue(name, atomic_redrive=True))
     wide = [{"name": "worker", "filter_subject": "*.*.>", "max_deliver": 2}]
     with pytest.raises(
@@ -105,7 +105,7 @@ async def test_a_filter_that_includes_stored_markers_is_refused(connection: Conn
 
 @pytest.mark.parametrize("filters", [{}, {"filter_subjects": ["*.*.>"]}], ids=["no filter", "a wide one"])
 async def test_an_undeclared_consumer_whose_filter_includes_markers_is_refused(
-    connection: Connection, name: str, filters: dict[str, Any]
+    connection: NatsPyConnection, name: str, filters: dict[str, Any]
 ) -> None:
     await provision(connection, _queue(name, consumers=[]))
     config = {"name": "theirs", "durable_name": "theirs", "ack_policy": "explicit", **filters}
@@ -117,7 +117,7 @@ async def test_an_undeclared_consumer_whose_filter_includes_markers_is_refused(
     assert await _config(connection, f"STREAM.INFO.{name}") == before
 
 
-async def test_an_undeclared_consumer_of_other_jobs_is_not_changed(connection: Connection, name: str) -> None:
+async def test_an_undeclared_consumer_of_other_jobs_is_not_changed(connection: NatsPyConnection, name: str) -> None:
     consumers = [{"name": "worker", "filter_subject": f"{name}.more.*", "max_deliver": 2}]
     await provision(connection, _queue(name, consumers=consumers))
     config = {"durable_name": "theirs", "ack_policy": "explicit", "filter_subject": f"{name}.jobs.>"}
@@ -132,7 +132,7 @@ async def test_an_undeclared_consumer_of_other_jobs_is_not_changed(connection: C
     [(1, (2, 11, 9), "2.11.9 (API level 1)"), (2, (2, 12, 0), "2.12.0 (API level 2)")],
 )
 async def test_an_older_server_is_refused_before_anything_is_changed(
-    connection: Connection,
+    connection: NatsPyConnection,
     name: str,
     mocker: MockerFixture,
     level: int,

@@ -23,7 +23,7 @@ from testbed.queues import make_queue, pull_jobs, store_completion
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.publish_log import StoredJobs
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -35,7 +35,7 @@ AFTER_WINDOW = 0.5
 
 
 async def publish_as_task(
-    connection: Connection, queue: WorkQueue, jobs: Iterable[object], *, interrupted: bool = False
+    connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[object], *, interrupted: bool = False
 ) -> PublishReport:
     """Publish as one try of a task does; an interrupted try stores its jobs and records nothing afterwards."""
     log, record, stored = await begin(connection, queue)
@@ -47,7 +47,7 @@ async def publish_as_task(
     return report
 
 
-async def begin(connection: Connection, queue: WorkQueue) -> tuple[PublishLog, PublishRecord, StoredJobs]:
+async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[PublishLog, PublishRecord, StoredJobs]:
     log = PublishLog(connection, queue, KEY)
     cursor = await take_cursor(connection, queue)
     started = await log.begin(await stream_info(connection, queue.name), asdict(cursor))
@@ -55,12 +55,12 @@ async def begin(connection: Connection, queue: WorkQueue) -> tuple[PublishLog, P
     return log, *started
 
 
-async def last_sequence(connection: Connection, queue: WorkQueue) -> int:
+async def last_sequence(connection: NatsPyConnection, queue: WorkQueue) -> int:
     return int((await stream_info(connection, queue.name))["state"]["last_seq"])
 
 
 async def test_a_retry_after_the_duplicate_window_publishes_no_finished_job_again(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
     first = await publish_as_task(connection, queue, "abc")
@@ -73,7 +73,7 @@ async def test_a_retry_after_the_duplicate_window_publishes_no_finished_job_agai
 
 
 async def test_a_retry_after_the_duplicate_window_publishes_the_jobs_that_are_missing(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW, discard="new", max_msgs=3)
     first = await publish_as_task(connection, queue, "abcde")
@@ -87,7 +87,7 @@ async def test_a_retry_after_the_duplicate_window_publishes_the_jobs_that_are_mi
 
 
 @pytest.mark.parametrize("archive", [True, False])
-async def test_jobs_of_an_interrupted_try_are_found(connection: Connection, name: str, *, archive: bool) -> None:
+async def test_jobs_of_an_interrupted_try_are_found(connection: NatsPyConnection, name: str, *, archive: bool) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW, archive=archive, consumer={"ack_wait": "30s"})
     await connection.client.jetstream().publish(f"{name}.jobs.other", b"another publisher's")
     await publish_as_task(connection, queue, "abc", interrupted=True)
@@ -100,7 +100,7 @@ async def test_jobs_of_an_interrupted_try_are_found(connection: Connection, name
     assert (list(again.sequences), again.duplicates) == ([2, 3, 4, 5], 3)
 
 
-async def test_a_job_id_of_another_publisher_does_not_count(connection: Connection, name: str) -> None:
+async def test_a_job_id_of_another_publisher_does_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, duplicate_window=WINDOW, archive=False)
     await publish_as_task(connection, queue, [], interrupted=True)
     jetstream = connection.client.jetstream()
@@ -113,7 +113,9 @@ async def test_a_job_id_of_another_publisher_does_not_count(connection: Connecti
     assert (list(report.sequences), report.duplicates) == ([2], 0)
 
 
-async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(connection: Connection, name: str) -> None:
+async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await publish_as_task(connection, queue, "ab")
     await PublishLog(connection, queue, KEY).close()
@@ -124,7 +126,7 @@ async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(connecti
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [5, 6]
 
 
-async def test_the_record_holds_the_cursor_of_the_first_try(connection: Connection, name: str) -> None:
+async def test_the_record_holds_the_cursor_of_the_first_try(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     _, first, _ = await begin(connection, queue)
     await store_completion(connection, queue, 1)
@@ -133,7 +135,7 @@ async def test_the_record_holds_the_cursor_of_the_first_try(connection: Connecti
     assert first.cursor["events"] == f"{name}-events"
 
 
-async def test_the_cursor_of_a_record_is_stored_under_its_old_name(connection: Connection, name: str) -> None:
+async def test_the_cursor_of_a_record_is_stored_under_its_old_name(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     _, record, _ = await begin(connection, queue)
     message = await last_message(connection, f"{name}-events", f"published.{name}.{KEY}")
@@ -142,7 +144,7 @@ async def test_the_cursor_of_a_record_is_stored_under_its_old_name(connection: C
 
 
 async def test_a_record_about_an_earlier_stream_of_the_same_name_does_not_count(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_as_task(connection, queue, "ab")
@@ -153,7 +155,7 @@ async def test_a_record_about_an_earlier_stream_of_the_same_name_does_not_count(
 
 
 async def test_jobs_scattered_among_others_are_searched_for(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.publish_log._MAX_RUNS", 1)
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
@@ -166,7 +168,7 @@ async def test_jobs_scattered_among_others_are_searched_for(
     assert (list(again.sequences), again.duplicates) == ([1, 3, 4], 2)
 
 
-async def test_an_events_stream_that_captures_no_records_gets_none(connection: Connection, name: str) -> None:
+async def test_an_events_stream_that_captures_no_records_gets_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
     assert await PublishLog(connection, queue, KEY).begin(await stream_info(connection, name)) is None
     await PublishLog(connection, queue, KEY).close()
@@ -176,7 +178,7 @@ async def test_an_events_stream_that_captures_no_records_gets_none(connection: C
 
 
 async def test_a_stream_of_another_purpose_that_captures_the_records_subject_gets_none(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
     await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"published.{name}.>"]})
@@ -184,7 +186,7 @@ async def test_a_stream_of_another_purpose_that_captures_the_records_subject_get
     assert (await stream_info(connection, f"{name}-other"))["state"]["last_seq"] == 0
 
 
-async def test_a_record_that_cannot_be_stored_just_now_is_an_error(connection: Connection, name: str) -> None:
+async def test_a_record_that_cannot_be_stored_just_now_is_an_error(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     log = PublishLog(connection, queue, KEY)
     info = await stream_info(connection, name)

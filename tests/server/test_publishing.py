@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
@@ -35,7 +35,7 @@ def _jobs(name: str, items: Iterable[object], **changes: Any) -> Iterator[Outgoi
     return prepare_jobs(items, **{"subject": f"{name}.jobs.a", "origin": None, "batch": name} | changes)
 
 
-def _subscriptions(server: NatsServer, connection: Connection) -> int:
+def _subscriptions(server: NatsServer, connection: NatsPyConnection) -> int:
     clients = server.monitor("connz?limit=10000")["connections"]
     return int(next(c["subscriptions"] for c in clients if c["cid"] == connection.client.client_id))
 
@@ -44,7 +44,7 @@ def _errors(report: PublishReport) -> dict[int, str]:
     return {failure.index: str(failure.error) for failure in report.failures}
 
 
-async def test_five_thousand_jobs_are_stored_in_order(connection: Connection, name: str) -> None:
+async def test_five_thousand_jobs_are_stored_in_order(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "max_ack_pending": -1})
     bodies = [f"job {number}" for number in range(5_000)]
     report = await publish_prepared(connection, _jobs(name, bodies))
@@ -55,7 +55,9 @@ async def test_five_thousand_jobs_are_stored_in_order(connection: Connection, na
     report.raise_for_failures()
 
 
-async def test_publishing_the_same_jobs_again_stores_nothing_and_counts_them(connection: Connection, name: str) -> None:
+async def test_publishing_the_same_jobs_again_stores_nothing_and_counts_them(
+    connection: NatsPyConnection, name: str
+) -> None:
     await make_queue(connection, name)
     origin = Origin("dag", "run", "task")
     first = await publish_prepared(connection, _jobs(name, range(300), origin=origin))
@@ -65,7 +67,7 @@ async def test_publishing_the_same_jobs_again_stores_nothing_and_counts_them(con
     assert await stored_count(connection, name) == 350
 
 
-async def test_no_jobs_are_an_empty_report(connection: Connection) -> None:
+async def test_no_jobs_are_an_empty_report(connection: NatsPyConnection) -> None:
     report = await publish_prepared(connection, [])
     assert (report.stored, report.stream, list(report.sequences)) == (0, None, [])
     report.raise_for_failures()
@@ -73,7 +75,7 @@ async def test_no_jobs_are_an_empty_report(connection: Connection) -> None:
 
 @pytest.mark.parametrize("window", [1, 7, 100])
 async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_read_no_faster(
-    connection: Connection, name: str, window: int
+    connection: NatsPyConnection, name: str, window: int
 ) -> None:
     waiting: list[Msg] = []
     read = acknowledged = 0
@@ -101,7 +103,7 @@ async def test_no_more_jobs_than_the_window_are_unacknowledged_and_the_input_is_
     await subscription.unsubscribe()
 
 
-async def test_the_headers_are_stored_as_the_contract_says(connection: Connection, name: str) -> None:
+async def test_the_headers_are_stored_as_the_contract_says(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     job = Job({"id": "i1", "n": 1}, id="i1", advisory="done.i1", headers={"Colour": "grün"})
     origin = Origin("dag", "manual__2026-01-01T00:00:00+00:00", "task", 4)
@@ -126,7 +128,7 @@ async def test_the_headers_are_stored_as_the_contract_says(connection: Connectio
 
 
 async def test_a_full_queue_is_reported_by_index_and_id_of_the_jobs_not_stored(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_queue(connection, name, max_msgs=3, discard="new")
     report = await publish_prepared(connection, _jobs(name, [Job(b"x", id=f"order-{n}") for n in range(12)]))
@@ -147,7 +149,7 @@ async def test_a_full_queue_is_reported_by_index_and_id_of_the_jobs_not_stored(
     assert str(caught.value).endswith("try again; and 4 more")
 
 
-async def test_free_space_in_a_full_queue_lets_the_same_call_succeed(connection: Connection, name: str) -> None:
+async def test_free_space_in_a_full_queue_lets_the_same_call_succeed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, max_msgs=3, discard="new", consumer={"ack_wait": "1m"})
     assert (await publish_prepared(connection, _jobs(name, range(5)))).stored == 3
     for message in await pull_jobs(connection, queue, 3):
@@ -158,7 +160,7 @@ async def test_free_space_in_a_full_queue_lets_the_same_call_succeed(connection:
 
 
 async def test_a_job_beyond_the_streams_limit_is_named_while_the_others_are_stored(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_queue(connection, name, max_msg_size=512)
     report = await publish_prepared(connection, _jobs(name, [b"a", b"x" * 600, b"b"]))
@@ -173,7 +175,7 @@ async def test_a_job_beyond_the_streams_limit_is_named_while_the_others_are_stor
 
 @pytest.mark.parametrize("over", [1, -20], ids=["the body alone", "only body and headers together"])
 async def test_a_job_beyond_the_servers_limit_is_named_and_the_connection_stays_open(
-    connection: Connection, name: str, over: int
+    connection: NatsPyConnection, name: str, over: int
 ) -> None:
     await make_queue(connection, name)
     limit = connection.client.max_payload
@@ -188,7 +190,7 @@ async def test_a_job_beyond_the_servers_limit_is_named_and_the_connection_stays_
     assert connection.client.stats["reconnects"] == 0
 
 
-async def test_the_largest_job_that_the_server_accepts_is_stored(connection: Connection, name: str) -> None:
+async def test_the_largest_job_that_the_server_accepts_is_stored(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     (small,) = _jobs(name, [b""])
     lines = sum(len(f"{key}: {value}\r\n") for key, value in small.headers.items())
@@ -200,7 +202,7 @@ async def test_the_largest_job_that_the_server_accepts_is_stored(connection: Con
 
 
 async def test_a_body_that_cannot_be_serialised_is_named_while_the_others_are_stored(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_queue(connection, name)
     bodies = [1, object(), {"a": float("nan")}, {1, 2}, "five"]
@@ -212,7 +214,7 @@ async def test_a_body_that_cannot_be_serialised_is_named_while_the_others_are_st
         report.raise_for_failures()
 
 
-async def test_a_subject_that_no_stream_captures_is_reported(connection: Connection, name: str) -> None:
+async def test_a_subject_that_no_stream_captures_is_reported(connection: NatsPyConnection, name: str) -> None:
     report = await publish_prepared(connection, _jobs(name, [1, 2]))
     message = f"no stream captures {name}.jobs.a: provision the queue first, or check the subject"
     assert _errors(report) == {0: message, 1: message}
@@ -222,7 +224,9 @@ async def test_a_subject_that_no_stream_captures_is_reported(connection: Connect
 
 
 @pytest.mark.parametrize("answer", [b"hello", b'{"ok": true}', b"[1]", b"\xff"])
-async def test_an_answer_that_is_no_pub_ack_does_not_count(connection: Connection, name: str, answer: bytes) -> None:
+async def test_an_answer_that_is_no_pub_ack_does_not_count(
+    connection: NatsPyConnection, name: str, answer: bytes
+) -> None:
     async def answer_as_another_subscriber(message: Msg) -> None:
         await message.respond(answer)
 
@@ -237,7 +241,7 @@ async def test_an_answer_that_is_no_pub_ack_does_not_count(connection: Connectio
 
 
 async def test_an_earlier_answer_of_another_subscriber_does_not_hide_the_acknowledgement(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     async def answer_as_another_subscriber(message: Msg) -> None:
         await message.respond(b"hello")
@@ -248,7 +252,7 @@ async def test_an_earlier_answer_of_another_subscriber_does_not_hide_the_acknowl
     assert list(report.sequences) == list(range(1, 51))
 
 
-async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connection: Connection, name: str) -> None:
+async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connection: NatsPyConnection, name: str) -> None:
     read = asyncio.Event()
 
     def items() -> Iterator[int]:
@@ -263,7 +267,7 @@ async def test_a_stream_that_appears_a_moment_later_still_gets_the_job(connectio
 
 
 async def test_an_input_that_raises_fails_the_call_and_leaves_no_subscription(
-    connection: Connection, nats: NatsServer, name: str
+    connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
     await make_queue(connection, name)
     before = _subscriptions(nats, connection)
@@ -279,13 +283,13 @@ async def test_an_input_that_raises_fails_the_call_and_leaves_no_subscription(
     assert (await publish_prepared(connection, _jobs(name, range(600)))).stored == 600
 
 
-async def test_a_bad_job_among_others_fails_the_call_with_its_index(connection: Connection, name: str) -> None:
+async def test_a_bad_job_among_others_fails_the_call_with_its_index(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     with pytest.raises(JobError, match="job 2 can't be published to 'a b': it contains white space"):
         await publish_prepared(connection, _jobs(name, [1, 2, Job(3, subject="a b")]))
 
 
-async def test_every_call_closes_its_subscription(connection: Connection, nats: NatsServer, name: str) -> None:
+async def test_every_call_closes_its_subscription(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
     await make_queue(connection, name)
     before = _subscriptions(nats, connection)
     for turn in range(3):

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
@@ -31,7 +31,7 @@ _JOBS = 3_000
 
 
 @pytest.fixture
-async def own(own_nats: NatsServer) -> AsyncIterator[Connection]:
+async def own(own_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
     """A connection to a server that the test may kill."""
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as opened:
         yield opened
@@ -49,7 +49,7 @@ def _jobs(count: int = _JOBS, *, at: int = -1, then: Callable[[], object] | None
     return prepare_jobs(bodies(), subject=f"{_NAME}.jobs.a", origin=None, batch=_NAME)
 
 
-async def _process_all(connection: Connection) -> Counter[str]:
+async def _process_all(connection: NatsPyConnection) -> Counter[str]:
     queue = await make_queue(connection, _NAME, consumer={"ack_wait": "1m", "max_ack_pending": -1})
     return await process_all(connection, queue, within=30)
 
@@ -69,7 +69,7 @@ def _check_unsent_and_unanswered(report: PublishReport, *, acknowledged: int) ->
 
 
 async def test_every_job_is_stored_once_although_the_server_is_killed_and_restarted_during_the_call(
-    own: Connection, own_nats: NatsServer
+    own: NatsPyConnection, own_nats: NatsServer
 ) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
     killed = asyncio.Event()
@@ -89,7 +89,7 @@ async def test_every_job_is_stored_once_although_the_server_is_killed_and_restar
 
 
 async def test_a_call_that_failed_with_the_server_is_completed_by_the_same_call_after_a_restart(
-    own: Connection, own_nats: NatsServer
+    own: NatsPyConnection, own_nats: NatsServer
 ) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
     broken = await publish_prepared(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
@@ -105,7 +105,7 @@ async def test_a_call_that_failed_with_the_server_is_completed_by_the_same_call_
 
 @pytest.mark.parametrize("end", ["kill", "stop", "freeze"])
 async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_every_job(
-    own: Connection, own_nats: NatsServer, end: str
+    own: NatsPyConnection, own_nats: NatsServer, end: str
 ) -> None:
     await make_queue(own, _NAME)
     pid = own_nats.pid
@@ -129,7 +129,7 @@ async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_e
     assert f"; and {len(report.failures) - 5} more" in str(caught.value)
 
 
-async def test_jobs_reported_as_not_sent_are_really_not_stored(own: Connection, own_nats: NatsServer) -> None:
+async def test_jobs_reported_as_not_sent_are_really_not_stored(own: NatsPyConnection, own_nats: NatsServer) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
     report = await publish_prepared(own, _jobs(at=1_500, then=own_nats.kill), window=200, ack_timeout=0.2, attempts=2)
     unsent = {f"job {failure.index}" for failure in report.failures if failure.certain}
@@ -143,7 +143,7 @@ async def test_jobs_reported_as_not_sent_are_really_not_stored(own: Connection, 
     assert max(stored.values()) == 1
 
 
-async def test_a_short_freeze_of_the_server_costs_nothing_but_time(own: Connection, own_nats: NatsServer) -> None:
+async def test_a_short_freeze_of_the_server_costs_nothing_but_time(own: NatsPyConnection, own_nats: NatsServer) -> None:
     await make_queue(own, _NAME, consumer={"ack_wait": "1m"})
     pid = own_nats.pid
     assert pid is not None
@@ -158,7 +158,7 @@ async def test_a_short_freeze_of_the_server_costs_nothing_but_time(own: Connecti
     assert await stored_count(own, _NAME) == _JOBS
 
 
-async def test_a_stream_deleted_during_the_call_is_reported_for_the_other_jobs(own: Connection) -> None:
+async def test_a_stream_deleted_during_the_call_is_reported_for_the_other_jobs(own: NatsPyConnection) -> None:
     await make_queue(own, _NAME)
     deleting: list[asyncio.Task[object]] = []
 
@@ -174,7 +174,9 @@ async def test_a_stream_deleted_during_the_call_is_reported_for_the_other_jobs(o
     assert sum(not failure.certain for failure in report.failures) <= 50
 
 
-async def test_a_job_whose_first_answer_was_lost_before_the_stream_was_deleted_may_be_stored(own: Connection) -> None:
+async def test_a_job_whose_first_answer_was_lost_before_the_stream_was_deleted_may_be_stored(
+    own: NatsPyConnection,
+) -> None:
     sent: list[bytes] = []
 
     async def answer_nothing(message: Msg) -> None:
@@ -188,7 +190,7 @@ async def test_a_job_whose_first_answer_was_lost_before_the_stream_was_deleted_m
     assert (type(failure.error), failure.certain) == (NotFoundError, False)
 
 
-async def test_a_connection_closed_during_the_call_ends_it_at_once(own: Connection) -> None:
+async def test_a_connection_closed_during_the_call_ends_it_at_once(own: NatsPyConnection) -> None:
     await make_queue(own, _NAME)
     closing: list[asyncio.Task[None]] = []
 
@@ -204,13 +206,13 @@ async def test_a_connection_closed_during_the_call_ends_it_at_once(own: Connecti
     assert ": nats: connection closed" in str(report.failures[-1].error)
 
 
-async def test_a_connection_that_is_closed_already_publishes_nothing(own: Connection) -> None:
+async def test_a_connection_that_is_closed_already_publishes_nothing(own: NatsPyConnection) -> None:
     await own.client.close()
     with pytest.raises(UnreachableError, match="nothing was published: nats: connection closed"):
         await publish_prepared(own, _jobs(1))
 
 
-async def test_a_cancelled_call_leaves_no_subscription(own: Connection, own_nats: NatsServer) -> None:
+async def test_a_cancelled_call_leaves_no_subscription(own: NatsPyConnection, own_nats: NatsServer) -> None:
     reached = asyncio.Event()
     # A subscriber that never answers, so the call waits.
     await own.client.subscribe(f"{_NAME}.jobs.>")

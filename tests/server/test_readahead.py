@@ -20,6 +20,7 @@ from testbed.queues import make_dead_letters, make_queue, publish_jobs, stored_c
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -41,7 +42,9 @@ async def scan_all(connection: Connection, queue: WorkQueue) -> tuple[list[DeadL
 
 
 @pytest.mark.parametrize("direct", [True, False])
-async def test_the_same_letters_are_found(connection: Connection, nats: NatsServer, name: str, *, direct: bool) -> None:
+async def test_the_same_letters_are_found(
+    connection: NatsPyConnection, nats: NatsServer, name: str, *, direct: bool
+) -> None:
     queue = await make_queue(connection, name, allow_direct=direct, max_age="1h", **QUEUE)
     await make_dead_letters(connection, queue, map(str, range(300)))
     await make_terminated_letters(connection, queue, map(str, range(30)))
@@ -69,7 +72,7 @@ async def test_far_fewer_requests_are_sent(own_nats: NatsServer, name: str) -> N
     assert requests[1] < 300
 
 
-async def test_single_reads_equal_those_of_the_api(connection: Connection, nats: NatsServer, name: str) -> None:
+async def test_single_reads_equal_those_of_the_api(connection: NatsPyConnection, nats: NatsServer, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["first"])
     await publish_raw(nats, f"{name}.jobs.odd", b"Nats-Stream: mine\r\nNats-Sequence: 7\r\nA: 1\r\nA: 2", b"\0\xff")
@@ -90,7 +93,7 @@ async def test_single_reads_equal_those_of_the_api(connection: Connection, nats:
     assert [message.sequence if message else None for message in expected_last] == [6, 2, 3, None]
 
 
-async def test_a_message_is_read_again_after_two_seconds(connection: Connection, name: str) -> None:
+async def test_a_message_is_read_again_after_two_seconds(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
     ahead = await read_ahead(connection, queue.name, queue.companion_names())
@@ -102,7 +105,7 @@ async def test_a_message_is_read_again_after_two_seconds(connection: Connection,
     assert await get_message(ahead, name, 1) is None
 
 
-async def test_a_cancelled_read_does_not_cancel_the_others(connection: Connection, name: str) -> None:
+async def test_a_cancelled_read_does_not_cancel_the_others(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
     ahead = await read_ahead(connection, queue.name, queue.companion_names())
@@ -114,7 +117,9 @@ async def test_a_cancelled_read_does_not_cancel_the_others(connection: Connectio
     assert (await reads[1], await lasts[1]) == (await get_message(connection, name, 1),) * 2
 
 
-async def test_a_stream_that_allows_no_direct_gets_any_more_is_still_read(connection: Connection, name: str) -> None:
+async def test_a_stream_that_allows_no_direct_gets_any_more_is_still_read(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, allow_direct=True, **QUEUE)
     await publish_jobs(connection, queue, ["job"])
     ahead = await read_ahead(connection, queue.name, queue.companion_names())

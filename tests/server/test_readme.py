@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 from types import FunctionType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 import yaml
@@ -36,7 +36,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import DAG
 
-    from airflow_provider_jetstream.jetstream import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
     from testbed.code_blocks import CodeBlock
     from testbed.nats_server import NatsServer
 
@@ -95,13 +96,13 @@ def test_the_dag_has_its_three_tasks_in_a_row(dag_block: dict[str, Any]) -> None
 
 
 async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
-    dag_block: dict[str, Any], connection: Connection, name: str
+    dag_block: dict[str, Any], connection: NatsPyConnection, name: str
 ) -> None:
     names = dict(dag_block)
     exec(compile(_readme_block("Dead letters"), "README.md", "exec"), names)
     dag: DAG = names["dag"]
     assert [task.task_id for task in dag.topological_sort()] == ["found", "repair"]
-    operator = dag.get_task("repair")
+    operator = cast("JetStreamRedriveOperator", dag.get_task("repair"))
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ['{"to": "ADA@EXAMPLE.ORG"}'])
     request = RedriveRequest(transform=operator.transform, rate=operator.rate, max_redrives=operator.max_redrives)
@@ -110,7 +111,7 @@ async def test_the_dag_of_dead_letters_repairs_the_letters_it_selects(
 
 
 async def test_the_worker_does_the_jobs_of_the_dag(
-    dag_block: dict[str, Any], nats: NatsServer, tmp_path: Path, connection: Connection
+    dag_block: dict[str, Any], nats: NatsServer, tmp_path: Path, connection: NatsPyConnection
 ) -> None:
     queue: WorkQueue = dag_block["EMAILS"]
     (tmp_path / "emails.yaml").write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))

@@ -25,7 +25,7 @@ from testbed.queues import (
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 pytestmark = pytest.mark.usefixtures("short_interval")
@@ -40,7 +40,7 @@ def short_interval(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_job_acknowledged_without_a_completion_vanishes_and_ends_the_wait(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -56,7 +56,7 @@ async def test_a_job_acknowledged_without_a_completion_vanishes_and_ends_the_wai
 @pytest.mark.parametrize("how", ["purged", "purged in part", "deleted", "expired"])
 @pytest.mark.parametrize("delivered", [False, True])
 async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
-    connection: Connection, name: str, how: str, *, delivered: bool
+    connection: NatsPyConnection, name: str, how: str, *, delivered: bool
 ) -> None:
     expiring = {"max_age": "1s", "duplicate_window": "1s"} if how == "expired" else {}
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, **expiring)
@@ -76,7 +76,9 @@ async def test_jobs_that_leave_the_queue_while_they_are_waited_for_vanish(
     assert (report.vanished, report.dead) == (set(jobs), {})
 
 
-async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(connection: Connection, name: str) -> None:
+async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(500)))
@@ -87,7 +89,7 @@ async def test_a_job_that_is_gone_is_found_among_many_that_wait_for_delivery(con
 
 
 async def test_a_job_that_is_gone_is_found_although_another_consumer_has_many_pending(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     consumers = [
         {"name": consumer, "filter_subject": f"{name}.jobs.{consumer}", "max_deliver": 1, "ack_wait": "30s"}
@@ -104,7 +106,7 @@ async def test_a_job_that_is_gone_is_found_although_another_consumer_has_many_pe
     assert (report.vanished, len(report.awaited)) == ({jobs[0]}, 200)
 
 
-async def test_a_death_without_an_entry_is_found(connection: Connection, name: str) -> None:
+async def test_a_death_without_an_entry_is_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abc")
@@ -117,7 +119,9 @@ async def test_a_death_without_an_entry_is_found(connection: Connection, name: s
     assert (report.dead, report.vanished) == ({1: NO_ADVISORY, 2: NO_ADVISORY}, set())
 
 
-async def test_advisories_that_are_due_while_no_worker_pulls_are_triggered(connection: Connection, name: str) -> None:
+async def test_advisories_that_are_due_while_no_worker_pulls_are_triggered(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")
@@ -153,7 +157,7 @@ async def test_a_death_whose_advisory_was_lost_with_a_killed_server_is_found(own
         assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: Connection, name: str) -> None:
+async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(6)))
@@ -171,7 +175,7 @@ async def test_jobs_in_flight_and_pending_jobs_stay_awaited(connection: Connecti
 
 
 async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_reading_takes(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.01)
     queue = await make_queue(connection, name)
@@ -190,7 +194,7 @@ async def test_a_job_whose_completion_is_stored_has_not_vanished_however_long_re
     holding.task.cancel()
 
 
-async def test_a_late_completion_of_a_vanished_job_counts(connection: Connection, name: str) -> None:
+async def test_a_late_completion_of_a_vanished_job_counts(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "ab")

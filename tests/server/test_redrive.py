@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueDeclarationError,
     RedriveError,
 )
-from airflow_provider_jetstream.jetstream.redrive import redrive as running
+from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -40,13 +40,13 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 
-async def stored(connection: Connection, queue: WorkQueue, sequence: int) -> StoredMessage:
+async def stored(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> StoredMessage:
     message = await get_message(connection, queue.name, sequence)
     assert message is not None
     return message
@@ -56,13 +56,15 @@ def only(*sequences: int) -> RedriveRequest:
     return RedriveRequest(Selection(sequences=frozenset(sequences)))
 
 
-async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connection: Connection, name: str) -> None:
+async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     headers = {"Nats-Msg-Id": "first", "Nats-Expected-Stream": name, "Job-Id": "order-1", "Customer": "Ünal"}
     await make_dead_letters(connection, queue, ["größe"], headers=headers)
     original = await stored(connection, queue, 1)
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, report.failed, list(report.gone), report.entries_left) == ({1: 2}, {}, [], 0)
+    assert (dict(report.redriven), report.failed, list(report.gone), report.entries_left) == ({1: 2}, {}, [], 0)
     copy = await stored(connection, queue, 2)
     assert (copy.subject, copy.data) == (original.subject, original.data)
     assert dict(copy.headers) == {
@@ -76,7 +78,9 @@ async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(connect
     }
 
 
-async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(connection: Connection, name: str) -> None:
+async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     pairs = (("Tag", "one"), ("Tag", "zwölf"), ("Empty", ""))
     body = bytes(range(256))
@@ -90,7 +94,7 @@ async def test_repeated_headers_and_binary_bodies_are_copied_as_they_are(connect
 
 @pytest.mark.parametrize("deny_delete", [True, False], ids=["deny_delete", "plain"])
 async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
-    connection: Connection, name: str, *, deny_delete: bool
+    connection: NatsPyConnection, name: str, *, deny_delete: bool
 ) -> None:
     queue = await make_queue(connection, name, deny_delete=deny_delete, consumer={"max_deliver": 3})
     await make_dead_letters(connection, queue, ["a"])
@@ -103,7 +107,7 @@ async def test_the_original_is_gone_and_the_copy_has_fresh_deliveries(
     assert (await find_dead_letters(connection, queue)).letters == ()
 
 
-async def test_the_count_grows_with_every_redrive(connection: Connection, name: str) -> None:
+async def test_the_count_grows_with_every_redrive(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     for count in (1, 2, 3):
@@ -115,14 +119,18 @@ async def test_the_count_grows_with_every_redrive(connection: Connection, name: 
     assert await stored_count(connection, name) == 1
 
 
-async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(connection: Connection, name: str) -> None:
+async def test_a_job_with_an_id_inside_the_duplicate_window_is_not_swallowed(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, duplicate_window="2m")
     await make_dead_letters(connection, queue, ["a"], headers={"Nats-Msg-Id": "dag/run/task/-1/0"})
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 2}
     assert await process_all(connection, queue) == {"a": 1}
 
 
-async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(connection: Connection, name: str) -> None:
+async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
     await make_dead_letters(connection, queue, "ab")
     letters = (await find_dead_letters(connection, queue)).letters
@@ -133,7 +141,7 @@ async def test_nothing_is_copied_before_the_consumers_ack_wait_has_passed(connec
 
 
 async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -142,14 +150,14 @@ async def test_a_job_finished_while_the_redrive_waits_for_its_worker_is_gone(
         await connection.request(late_ack_subject(name, "worker", 1), b"+ACK")
         return True
 
-    monkeypatch.setattr(running, "_wait_until", finish_late)
+    monkeypatch.setattr(redrive_module, "_wait_until", finish_late)
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
+    assert (dict(report.redriven), list(report.gone)) == ({2: 3}, [1])
     assert await process_all(connection, queue) == {"b": 1}
 
 
-async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_job_that_is_alive_again_after_the_redrive_waited_is_not_copied(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -158,13 +166,13 @@ async def test_a_job_that_comes_to_life_while_the_redrive_waits_is_not_copied(
         await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
         return True
 
-    monkeypatch.setattr(running, "_wait_until", forget_the_deaths)
+    monkeypatch.setattr(redrive_module, "_wait_until", forget_the_deaths)
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, list(report.gone)) == ({1: 3}, [2])
+    assert (dict(report.redriven), list(report.gone)) == ({1: 3}, [2])
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_only_the_letters_that_were_asked_for_are_redriven(connection: Connection, name: str) -> None:
+async def test_only_the_requested_letters_are_redriven(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcd")
     report = await redrive_dead_letters(connection, queue, only(4, 2, 4))
@@ -174,15 +182,15 @@ async def test_only_the_letters_that_were_asked_for_are_redriven(connection: Con
     assert await stored_count(connection, f"{name}-dead") == 2
 
 
-async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
-    connection: Connection, name: str
+async def test_a_request_with_sequences_that_are_no_dead_letters_redrives_nothing(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")
     await connection.request(late_ack_subject(name, "worker", 2), b"+ACK")
     expected = (
         f"expected dead letters of {name}, found otherwise for 2 of 3 sequences (2: its job is no longer stored,"
-        " though its body was kept (finished late by a slow worker, or lost by the server); select vanished to bring it"
+        " though a copy is stored (finished late by a slow worker, or lost by the server); select vanished to bring it"
         " back all the same; 99: no entry in the dead letter queue); nothing was redriven:"
         " leave them out, or redrive all"
     )
@@ -190,28 +198,30 @@ async def test_asking_for_sequences_that_are_no_dead_letters_redrives_nothing(
         await redrive_dead_letters(connection, queue, only(1, 2, 99))
     assert await process_all(connection, queue) == {}
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, list(report.gone)) == ({1: 4, 3: 5}, [2])
+    assert (dict(report.redriven), list(report.gone)) == ({1: 4, 3: 5}, [2])
 
 
-async def test_asking_for_a_sequence_of_an_earlier_stream_says_so(connection: Connection, name: str) -> None:
+async def test_a_requested_sequence_of_an_earlier_stream_is_named_as_such(
+    connection: NatsPyConnection, name: str
+) -> None:
     await make_dead_letters(connection, await make_queue(connection, name), ["old"])
     await connection.api(f"STREAM.DELETE.{name}")
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["new"])
-    told = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
-    with pytest.raises(DeadLetterGoneError, match=told):
+    cause = r"\(1: its entry is about an earlier stream, consumer or message of the same name and number\)"
+    with pytest.raises(DeadLetterGoneError, match=cause):
         await redrive_dead_letters(connection, queue, only(1))
     assert (await redrive_dead_letters(connection, queue)).redriven == {}
     assert await process_all(connection, queue) == {"new": 1}
 
 
-async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connection, name: str) -> None:
+async def test_a_full_stream_keeps_its_letters_and_is_named(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=2)
     await make_dead_letters(connection, queue, "ab")
     by_copy = RedriveRequest(protocol=Protocol.COPY)
     report = await redrive_dead_letters(connection, queue, by_copy)
     refusal = f"{name} refused the copy of 1: maximum messages exceeded"
-    assert (report.redriven, report.failed[1], sorted(report.failed)) == ({}, refusal, [1, 2])
+    assert (dict(report.redriven), report.failed[1], sorted(report.failed)) == ({}, refusal, [1, 2])
     with pytest.raises(
         RedriveError, match=f"0 dead letters were redriven, 2 stayed where they were: 1: {refusal}; 2: .*again is safe"
     ):
@@ -223,8 +233,8 @@ async def test_a_full_stream_keeps_its_letters_and_is_named(connection: Connecti
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_others(
-    nats: NatsServer, connection: Connection, name: str
+async def test_a_letter_that_cannot_be_copied_stays_and_does_not_stop_the_others(
+    nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_raw(nats, f"{name}.jobs.a", b"City: K\xf6ln", b"latin")
@@ -240,7 +250,9 @@ async def test_a_letter_that_cannot_be_copied_stays_and_does_not_hold_up_the_oth
     assert await process_all(connection, queue) == {"good": 1}
 
 
-async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connection: Connection, name: str) -> None:
+async def test_a_copy_that_another_subscriber_answers_leaves_the_original(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     # The stream stops capturing the subject, and a service answers there.
@@ -251,13 +263,16 @@ async def test_a_copy_that_someone_else_answers_for_leaves_the_original(connecti
         await message.respond(answer)
 
     answers = [b"not JSON", b'"text"', json.dumps({"stream": "other", "seq": 7}).encode()]
-    strange = f"expected a stream's acknowledgement on {name}.jobs.plain, found another answer: something else subscribes to it"
+    strange = (
+        f"expected a stream's acknowledgement on {name}.jobs.plain, found another answer: something else subscribes to"
+        " it"
+    )
     other = f"expected {name} to store the copy of 1, found an answer of other: original kept"
     for answer, expected in zip(answers, [strange, strange, other], strict=True):
         service = await connection.client.subscribe(f"{name}.jobs.>", cb=partial(respond, answer))
         report = await redrive_dead_letters(connection, queue)
         await service.unsubscribe()
-        assert (report.redriven, report.failed) == ({}, {1: expected})
+        assert (dict(report.redriven), report.failed) == ({}, {1: expected})
     assert (await redrive_dead_letters(connection, queue)).failed == {
         1: f"no stream captures {name}.jobs.plain just now"
     }
@@ -286,17 +301,19 @@ async def test_the_report_fits_an_xcom() -> None:
     assert report.as_json() == expected
 
 
-async def test_a_queue_without_dead_letters_or_without_its_streams_is_told(connection: Connection, name: str) -> None:
+async def test_a_queue_without_a_dead_letter_queue_or_without_its_streams_raises(
+    connection: NatsPyConnection, name: str
+) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none: provision the queue"):
         await redrive_dead_letters(connection, small_queue(name))
     queue = await make_queue(connection, name, dead_letters=None)
-    with pytest.raises(QueueDeclarationError, match="expected dead_letters, so that there is something to look at"):
+    with pytest.raises(QueueDeclarationError, match="expected dead_letters, which the scan reads"):
         await redrive_dead_letters(connection, queue)
 
 
-async def test_nothing_dead_means_nothing_done(connection: Connection, name: str) -> None:
+async def test_nothing_dead_means_nothing_done(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, report.failed, list(report.gone)) == ({}, {}, [])
+    assert (dict(report.redriven), report.failed, list(report.gone)) == ({}, {}, [])
     assert await process_all(connection, queue) == {"a": 1, "b": 1}

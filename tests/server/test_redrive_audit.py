@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import redrive as running
+from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import change_stream, letter_records, make_terminated_letters, run_records, stream_messages
@@ -32,7 +32,7 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 WHO = {"dag_id": "orders", "run_id": "manual__1", "task_id": "redrive", "map_index": -1, "try_number": 1}
@@ -41,11 +41,11 @@ RUN = RedriveRequest(run="orders-1", who=WHO, why="the printer is back")
 
 def after(batches: int) -> Callable[[], bool]:
     """Stop a redrive after so many batches."""
-    asked = count()
-    return lambda: next(asked) >= batches
+    calls = count()
+    return lambda: next(calls) >= batches
 
 
-async def test_each_letter_has_one_record_that_tells_all(connection: Connection, name: str) -> None:
+async def test_each_letter_has_one_complete_record(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     started = datetime.now(UTC)
     await make_dead_letters(connection, queue, "a")
@@ -75,60 +75,60 @@ async def test_each_letter_has_one_record_that_tells_all(connection: Connection,
 
 
 async def test_a_run_is_recorded_from_its_beginning_to_its_end(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abc")
-    monkeypatch.setattr(running, "PAGE", 1)
-    monkeypatch.setattr(running, "_PROGRESS_SECONDS", 0)
-    seen: list[int] = []
-    await redrive_dead_letters(connection, queue, RUN, progress=lambda report: seen.append(len(report.redriven)))
-    assert seen == [1, 2, 3, 3]
+    monkeypatch.setattr(redrive_module, "PAGE", 1)
+    monkeypatch.setattr(redrive_module, "_PROGRESS_SECONDS", 0)
+    redriven: list[int] = []
+    await redrive_dead_letters(connection, queue, RUN, progress=lambda report: redriven.append(len(report.redriven)))
+    assert redriven == [1, 2, 3, 3]
     records = await run_records(connection, queue, "orders-1")
-    assert [(each.report.get("redriven"), each.finished) for each in records] == [
+    assert [(record.report.get("redriven"), record.finished) for record in records] == [
         (None, False),
         (1, False),
         (2, False),
         (3, False),
         (3, True),
     ]
-    assert all((each.who, each.why) == (WHO, RUN.why) for each in records)
+    assert all((record.who, record.why) == (WHO, RUN.why) for record in records)
     assert records[-1].report["to_sequences"] == [[4, 6]]
 
 
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
-async def test_redrives_at_once_record_each_letter_once(
-    connection: Connection, settings: ConnectionSettings, name: str, protocol: Protocol
+async def test_concurrent_redrives_record_each_letter_once(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, protocol: Protocol
 ) -> None:
     atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **atomic)
     await make_dead_letters(connection, queue, map(str, range(80)))
     async with connect(settings) as second, connect(settings) as third:
-        reports = await asyncio.gather(*(redrive_dead_letters(each, queue) for each in (connection, second, third)))
+        reports = await asyncio.gather(*(redrive_dead_letters(client, queue) for client in (connection, second, third)))
     assert {report.protocol for report in reports} == {protocol}
-    assert [each.sequence for each in await letter_records(connection, queue)] == [*range(1, 81)]
+    assert [record.sequence for record in await letter_records(connection, queue)] == [*range(1, 81)]
 
 
-async def test_a_stopped_run_goes_on_under_its_key_and_its_report_covers_both_tries(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_stopped_run_continues_under_its_key_and_its_report_covers_both_tries(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcdef")
     await redrive_dead_letters(connection, queue, RedriveRequest(run="other"), stopped=after(0))
-    monkeypatch.setattr(running, "PAGE", 2)
+    monkeypatch.setattr(redrive_module, "PAGE", 2)
     first = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))
-    assert (first.redriven, first.cancelled, first.resumed) == ({1: 7, 2: 8}, True, 0)
+    assert (dict(first.redriven), first.cancelled, first.resumed) == ({1: 7, 2: 8}, True, 0)
     assert not (await run_records(connection, queue, "orders-1"))[-1].finished
     second = await redrive_dead_letters(connection, queue, RUN, stopped=after(1))
-    assert (second.redriven, second.resumed) == ({1: 7, 2: 8, 3: 9, 4: 10}, 2)
+    assert (dict(second.redriven), second.resumed) == ({1: 7, 2: 8, 3: 9, 4: 10}, 2)
     third = await redrive_dead_letters(connection, queue, RUN)
-    assert (third.redriven, third.resumed) == ({number: number + 6 for number in range(1, 7)}, 4)
+    assert (dict(third.redriven), third.resumed) == ({number: number + 6 for number in range(1, 7)}, 4)
     assert (third.cancelled, list(third.gone), third.as_json()["to_sequences"]) == (False, [], [(7, 12)])
     assert (await run_records(connection, queue, "orders-1"))[-1].finished
     assert await process_all(connection, queue) == dict.fromkeys("abcdef", 1)
 
 
-async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, name: str) -> None:
+async def test_a_cancelled_run_continues_under_its_key(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
     await make_dead_letters(connection, queue, jobs)
@@ -147,34 +147,34 @@ async def test_a_cancelled_run_goes_on_under_its_key(connection: Connection, nam
     assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
 
 
-async def test_a_finished_run_with_the_same_key_starts_afresh(connection: Connection, name: str) -> None:
+async def test_a_finished_run_with_the_same_key_starts_afresh(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     assert (await redrive_dead_letters(connection, queue, RUN)).redriven == {1: 3, 2: 4}
     await exhaust_deliveries(connection, queue, 2)
     report = await redrive_dead_letters(connection, queue, RUN)
-    assert (report.redriven, report.resumed) == ({3: 5, 4: 6}, 0)
+    assert (dict(report.redriven), report.resumed) == ({3: 5, 4: 6}, 0)
     report = await redrive_dead_letters(connection, queue, RUN)
-    assert (report.redriven, report.resumed) == ({}, 0)
+    assert (dict(report.redriven), report.resumed) == ({}, 0)
 
 
-async def test_a_run_that_is_kept_open_goes_on_until_it_is_finished(connection: Connection, name: str) -> None:
+async def test_a_run_that_stays_open_continues_until_it_is_finished(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
-    order = RedriveRequest(run="waits", keep_open=True)
-    assert (await redrive_dead_letters(connection, queue, order)).redriven == {1: 2}
-    report = await redrive_dead_letters(connection, queue, order)
-    assert (report.redriven, report.resumed) == ({1: 2}, 1)
+    request = RedriveRequest(run="waits", keep_open=True)
+    assert (await redrive_dead_letters(connection, queue, request)).redriven == {1: 2}
+    report = await redrive_dead_letters(connection, queue, request)
+    assert (dict(report.redriven), report.resumed) == ({1: 2}, 1)
     audit = await AuditLog.open(connection, queue, (await stream_info(connection, name))["created"])
     assert audit is not None
     await audit.finish_run("waits")
     await audit.finish_run("waits")
-    assert [each.finished for each in await run_records(connection, queue, "waits")][-2:] == [False, True]
-    report = await redrive_dead_letters(connection, queue, order)
-    assert (report.redriven, report.resumed) == ({}, 0)
+    assert [record.finished for record in await run_records(connection, queue, "waits")][-2:] == [False, True]
+    report = await redrive_dead_letters(connection, queue, request)
+    assert (dict(report.redriven), report.resumed) == ({}, 0)
 
 
-async def test_without_an_audit_a_redrive_works_and_the_risk_is_named(connection: Connection, name: str) -> None:
+async def test_without_an_audit_a_redrive_works_and_the_risk_is_named(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.DELETE.{name}-audit")
@@ -186,40 +186,40 @@ async def test_without_an_audit_a_redrive_works_and_the_risk_is_named(connection
 
 @pytest.mark.parametrize("gone", ["dead", "terminated"])
 async def test_an_audit_that_is_full_fails_the_letters_and_the_next_try_stores_no_second_copy(
-    connection: Connection, name: str, gone: str
+    connection: NatsPyConnection, name: str, gone: str
 ) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
     await (make_dead_letters if gone == "dead" else make_terminated_letters)(connection, queue, "abc")
     report = await redrive_dead_letters(connection, queue)
     assert (len(report.redriven), report.failures) == (1, 2)
-    for told in report.failed.values():
-        assert told.startswith("it is redriven, but that couldn't be recorded (maximum messages exceeded")
-        assert told.endswith("run it again soon")
+    for cause in report.failed.values():
+        assert cause.startswith("it is redriven, but that couldn't be recorded (maximum messages exceeded")
+        assert cause.endswith("run it again soon")
     await change_stream(connection, f"{name}-audit", max_msgs=-1)
     again = await redrive_dead_letters(connection, queue)
     again.raise_for_failures()
     assert set(again.redriven) == set(report.failed)
-    assert [each.sequence for each in await letter_records(connection, queue)] == [
+    assert [record.sequence for record in await letter_records(connection, queue)] == [
         *report.redriven,
         *sorted(again.redriven),
     ]
     assert await process_all(connection, queue) == dict.fromkeys("abc", 1)
 
 
-async def test_a_run_that_cannot_be_recorded_does_nothing(connection: Connection, name: str) -> None:
+async def test_a_run_that_cannot_be_recorded_does_nothing(connection: NatsPyConnection, name: str) -> None:
     audit = {"name": f"{name}-audit", "discard": "new", "max_msgs": 1}
     queue = await make_queue(connection, name, audit=audit)
     await make_dead_letters(connection, queue, "a")
     await redrive_dead_letters(connection, queue, RedriveRequest(run="first"), stopped=after(0))
-    told = (
+    expected = (
         f"^expected {name}-audit to record the redrive, found: maximum messages exceeded .*; nothing was redriven: see"
     )
-    with pytest.raises(RedriveError, match=told):
+    with pytest.raises(RedriveError, match=expected):
         await redrive_dead_letters(connection, queue, RUN)
     assert len(await stream_messages(connection, name)) == 1
 
 
-async def test_a_letter_requeued_twice_is_recorded_twice(connection: Connection, name: str) -> None:
+async def test_a_letter_requeued_twice_is_recorded_twice(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
     for _ in range(2):
@@ -230,10 +230,10 @@ async def test_a_letter_requeued_twice_is_recorded_twice(connection: Connection,
             await message.nak()
 
         async def dead() -> bool:
-            return [each.sequence for each in (await find_dead_letters(connection, queue)).letters] == [1]
+            return [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1]
 
         await eventually(dead)
-    assert [each.action for each in await letter_records(connection, queue)] == ["requeued", "requeued"]
+    assert [record.action for record in await letter_records(connection, queue)] == ["requeued", "requeued"]
     await publish_jobs(connection, queue, "b")
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3}
     assert await process_all(connection, queue) == {"a": 1, "b": 1}

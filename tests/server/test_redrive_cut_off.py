@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError, UnreachableError
-from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from airflow_provider_jetstream.jetstream.redrive import steps
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import letter_records, make_terminated_letters, run_records
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 RUN = RedriveRequest(run="orders-1")
@@ -30,7 +30,7 @@ async def keep_original(*_: object) -> None:
     raise RedriveError("the original could not be removed")
 
 
-async def duplicates_forgotten(connection: Connection, queue: WorkQueue) -> None:
+async def duplicates_forgotten(connection: NatsPyConnection, queue: WorkQueue) -> None:
     """Wait until the queue's duplicate window has passed."""
     body, jetstream = "probe", connection.client.jetstream()
     await jetstream.publish(f"{queue.name}.jobs.probe", body.encode(), headers={"Nats-Msg-Id": "probe"})
@@ -42,16 +42,16 @@ async def duplicates_forgotten(connection: Connection, queue: WorkQueue) -> None
     await eventually(forgotten)
 
 
-@pytest.mark.parametrize("death", ["told", "untold"])
+@pytest.mark.parametrize("death", ["with an entry", "without an entry"])
 async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_copy_at_any_time(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, death: str
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str
 ) -> None:
     queue = await make_queue(connection, name, duplicate_window="100ms")
     await make_dead_letters(connection, queue, "ab")
-    if death == "untold":
+    if death == "without an entry":
         await connection.api(f"STREAM.PURGE.{name}-dead")
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_originals", keep_original)
+        patch.setattr(steps, "remove_originals", keep_original)
         report = await redrive_dead_letters(connection, queue, RUN)
     assert report.failed == dict.fromkeys((1, 2), "it is redriven, but the original could not be removed")
     assert await stored_count(connection, name) == 4
@@ -59,11 +59,11 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     assert (await process_all(connection, queue)).keys() == {"a", "b", "probe"}
 
     def refuse(_: object) -> None:
-        raise ValueError("it isn't to be asked again")
+        raise ValueError("it isn't to be called again")
 
     again = await redrive_dead_letters(connection, queue, RedriveRequest(run="orders-1", transform=refuse))
     again.raise_for_failures()
-    assert (again.redriven, list(again.gone)) == ({1: 3, 2: 4}, [])
+    assert (dict(again.redriven), list(again.gone)) == ({1: 3, 2: 4}, [])
     assert await process_all(connection, queue) == {}
     assert await stored_count(connection, name) == 0
     assert len(await letter_records(connection, queue)) == 2
@@ -74,8 +74,8 @@ async def test_a_letter_recorded_but_not_removed_is_finished_without_a_second_co
     "then", [{}, {"protocol": Protocol.IN_PLACE}, {"max_redrives": 0}], ids=["", "in place", "park"]
 )
 @pytest.mark.parametrize("death", ["dead", "terminated"])
-async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, death: str, then: dict[str, Any]
+async def test_an_atomic_copy_without_a_record_is_found_by_its_marker(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, death: str, then: dict[str, Any]
 ) -> None:
     queue = await make_queue(
         connection, name, atomic_redrive=True, duplicate_window="100ms", consumer={"filter_subject": f"{name}.jobs.>"}
@@ -93,24 +93,24 @@ async def test_an_atomic_copy_that_nobody_recorded_is_found_by_its_marker(
     report = await redrive_dead_letters(connection, queue, RedriveRequest(**then))
     report.raise_for_failures()
     assert ({*report.redriven}, list(report.parked)) == ({1, 2}, [])
-    assert [each.action for each in await letter_records(connection, queue)] == ["redriven"] * 2
+    assert [record.action for record in await letter_records(connection, queue)] == ["redriven"] * 2
     done += await process_all(connection, queue)
     assert (done["a"], done["b"]) == (1, 1)
 
 
 async def test_an_undeliverable_job_recorded_but_not_removed_is_finished_without_a_second_copy(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     consumers = [{"name": CONSUMER, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.probe"}]
     queue = await make_queue(connection, name, consumers=consumers, duplicate_window="100ms")
     await publish_jobs(connection, queue, "a", kind="typo")
     undeliverable = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
-    order = RedriveRequest(undeliverable, subject=f"{name}.jobs.probe")
+    request = RedriveRequest(undeliverable, subject=f"{name}.jobs.probe")
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_originals", keep_original)
-        assert (await redrive_dead_letters(connection, queue, order)).failures == 1
+        patch.setattr(steps, "remove_originals", keep_original)
+        assert (await redrive_dead_letters(connection, queue, request)).failures == 1
     await duplicates_forgotten(connection, queue)
-    report = await redrive_dead_letters(connection, queue, order)
+    report = await redrive_dead_letters(connection, queue, request)
     assert report.redriven == {1: 2}
     assert (await process_all(connection, queue))["a"] == 1
     assert len(await letter_records(connection, queue)) == 1

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import TransientError
-from airflow_provider_jetstream.jetstream.redrive import redrive as redriving
+from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.crash_points import crash_at_every_call
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
@@ -23,12 +23,13 @@ if TYPE_CHECKING:
     from datetime import datetime
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 JOBS = ["a", "b", "c"]
+AT_ONCE = 8
 
 HANDLER = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
 
@@ -44,7 +45,7 @@ def fields(kind: str, name: str) -> dict[str, Any]:
 @pytest.mark.parametrize("kind", ["plain", "orders"])
 @pytest.mark.parametrize("workers", ["workers are away", "workers take each copy at once"])
 async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothing_when_it_is_run_again(
-    nats: NatsServer, connection: Connection, name: str, kind: str, workers: str, tmp_path: Path
+    nats: NatsServer, connection: NatsPyConnection, name: str, kind: str, workers: str, tmp_path: Path
 ) -> None:
     async def prepare(call: int) -> WorkQueue:
         queue = await make_queue(connection, f"{name}-{call}", **fields(kind, f"{name}-{call}"))
@@ -70,13 +71,14 @@ async def test_a_redrive_killed_before_any_of_its_calls_loses_and_repeats_nothin
         assert await stored_count(connection, queue.name) == 0
         assert (await find_dead_letters(connection, queue)).letters == ()
 
-    await asyncio.gather(*map(redrive_again, deaths.queues))
+    for start in range(0, len(deaths.queues), AT_ONCE):
+        await asyncio.gather(*map(redrive_again, deaths.queues[start : start + AT_ONCE]))
 
 
 @pytest.mark.parametrize("kind", ["plain", "orders"])
 @pytest.mark.parametrize("redrivers", [2, 3])
-async def test_redrives_side_by_side_lose_and_repeat_nothing(
-    connection: Connection, settings: ConnectionSettings, name: str, kind: str, redrivers: int
+async def test_concurrent_redrives_lose_and_repeat_nothing(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str, redrivers: int
 ) -> None:
     queue = await make_queue(connection, name, **fields(kind, name))
     jobs = [str(number) for number in range(40)]
@@ -84,7 +86,7 @@ async def test_redrives_side_by_side_lose_and_repeat_nothing(
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(redrivers)]
         draining = asyncio.create_task(drain_until_empty(connection, queue, len(jobs)))
-        reports = await asyncio.gather(*(redrive_dead_letters(each, queue) for each in connections))
+        reports = await asyncio.gather(*(redrive_dead_letters(client, queue) for client in connections))
     assert await draining == dict.fromkeys(jobs, 1)
     assert all(report.failed == {} for report in reports)
     # Each saw every letter end: as its own doing, or gone.
@@ -93,7 +95,7 @@ async def test_redrives_side_by_side_lose_and_repeat_nothing(
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def drain_until_empty(connection: Connection, queue: WorkQueue, count: int) -> Counter[str]:
+async def drain_until_empty(connection: NatsPyConnection, queue: WorkQueue, count: int) -> Counter[str]:
     """Work while the redrives run, and go on until so many jobs were done and none is left."""
     done: Counter[str] = Counter()
 
@@ -120,7 +122,7 @@ async def test_a_redrive_whose_server_is_killed_is_finished_by_the_next(
         assert await stored_count(connection, name) == 0
 
 
-async def kill_server_before(server: NatsServer, connection: Connection, call: int, redriving: Any) -> None:
+async def kill_server_before(server: NatsServer, connection: NatsPyConnection, call: int, redrive_module: Any) -> None:
     """Run a redrive, and kill and restart the server before its n-th call."""
     publish, sent = connection.client.publish, 0
 
@@ -134,7 +136,7 @@ async def kill_server_before(server: NatsServer, connection: Connection, call: i
 
     connection.client.publish = killing  # type: ignore[method-assign]
     try:
-        await redriving
+        await redrive_module
     except TransientError:
         pass
     finally:
@@ -142,7 +144,7 @@ async def kill_server_before(server: NatsServer, connection: Connection, call: i
     assert sent >= call
 
 
-async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connection, name: str) -> None:
+async def test_a_cancelled_redrive_is_finished_by_the_next(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(1_000)]
     await make_dead_letters(connection, queue, jobs)
@@ -160,7 +162,7 @@ async def test_a_cancelled_redrive_is_finished_by_the_next(connection: Connectio
     assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
 
 
-async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: Connection, name: str) -> None:
+async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, JOBS)
     for first in (4, 7, 10):
@@ -174,8 +176,8 @@ async def test_a_copy_that_dies_again_is_a_letter_of_its_own(connection: Connect
     assert await stored_count(connection, name) == 3
 
 
-async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps_the_report(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_consumer_deleted_in_the_middle_fails_the_remaining_letters_and_the_report_is_returned(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -188,8 +190,8 @@ async def test_a_consumer_deleted_in_the_middle_fails_the_letters_left_and_keeps
             await connection.api(f"CONSUMER.DELETE.{name}.worker")
         return True
 
-    monkeypatch.setattr(redriving, "_wait_until", delete_before_the_second)
-    monkeypatch.setattr(redriving, "PAGE", 1)
+    monkeypatch.setattr(redrive_module, "_wait_until", delete_before_the_second)
+    monkeypatch.setattr(redrive_module, "PAGE", 1)
     report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3}
     assert list(report.failed) == [2]

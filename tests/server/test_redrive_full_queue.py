@@ -21,7 +21,7 @@ from airflow_provider_jetstream.jetstream.redrive.request import Protocol, Redri
 from testbed.queues import eventually, probe, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from testbed.nats_server import NatsServer
 
@@ -51,13 +51,13 @@ JOBS = WorkQueue(
 )
 
 
-async def publish_jobs(connection: Connection, kind: str, count: int) -> PublishReport:
+async def publish_jobs(connection: NatsPyConnection, kind: str, count: int) -> PublishReport:
     bodies = (f"{kind}-{number}" for number in range(count))
     jobs = prepare_jobs(bodies, subject=f"jobs.{kind}.my_job_id", origin=None, batch=f"{kind}-{count}")
     return await publish_prepared(connection, jobs)
 
 
-async def answer_all(connection: Connection, kind: str, answer: bytes) -> Counter[bytes]:
+async def answer_all(connection: NatsPyConnection, kind: str, answer: bytes) -> Counter[bytes]:
     """Answer every job that a consumer hands out, many at a time."""
     done: Counter[bytes] = Counter()
     pull = await connection.client.jetstream().pull_subscribe_bind(kind, stream="jobs")
@@ -70,7 +70,7 @@ async def answer_all(connection: Connection, kind: str, answer: bytes) -> Counte
     return done
 
 
-async def test_a_queue_filled_by_its_dead_letters_gets_going_again(own_nats: NatsServer) -> None:
+async def test_a_queue_filled_by_its_dead_letters_accepts_jobs_again(own_nats: NatsServer) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 10})) as connection:
         await provision(connection, JOBS)
         for kind in ("high", "low"):
@@ -85,10 +85,10 @@ async def test_a_queue_filled_by_its_dead_letters_gets_going_again(own_nats: Nat
         await eventually(all_dead)
         refused = await publish_jobs(connection, "high", 3)
         assert all(isinstance(failure.error, QueueFullError) for failure in refused.failures)
-        told = (
+        expected = (
             r"^0 of 3 jobs are stored; 3 are not known to be: job 0 .* is not stored: jobs is full \(maximum messages"
         )
-        with pytest.raises(PublishIncompleteError, match=told):
+        with pytest.raises(PublishIncompleteError, match=expected):
             refused.raise_for_failures()
 
         started = time.monotonic()

@@ -12,30 +12,29 @@ from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import in_place as resetting
-from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from airflow_provider_jetstream.jetstream.redrive import in_place, steps
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import acknowledge_jobs, letter_records, make_terminated_letters, stream_messages
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 IN_PLACE = RedriveRequest(protocol=Protocol.IN_PLACE)
 KINDS = ("high", "low", "slow")
 
 
-async def paused(connection: Connection, queue: WorkQueue, consumer: str = "worker") -> bool:
+async def paused(connection: NatsPyConnection, queue: WorkQueue, consumer: str = "worker") -> bool:
     return bool((await consumer_info(connection, queue.name, consumer)).get("paused"))
 
 
-async def pause(connection: Connection, queue: WorkQueue, until: datetime) -> None:
+async def pause(connection: NatsPyConnection, queue: WorkQueue, until: datetime) -> None:
     await connection.api(f"CONSUMER.PAUSE.{queue.name}.worker", {"pause_until": until.isoformat()})
 
 
-async def three_kinds(connection: Connection, name: str, **fields: Any) -> WorkQueue:
+async def three_kinds(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
     """Declare a queue with a consumer for each kind of job, and let two jobs of each die, mixed."""
     consumers = [
         {"name": kind, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.{kind}"} for kind in KINDS
@@ -56,8 +55,8 @@ async def three_kinds(connection: Connection, name: str, **fields: Any) -> WorkQ
 
 
 @pytest.mark.parametrize("fields", [{}, {"deny_delete": True}, {"discard": "new", "max_msgs": 6}])
-async def test_all_letters_of_all_consumers_come_back_as_themselves(
-    connection: Connection, name: str, fields: dict[str, Any]
+async def test_all_letters_of_all_consumers_are_requeued_in_place(
+    connection: NatsPyConnection, name: str, fields: dict[str, Any]
 ) -> None:
     queue = await three_kinds(connection, name, **fields)
     before = await stream_messages(connection, name)
@@ -67,20 +66,22 @@ async def test_all_letters_of_all_consumers_come_back_as_themselves(
     assert (list(report.gone), report.entries_left) == ([], 0)
     assert await stream_messages(connection, name) == before
     assert await stored_count(connection, f"{name}-dead") == 0
-    assert {each.sequence: each.action for each in await letter_records(connection, queue)} == dict.fromkeys(
+    assert {record.sequence: record.action for record in await letter_records(connection, queue)} == dict.fromkeys(
         range(1, 7), "requeued"
     )
     for place, kind in enumerate(KINDS, 1):
         assert not await paused(connection, queue, kind)
         messages = await pull_jobs(connection, queue, 2, consumer=kind)
-        assert [each.metadata.sequence.stream for each in messages] == [place, place + 3]
-        assert [each.metadata.num_delivered for each in messages] == [1, 1]
+        assert [message.metadata.sequence.stream for message in messages] == [place, place + 3]
+        assert [message.metadata.num_delivered for message in messages] == [1, 1]
         for message in messages:
             await message.ack_sync()
     assert await stored_count(connection, name) == 0
 
 
-async def test_what_is_no_dead_letter_is_told_once_and_not_delivered_again(connection: Connection, name: str) -> None:
+async def test_a_job_that_is_no_dead_letter_is_reported_once_and_not_delivered_again(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await three_kinds(connection, name)
     # A worker stored the completion, and was stopped before it acknowledged.
     await connection.client.jetstream().publish(f"completed.{name}.low.2", b"{}")
@@ -90,32 +91,32 @@ async def test_what_is_no_dead_letter_is_told_once_and_not_delivered_again(conne
         assert await acknowledge_jobs(connection, queue, len(sequences), consumer=kind) == sequences
 
 
-async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: Connection, name: str) -> None:
+async def test_terminated_letters_of_the_same_run_come_back_by_copies(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await make_terminated_letters(connection, queue, "cd")
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
-    assert (report.redriven, report.failed, list(report.gone)) == ({1: 1, 2: 2, 3: 5, 4: 6}, {}, [])
-    assert [each.action for each in await letter_records(connection, queue)] == ["requeued"] * 2 + ["redriven"] * 2
+    assert (dict(report.redriven), report.failed, list(report.gone)) == ({1: 1, 2: 2, 3: 5, 4: 6}, {}, [])
+    assert [record.action for record in await letter_records(connection, queue)] == ["requeued"] * 2 + ["redriven"] * 2
     assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
     assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {}
 
 
-async def test_jobs_in_flight_keep_it_from_happening(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_jobs_in_flight_prevent_the_reset(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m"})
     await make_dead_letters(connection, queue, "ab")
     await publish_jobs(connection, queue, "cde")
     working = await pull_jobs(connection, queue, 3)
-    monkeypatch.setattr(resetting, "_MARGIN", timedelta(seconds=-59.5))
+    monkeypatch.setattr(in_place, "_MARGIN", timedelta(seconds=-59.5))
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.redrive.redrive._wait_until", at_once)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
-    told = (
+    expected = (
         "expected no job of consumer worker in flight, found 3 still after its ack wait: a reset would deliver them a"
     )
-    assert (report.redriven, sorted(report.failed)) == ({}, [1, 2])
-    assert report.failed[1].startswith(told)
+    assert (dict(report.redriven), sorted(report.failed)) == ({}, [1, 2])
+    assert report.failed[1].startswith(expected)
     assert not await paused(connection, queue)
     for message in working:
         await message.ack_sync()
@@ -127,7 +128,7 @@ async def at_once(_: datetime) -> bool:
     return False
 
 
-async def test_no_letter_is_delivered_before_its_worker_has_lost_it_for_sure(connection: Connection, name: str) -> None:
+async def test_no_letter_is_delivered_before_its_ack_wait_has_passed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s"})
     await make_dead_letters(connection, queue, "ab")
     ready_at = max(letter.ready_at for letter in (await find_dead_letters(connection, queue)).letters)
@@ -139,7 +140,7 @@ async def test_no_letter_is_delivered_before_its_worker_has_lost_it_for_sure(con
 
 @pytest.mark.parametrize("moment", ["_wait_until_idle", "record"])
 async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paused(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -151,9 +152,9 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
 
     with monkeypatch.context() as patch:
         if moment == "record":
-            patch.setattr(doing.Steps, "record_requeued", hang)
+            patch.setattr(steps.Steps, "record_requeued", hang)
         else:
-            patch.setattr(resetting, moment, hang)
+            patch.setattr(in_place, moment, hang)
         task = asyncio.create_task(redrive_dead_letters(connection, queue, IN_PLACE))
         await reached.wait()
         assert await paused(connection, queue)
@@ -166,7 +167,7 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
 
 
 @pytest.mark.parametrize("minutes", [1, 60])
-async def test_a_pause_that_somebody_else_made_stands(connection: Connection, name: str, minutes: int) -> None:
+async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnection, name: str, minutes: int) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await pause(connection, queue, datetime.now(UTC) + timedelta(minutes=minutes))
@@ -177,11 +178,11 @@ async def test_a_pause_that_somebody_else_made_stands(connection: Connection, na
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_told_to_stop_it_stops_between_consumers(connection: Connection, name: str) -> None:
+async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnection, name: str) -> None:
     queue = await three_kinds(connection, name)
     answers = iter([False, True])
     report = await redrive_dead_letters(connection, queue, IN_PLACE, stopped=lambda: next(answers))
-    assert (report.redriven, report.cancelled) == ({1: 1, 4: 4}, True)
+    assert (dict(report.redriven), report.cancelled) == ({1: 1, 4: 4}, True)
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
     assert (list(report.redriven), report.cancelled) == ([2, 5, 3, 6], False)
     for kind in KINDS:
@@ -189,7 +190,7 @@ async def test_told_to_stop_it_stops_between_consumers(connection: Connection, n
 
 
 async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -198,7 +199,7 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_originals", fail)
+        patch.setattr(steps, "remove_originals", fail)
         only_a = RedriveRequest(Selection(sequences=frozenset({1})))
         assert (await redrive_dead_letters(connection, queue, only_a)).failures == 1
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
@@ -206,13 +207,13 @@ async def test_a_letter_whose_copy_is_stored_is_not_delivered_again(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_what_cannot_be_recorded_is_not_requeued(connection: Connection, name: str) -> None:
+async def test_letters_that_cannot_be_recorded_are_not_requeued(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "discard": "new", "max_msgs": 1})
     await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, IN_PLACE)
-    assert (report.redriven, sorted(report.failed)) == ({}, [1, 2])
-    told = "nothing was requeued, since that couldn't be recorded (maximum messages exceeded"
-    assert report.failed[1].startswith(told)
+    assert (dict(report.redriven), sorted(report.failed)) == ({}, [1, 2])
+    expected = "nothing was requeued, since that couldn't be recorded (maximum messages exceeded"
+    assert report.failed[1].startswith(expected)
     assert not await paused(connection, queue)
     assert await process_all(connection, queue) == {}
     await connection.api(f"STREAM.PURGE.{name}-audit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive import steps as doing
+from airflow_provider_jetstream.jetstream.redrive import steps
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -21,7 +21,7 @@ from testbed.dead_letters import letter_records, make_terminated_letters, reques
 from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -29,34 +29,38 @@ ALL = RedriveRequest(max_redrives=0, why="the customer is gone")
 PARKED = RedriveRequest(Selection(parked=True))
 
 
-async def parked_letters(connection: Connection, queue: WorkQueue) -> dict[int, DeadLetter]:
-    found = await find_dead_letters(connection, queue, PARKED.selection)
-    return {letter.sequence: letter for letter in found.letters}
+async def parked_letters(connection: NatsPyConnection, queue: WorkQueue) -> dict[int, DeadLetter]:
+    findings = await find_dead_letters(connection, queue, PARKED.selection)
+    return {letter.sequence: letter for letter in findings.letters}
 
 
-async def test_a_letter_is_parked_when_it_has_been_redriven_often_enough(connection: Connection, name: str) -> None:
+async def test_a_letter_is_parked_when_it_has_been_redriven_often_enough(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
-    order = RedriveRequest(max_redrives=2)
+    request = RedriveRequest(max_redrives=2)
     for sequence in (1, 2):
-        report = await redrive_dead_letters(connection, queue, order)
-        assert (report.redriven, list(report.parked)) == ({sequence: sequence + 1}, [])
+        report = await redrive_dead_letters(connection, queue, request)
+        assert (dict(report.redriven), list(report.parked)) == ({sequence: sequence + 1}, [])
         await exhaust_deliveries(connection, queue, 1)
-    shown = await preview(connection, queue, order)
+    shown = await preview(connection, queue, request)
     assert (shown.redriven, shown.parked) == (0, 1)
-    report = await redrive_dead_letters(connection, queue, order)
-    assert (report.redriven, list(report.parked), report.failed) == ({}, [3], {})
+    report = await redrive_dead_letters(connection, queue, request)
+    assert (dict(report.redriven), list(report.parked), report.failed) == ({}, [3], {})
     assert await stored_count(connection, name) == 0
     letter = (await parked_letters(connection, queue))[3]
     assert (letter.redrives, letter.parked) == (2, "dead again after 2 redrives")
-    assert [(each.action, each.redrives) for each in await letter_records(connection, queue)] == [
+    assert [(record.action, record.redrives) for record in await letter_records(connection, queue)] == [
         ("redriven", 1),
         ("redriven", 2),
         ("parked", 2),
     ]
 
 
-async def test_all_are_parked_with_all_that_is_known_and_no_scan_counts_them(connection: Connection, name: str) -> None:
+async def test_parked_letters_have_complete_records_and_no_scan_counts_them(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     pairs = (("Tag", "one"), ("Tag", "zwölf"), ("Job-Id", "order-7"), ("Nats-Msg-Id", "first"))
     body = bytes(range(256))
@@ -65,10 +69,10 @@ async def test_all_are_parked_with_all_that_is_known_and_no_scan_counts_them(con
     await make_terminated_letters(connection, queue, "b", reason="no such customer")
     before = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}
     report = await redrive_dead_letters(connection, queue, ALL)
-    assert (report.redriven, list(report.parked), report.failed, report.entries_left) == ({}, [1, 2], {}, 0)
-    found = await find_dead_letters(connection, queue)
-    assert (found.letters, found.dismissed, found.uncertain) == ((), (), 0)
-    assert [each.subject for each in await stream_messages(connection, f"{name}-dead")] == [
+    assert (dict(report.redriven), list(report.parked), report.failed, report.entries_left) == ({}, [1, 2], {}, 0)
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.dismissed, findings.uncertain) == ((), (), 0)
+    assert [message.subject for message in await stream_messages(connection, f"{name}-dead")] == [
         parked_subject(name, "worker", 1),
         parked_subject(name, "worker", 2),
     ]
@@ -88,9 +92,9 @@ async def test_all_are_parked_with_all_that_is_known_and_no_scan_counts_them(con
 
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
 async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing(
-    connection: Connection, name: str, protocol: Protocol
+    connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:
-    atomic = {"atomic_redrive": protocol == Protocol.ATOMIC, "consumer": {"filter_subject": f"{name}.jobs.>"}}
+    atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC, "consumer": {"filter_subject": f"{name}.jobs.>"}}
     queue = await make_queue(connection, name, **atomic)
     await make_dead_letters(connection, queue, "ab", headers={"Customer": "x"})
     await redrive_dead_letters(connection, queue, ALL)
@@ -107,7 +111,9 @@ async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_three_that_bring_parked_letters_back_at_once_do_so_once(connection: Connection, name: str) -> None:
+async def test_three_concurrent_redrives_of_parked_letters_redrive_each_once(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     jobs = [str(number) for number in range(60)]
     await make_dead_letters(connection, queue, jobs)
@@ -121,23 +127,25 @@ async def test_three_that_bring_parked_letters_back_at_once_do_so_once(connectio
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_a_dead_letter_queue_that_cannot_park_keeps_the_letter_and_says_what_to_do(
-    connection: Connection, name: str
+async def test_a_dead_letter_queue_without_the_parked_subject_keeps_the_letter_and_the_failure_says_what_to_do(
+    connection: NatsPyConnection, name: str
 ) -> None:
     *others, parked = dead_letter_subjects(name)
     assert parked == parked_filter(name)
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": others})
     await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, ALL)
-    told = f"expected {name}-dead to capture parked.{name}.>, found that no stream does: add that subject to be able to"
+    expected = (
+        f"expected {name}-dead to capture parked.{name}.>, found that no stream does: add that subject to be able to"
+    )
     assert (list(report.parked), report.failures) == ([], 2)
-    assert report.failed[1] == f"{told} park letters"
+    assert report.failed[1] == f"{expected} park letters"
     assert any(f"doesn't capture parked.{name}.>" in risk for risk in report.risks)
     assert len((await find_dead_letters(connection, queue)).letters) == 2
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3, 2: 4}
 
 
-async def test_a_full_dead_letter_queue_keeps_the_letter(connection: Connection, name: str) -> None:
+async def test_a_full_dead_letter_queue_keeps_the_letter(connection: NatsPyConnection, name: str) -> None:
     letters = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
     queue = await make_queue(connection, name, dead_letters=letters)
     await make_dead_letters(connection, queue, "ab")
@@ -148,7 +156,9 @@ async def test_a_full_dead_letter_queue_keeps_the_letter(connection: Connection,
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 3, 2: 4}
 
 
-async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(connection: Connection, name: str) -> None:
+async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, discard="new", max_msgs=3)
     await make_dead_letters(connection, queue, "abc")
     report = await redrive_dead_letters(connection, queue, ALL)
@@ -160,7 +170,7 @@ async def test_parking_makes_room_in_a_queue_that_is_full_of_dead_letters(connec
 
 
 async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finished(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -169,7 +179,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_originals", fail)
+        patch.setattr(steps, "remove_originals", fail)
         report = await redrive_dead_letters(connection, queue, ALL)
     assert report.failed == dict.fromkeys((1, 2), "it is parked, but the original could not be removed")
     assert len((await find_dead_letters(connection, queue)).letters) == 2
@@ -183,7 +193,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
 
 
 async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
@@ -192,9 +202,9 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
         raise RedriveError("the original could not be removed")
 
     with monkeypatch.context() as patch:
-        patch.setattr(doing, "remove_originals", fail)
+        patch.setattr(steps, "remove_originals", fail)
         assert (await redrive_dead_letters(connection, queue)).failures == 1
     report = await redrive_dead_letters(connection, queue, ALL)
-    assert (report.redriven, list(report.parked)) == ({1: 2}, [])
+    assert (dict(report.redriven), list(report.parked)) == ({1: 2}, [])
     assert await parked_letters(connection, queue) == {}
     assert await process_all(connection, queue) == {"a": 1}

@@ -1,4 +1,4 @@
-"""What a redrive would do, told without doing it."""
+"""Previews of a redrive: what it would do, without changing anything."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from testbed.dead_letters import make_terminated_letters, request_for, stream_me
 from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-async def everything(connection: Connection, queue: WorkQueue) -> list[Any]:
+async def everything(connection: NatsPyConnection, queue: WorkQueue) -> list[Any]:
     """Read all that a redrive could change, as it is on the server."""
     streams = [queue.name, *(stream.name for stream in queue.companions())]
     consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
@@ -35,8 +35,8 @@ async def everything(connection: Connection, queue: WorkQueue) -> list[Any]:
     ]
 
 
-async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
-    connection: Connection, name: str
+async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
@@ -53,21 +53,21 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
             raise KeyError("customer")
         return Repair(letter.body + b"!") if letter.body.startswith(b"x") else None
 
-    order = RedriveRequest(transform=repair, max_redrives=1, rate=0.1, run="never", why="to see")
-    # The first look makes the server tell of deaths that it has kept to itself.
-    await preview(connection, queue, order)
+    request = RedriveRequest(transform=repair, max_redrives=1, rate=0.1, run="never", why="to see")
+    # The first preview makes the server publish the advisories that are due.
+    await preview(connection, queue, request)
     before = await everything(connection, queue)
-    shown = await preview(connection, queue, order)
+    shown = await preview(connection, queue, request)
     assert await everything(connection, queue) == before
     assert (shown.protocol, shown.guarantee) == (Protocol.COPY, GUARANTEES[Protocol.COPY])
     assert (shown.redriven, shown.parked, shown.failures) == (8, 1, 1)
-    told = "the transform raised KeyError: 'customer'; the letter is untouched"
-    assert shown.failed == {10: told}
+    cause = "the transform raised KeyError: 'customer'; the letter is untouched"
+    assert shown.failed == {10: cause}
     reasons: Counter[str | None] = Counter()
     for key, group in shown.groups.items():
         reasons[key[0]] += group.count
     assert reasons == {"max_deliveries": 8, "terminated": 2}
-    assert [each["sequence"] for each in shown.sample] == [3, 4, 5, 6, 7]
+    assert [letter["sequence"] for letter in shown.sample] == [3, 4, 5, 6, 7]
     first = shown.sample[0]
     assert (first["job_id"], first["body"], first["changes"], first["redrives"]) == ("order", "job 0", None, 0)
     long = await preview(connection, queue, request_for([11], transform=repair))
@@ -75,13 +75,13 @@ async def test_a_preview_tells_counts_groups_and_a_sample_and_changes_nothing(
     assert (last["body"], last["reason"]) == ("x" * 200, "terminated")
     assert last["changes"]["body"]["after"]["bytes"] == 301
     as_json = shown.as_json()
-    assert (as_json["dry_run"], as_json["failed"], as_json["failures"]) == (True, 1, {10: told})
+    assert (as_json["dry_run"], as_json["failed"], as_json["failures"]) == (True, 1, {10: cause})
     assert as_json["groups"][0]["count"] == 8
     report = await redrive_dead_letters(connection, queue, RedriveRequest(transform=repair, max_redrives=1))
     assert (len(report.redriven), len(report.parked), report.failed) == (8, 1, shown.failed)
 
 
-async def test_a_preview_counts_failures_beyond_those_it_names(connection: Connection, name: str) -> None:
+async def test_a_preview_counts_failures_beyond_those_it_names(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, map(str, range(120)))
 
@@ -93,7 +93,7 @@ async def test_a_preview_counts_failures_beyond_those_it_names(connection: Conne
     assert (shown.as_json()["failed"], len(shown.as_json()["failures"])) == (120, 20)
 
 
-async def test_a_preview_groups_by_what_is_asked_for(connection: Connection, name: str) -> None:
+async def test_a_preview_groups_by_the_requested_fields(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab", headers={"Airflow-Dag-Id": "shop"})
     await make_dead_letters(connection, queue, "c", kind="other")

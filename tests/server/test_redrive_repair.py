@@ -18,14 +18,14 @@ from testbed.dead_letters import letter_records, publish_raw, stored_message
 from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from testbed.nats_server import NatsServer
 
 
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
-async def test_a_repaired_job_is_what_is_stored_and_the_audit_tells_the_difference(
-    connection: Connection, name: str, protocol: Protocol
+async def test_the_repaired_job_is_stored_and_the_audit_records_the_difference(
+    connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:
     atomic = protocol == Protocol.ATOMIC
     queue = await make_queue(connection, name, atomic_redrive=atomic, consumer={"filter_subject": f"{name}.jobs.>"})
@@ -60,8 +60,8 @@ async def test_a_repaired_job_is_what_is_stored_and_the_audit_tells_the_differen
     }
 
 
-async def test_a_transform_that_raises_or_gives_what_cannot_be_sent_keeps_just_its_letter(
-    connection: Connection, name: str
+async def test_a_transform_that_raises_or_returns_an_invalid_repair_fails_only_its_letter(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     jobs = ["raises", "returns", "unserialisable", "servers", "large", "unchanged", "good"]
@@ -84,31 +84,31 @@ async def test_a_transform_that_raises_or_gives_what_cannot_be_sent_keeps_just_i
                 return Repair("better")
         return None
 
-    order = RedriveRequest(transform=repair)
-    shown = await preview(connection, queue, order)
-    report = await redrive_dead_letters(connection, queue, order)
+    request = RedriveRequest(transform=repair)
+    shown = await preview(connection, queue, request)
+    report = await redrive_dead_letters(connection, queue, request)
     assert report.redriven == {6: 8, 7: 9}
     assert shown.failed == report.failed
     assert (shown.redriven, shown.failures, report.failures) == (2, 5, 5)
-    told = {
+    causes = {
         1: "the transform raised ValueError: no such customer; the letter is untouched",
         2: "expected the transform to return a Repair, or None for no change, found dict; the letter is untouched",
         3: "the transform's repair can't be sent: expected a body of bytes, text or JSON values, found object: .*",
         4: "the transform's repair can't be sent: job 4 sets Nats-Msg-Id: headers starting with Nats- belong to .*",
-        5: r"expected a copy of at most \d+ bytes, found \d+ for job 5 with the headers that tell its origin: raise .*",
+        5: r"expected a copy of at most \d+ bytes, found \d+ for job 5 with the headers that name its origin: raise .*",
     }
-    for number, expected in told.items():
+    for number, expected in causes.items():
         assert re.fullmatch(expected, report.failed[number])
         assert await stored_message(connection, name, number) == before[number]
-    assert [each.changes is None for each in await letter_records(connection, queue)] == [True, False]
-    assert [each.sequence for each in (await find_dead_letters(connection, queue)).letters] == [1, 2, 3, 4, 5]
+    assert [record.changes is None for record in await letter_records(connection, queue)] == [True, False]
+    assert [letter.sequence for letter in (await find_dead_letters(connection, queue)).letters] == [1, 2, 3, 4, 5]
     assert await process_all(connection, queue) == {"unchanged": 1, "better": 1}
     assert set((await redrive_dead_letters(connection, queue)).redriven) == {1, 2, 3, 4, 5}
     assert await process_all(connection, queue) == dict.fromkeys(jobs[:5], 1)
 
 
-async def test_what_utf_8_cannot_hold_is_repaired_and_recorded(
-    connection: Connection, nats: NatsServer, name: str
+async def test_text_that_utf_8_cannot_represent_is_repaired_and_recorded(
+    connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_raw(nats, f"{name}.jobs.a", b"City: K\xf6ln\r\nTwo Words: x", b'{"name": "\\ud800"}')
@@ -126,7 +126,7 @@ async def test_what_utf_8_cannot_hold_is_repaired_and_recorded(
     }
 
 
-async def test_a_change_of_many_fields_still_fits_the_audit(connection: Connection, name: str) -> None:
+async def test_a_change_of_many_fields_still_fits_the_audit(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     body = json.dumps({f"field{number}": "x" * 50 for number in range(8_000)})
     await publish_jobs(connection, queue, [body])

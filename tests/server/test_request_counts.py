@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
     import pytest
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 
 @contextmanager
-def published_subjects(connection: Connection, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+def published_subjects(connection: NatsPyConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Record the subject of everything that the client publishes until the block ends, requests included."""
     subjects: list[str] = []
     publish = connection.client._send_publish  # noqa: SLF001
@@ -40,7 +40,7 @@ def published_subjects(connection: Connection, monkeypatch: pytest.MonkeyPatch) 
 
 
 async def test_publishing_one_job_takes_at_most_three_requests(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     with published_subjects(connection, monkeypatch) as subjects:
@@ -51,7 +51,7 @@ async def test_publishing_one_job_takes_at_most_three_requests(
 
 
 async def test_publishing_one_job_as_a_task_takes_at_most_three_requests(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[])
@@ -64,7 +64,7 @@ async def test_publishing_one_job_as_a_task_takes_at_most_three_requests(
 
 
 async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_publishes(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[], wait_for_completion=True)
@@ -96,7 +96,7 @@ def scan_requests(name: str) -> list[str]:
 
 
 async def test_finding_two_dead_letters_takes_at_most_ten_requests(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
     queue = await make_queue(connection, name)
@@ -109,7 +109,7 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
 
 
 async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
     queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
@@ -132,7 +132,7 @@ async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(
 
 
 async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_the_letters_once_more(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
     queue = await make_queue(connection, name)

@@ -29,13 +29,15 @@ from testbed.queues import eventually, exhaust_deliveries, make_queue, pull_jobs
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 
-async def _publish(connection: Connection, queue: WorkQueue, *jobs: Job, origin: Origin | None = None) -> PublishReport:
+async def _publish(
+    connection: NatsPyConnection, queue: WorkQueue, *jobs: Job, origin: Origin | None = None
+) -> PublishReport:
     subject = f"{queue.name}.jobs.a"
     prepared = prepare_jobs(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
     report = await publish_prepared(connection, prepared)
@@ -44,7 +46,7 @@ async def _publish(connection: Connection, queue: WorkQueue, *jobs: Job, origin:
 
 
 async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their_schedules_removed(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     origin = Origin("dag", "run", "task", 2)
@@ -61,7 +63,9 @@ async def test_scheduled_jobs_are_published_in_time_with_their_headers_and_their
     assert await stored_count(connection, name) == 3
 
 
-async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(connection: Connection, name: str) -> None:
+async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, schedules=True)
     origin = Origin("dag", "run", "task")
     for _ in range(3):
@@ -73,7 +77,7 @@ async def test_publishing_a_scheduled_job_of_a_task_twice_makes_one_job(connecti
 
 
 async def test_a_schedule_published_again_after_the_duplicate_window_replaces_the_first(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True, duplicate_window="100ms")
     origin = Origin("dag", "run", "task")
@@ -88,7 +92,7 @@ async def test_a_schedule_published_again_after_the_duplicate_window_replaces_th
 
 
 async def test_a_repeating_schedule_makes_jobs_until_a_later_schedule_replaces_it(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish(connection, queue, Job(b"first", id="tick", every="1s"))
@@ -122,7 +126,7 @@ async def test_schedules_outlive_a_kill_of_the_server(own_nats: NatsServer, name
         assert message.data == b"later"
 
 
-async def test_a_scheduled_job_has_a_copy_and_its_schedule_has_none(connection: Connection, name: str) -> None:
+async def test_a_scheduled_job_has_a_copy_and_its_schedule_has_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish(connection, queue, Job(b"later", delay="500ms"), Job(b"never", delay="1d"))
     (message,) = await pull_jobs(connection, queue, 1)
@@ -137,7 +141,7 @@ async def test_a_scheduled_job_has_a_copy_and_its_schedule_has_none(connection: 
     assert (copy.data, copy.header("Nats-Sequence")) == (b"later", str(sequence))
 
 
-async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connection: Connection, name: str) -> None:
+async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     await _publish(connection, queue, Job(b"never", delay="1d"), Job(b"poison", id="p", delay="200ms"))
 
@@ -152,7 +156,7 @@ async def test_a_schedule_is_no_dead_letter_and_its_job_may_become_one(connectio
 
 
 async def test_an_existing_queue_gets_schedules_and_keeps_them_when_the_flag_is_dropped(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_queue(connection, name)
     done = await provision(connection, small_queue(name, schedules=True))
@@ -175,7 +179,7 @@ async def test_an_existing_queue_gets_schedules_and_keeps_them_when_the_flag_is_
     ],
 )
 async def test_a_queue_that_cannot_have_schedules_is_not_changed(
-    connection: Connection, name: str, field: dict[str, Any], message: str
+    connection: NatsPyConnection, name: str, field: dict[str, Any], message: str
 ) -> None:
     await make_queue(connection, name, **field)
     before = (await stream_info(connection, name))["config"]
@@ -185,7 +189,9 @@ async def test_a_queue_that_cannot_have_schedules_is_not_changed(
     assert (await stream_info(connection, name))["config"] == before
 
 
-async def test_discard_new_is_replaced_for_schedules_where_that_is_declared(connection: Connection, name: str) -> None:
+async def test_discard_new_is_replaced_for_schedules_where_that_is_declared(
+    connection: NatsPyConnection, name: str
+) -> None:
     await make_queue(connection, name, discard="new")
     queue = small_queue(name, schedules=True, discard="old")
     await provision(connection, queue)
@@ -193,7 +199,7 @@ async def test_discard_new_is_replaced_for_schedules_where_that_is_declared(conn
 
 
 async def test_a_server_that_makes_no_jobs_of_schedules_gets_none(
-    connection: Connection, name: str, mocker: MockerFixture
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     connection.api_level = 1
@@ -208,13 +214,13 @@ async def test_a_server_that_makes_no_jobs_of_schedules_gets_none(
     assert await stored_count(connection, name) == 0
 
 
-async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: Connection, name: str) -> None:
+async def test_a_target_outside_the_queue_is_refused_by_the_server(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     with pytest.raises(PublishRefusedError, match="message schedules target is invalid"):
         await _publish(connection, queue, Job(b"", "elsewhere.a", delay="1h"))
 
 
-async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: Connection, name: str) -> None:
+async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, schedules=True)
     # On no day of the year the same hour as in UTC, nor half an hour off it.
     zone, now = "Asia/Kathmandu", datetime.now(UTC)
@@ -240,7 +246,7 @@ async def test_a_cron_expression_is_evaluated_in_its_time_zone(connection: Conne
 
 
 async def test_a_time_zone_that_only_the_server_does_not_know_is_refused_by_it(
-    connection: Connection, name: str, mocker: MockerFixture
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
 ) -> None:
     queue = await make_queue(connection, name, schedules=True)
     # As on a machine without a time zone database.
@@ -274,7 +280,7 @@ def _crons() -> list[str]:
 
 
 async def test_a_cron_expression_is_refused_exactly_where_the_server_would_refuse_it(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     await make_queue(connection, name, schedules=True)
     publish = connection.client.jetstream().publish

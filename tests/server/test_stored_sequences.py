@@ -16,11 +16,11 @@ from testbed.queues import make_dead_letters, make_queue, publish_jobs, pull_job
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 
 async def test_stored_sequences_are_read_without_messages(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     stored = await stored_sequences(connection, name)
@@ -38,11 +38,13 @@ async def test_stored_sequences_are_read_without_messages(
 @pytest.mark.parametrize("counted", ["by sequences", "one by one"])
 @pytest.mark.parametrize("busy", [False, True])
 async def test_letters_are_counted_equally_by_sequences_and_one_by_one(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, counted: str, *, busy: bool
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, counted: str, *, busy: bool
 ) -> None:
     if counted == "one by one":
 
-        async def inexact(connection: Connection, stream: str, state: Mapping[str, Any] | None = None) -> SequenceSet:
+        async def inexact(
+            connection: NatsPyConnection, stream: str, state: Mapping[str, Any] | None = None
+        ) -> SequenceSet:
             stored = await stored_sequences(connection, stream, state)
             return SequenceSet(stored.first, stored.last, exact=False)
 

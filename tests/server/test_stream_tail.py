@@ -17,14 +17,14 @@ from testbed.waiters import start_waiting, store_completions, wait_reports
 if TYPE_CHECKING:
     import pytest
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 TAIL = "airflow_provider_jetstream.jetstream.waiting.stream_tail"
 
 
 async def test_messages_that_the_client_drops_as_a_slow_consumer_are_read_again(
-    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"{TAIL}._PULL", b'{"batch": 500, "expires": 30000000000, "idle_heartbeat": 100000000}')
     monkeypatch.setattr(f"{TAIL}._RETRY_PAUSE", 0.01)
@@ -43,7 +43,7 @@ async def test_messages_that_the_client_drops_as_a_slow_consumer_are_read_again(
     assert waiter.remaining == list(range(200))[::-1]
 
 
-async def test_a_deleted_consumer_is_replaced_at_its_position(connection: Connection, name: str) -> None:
+async def test_a_deleted_consumer_is_replaced_at_its_position(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(300)))
@@ -69,7 +69,7 @@ async def test_a_deleted_consumer_is_replaced_at_its_position(connection: Connec
     assert waiter.remaining == list(range(300))[::-1]
 
 
-async def test_more_ends_than_fit_one_pull_request_are_read(connection: Connection, name: str) -> None:
+async def test_more_ends_than_fit_one_pull_request_are_read(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = list(range(1, 2_002))

@@ -28,21 +28,21 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from testbed.nats_server import NatsServer
 
 
 async def wait_within(
-    connection: Connection, cursor: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
+    connection: NatsPyConnection, cursor: Cursor, sequences: Iterable[int], max_dead: int | None = 0, within: float = 10
 ) -> WaitReport:
     async with asyncio.timeout(within):
         return await wait(connection, cursor, sequences, policy=WaitPolicy(max_dead=max_dead))
 
 
 async def test_jobs_that_a_worker_finishes_before_and_during_the_wait_are_completed(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -56,7 +56,7 @@ async def test_jobs_that_a_worker_finishes_before_and_during_the_wait_are_comple
     assert report.as_json()["completed_sequences"] == [(1, 3)]
 
 
-async def test_progress_is_reported_after_each_end(connection: Connection, name: str) -> None:
+async def test_progress_is_reported_after_each_end(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, "abc")
@@ -67,7 +67,9 @@ async def test_progress_is_reported_after_each_end(connection: Connection, name:
     assert seen == [1, 2, 3]
 
 
-async def test_a_cursor_from_the_start_reads_ends_stored_before_it_was_taken(connection: Connection, name: str) -> None:
+async def test_a_cursor_from_the_start_reads_ends_stored_before_it_was_taken(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     sequences = await publish_jobs(connection, queue, "ab")
     for sequence in sequences:
@@ -79,7 +81,7 @@ async def test_a_cursor_from_the_start_reads_ends_stored_before_it_was_taken(con
 
 
 async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or_not_at_all(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -90,7 +92,9 @@ async def test_duplicate_completions_and_those_of_other_jobs_are_counted_once_or
     assert (report.completed, report.awaited) == ({1, 3}, set())
 
 
-async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(connection: Connection, name: str) -> None:
+async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
     cursor = await take_cursor(connection, queue)
     sequences = await make_dead_letters(connection, queue, ["poison"])
@@ -105,7 +109,7 @@ async def test_a_job_that_used_up_its_deliveries_is_dead_and_ends_the_wait(conne
     ("answer", "reason"), [(b"+TERM no such printer", "no such printer"), (b"+TERM", "no reason given")]
 )
 async def test_a_terminated_job_is_dead_with_its_reason(
-    connection: Connection, name: str, answer: bytes, reason: str
+    connection: NatsPyConnection, name: str, answer: bytes, reason: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -115,7 +119,7 @@ async def test_a_terminated_job_is_dead_with_its_reason(
     assert (await wait_within(connection, cursor, sequences)).dead == {1: f"terminated by worker: {reason}"}
 
 
-async def test_a_job_deleted_in_flight_does_not_count_as_terminated(connection: Connection, name: str) -> None:
+async def test_a_job_deleted_in_flight_does_not_count_as_terminated(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     cursor = await take_cursor(connection, queue)
     sequences = await publish_jobs(connection, queue, ["deleted", "good"])
@@ -129,7 +133,7 @@ async def test_a_job_deleted_in_flight_does_not_count_as_terminated(connection: 
 
 @pytest.mark.parametrize(("max_dead", "awaited"), [(0, {5}), (2, {5}), (3, set()), (None, set())])
 async def test_the_policy_accepts_dead_letters_up_to_its_limit(
-    connection: Connection, name: str, max_dead: int | None, awaited: set[int]
+    connection: NatsPyConnection, name: str, max_dead: int | None, awaited: set[int]
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -147,7 +151,9 @@ async def test_the_policy_accepts_dead_letters_up_to_its_limit(
     assert bool(report.awaited) == bool(awaited)
 
 
-async def test_a_dead_letter_that_is_completed_later_counts_as_completed(connection: Connection, name: str) -> None:
+async def test_a_dead_letter_that_is_completed_later_counts_as_completed(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     sequences = [
@@ -175,7 +181,7 @@ async def test_a_dead_letter_that_is_completed_later_counts_as_completed(connect
 
 
 async def test_a_later_waiter_does_not_fail_over_a_dead_letter_that_was_completed(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     sequences = [
@@ -190,7 +196,9 @@ async def test_a_later_waiter_does_not_fail_over_a_dead_letter_that_was_complete
     assert (report.completed, report.dead) == (set(sequences), {})
 
 
-async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(connection: Connection, name: str) -> None:
+async def test_ends_from_an_earlier_stream_of_the_same_name_do_not_count(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     old = [*await make_dead_letters(connection, queue, ["dies"]), *await publish_jobs(connection, queue, ["done"])]
     await store_completion(connection, queue, 2)
@@ -238,14 +246,14 @@ async def test_a_wait_survives_a_restart_of_the_server(own_nats: NatsServer, nam
     assert (report.completed, list(report.dead)) == ({1}, [2])
 
 
-async def test_a_queue_without_events_is_refused_with_what_to_declare(connection: Connection, name: str) -> None:
+async def test_a_queue_without_events_is_refused_with_what_to_declare(connection: NatsPyConnection, name: str) -> None:
     queue = small_queue(name, events=None)
     with pytest.raises(QueueDeclarationError, match="expected events, so that completions are stored and can be wait"):
         await take_cursor(connection, queue)
 
 
 @pytest.mark.parametrize("missing", ["", "-events", "-dead"])
-async def test_a_missing_stream_is_named(connection: Connection, name: str, missing: str) -> None:
+async def test_a_missing_stream_is_named(connection: NatsPyConnection, name: str, missing: str) -> None:
     queue = await make_queue(connection, name)
     await connection.api(f"STREAM.DELETE.{name}{missing}")
     with pytest.raises(NotFoundError, match=f"expected stream {name}{missing} on the server, found none: provision"):
@@ -253,7 +261,7 @@ async def test_a_missing_stream_is_named(connection: Connection, name: str, miss
 
 
 async def test_deaths_are_read_from_a_dead_letter_queue_with_work_queue_retention(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     handler = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5s"]}
     dead_letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [handler]}

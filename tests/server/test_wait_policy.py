@@ -32,13 +32,13 @@ from testbed.queues import (
 from testbed.waiters import start_waiting, store_completions, wait_reports
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker import Delivery
 
 
-async def cancel(connection: Connection, queue: WorkQueue, sequence: int) -> None:
+async def cancel(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> None:
     """Store the end of a cancelled job as a worker does."""
     await store_completion(
         connection, queue, sequence, type="io.airflow.jetstream.v1.cancelled", why="wrong price", by="ann"
@@ -46,7 +46,7 @@ async def cancel(connection: Connection, queue: WorkQueue, sequence: int) -> Non
 
 
 async def test_results_of_handlers_are_reported_by_job_id(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -69,7 +69,7 @@ async def test_results_of_handlers_are_reported_by_job_id(
 
 
 async def test_the_size_of_all_results_is_limited_and_omitted_ones_are_counted(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -83,7 +83,9 @@ async def test_the_size_of_all_results_is_limited_and_omitted_ones_are_counted(
     assert (len(report.completed), report.results_left_out) == (100, 35)
 
 
-async def test_the_result_of_a_job_completed_before_the_wait_is_reported_too(connection: Connection, name: str) -> None:
+async def test_the_result_of_a_job_completed_before_the_wait_is_reported_too(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, "abc")
@@ -113,7 +115,7 @@ async def test_the_result_of_a_job_completed_before_the_wait_is_reported_too(con
     ],
 )
 async def test_waiting_stops_at_the_end_that_decides_the_outcome(
-    connection: Connection,
+    connection: NatsPyConnection,
     name: str,
     policy: WaitPolicy,
     ends: str,
@@ -127,7 +129,11 @@ async def test_waiting_stops_at_the_end_that_decides_the_outcome(
     for number, (job, end) in enumerate(zip(jobs, ends.split(), strict=False), 1):
         assert not waiter.task.done()
         await (cancel(connection, queue, job) if end == "cancelled" else store_completion(connection, queue, job))
-        await eventually(lambda number=number: len(waiter.remaining) == number)
+
+        def is_seen(number: int = number) -> bool:
+            return len(waiter.remaining) == number
+
+        await eventually(is_seen)
     (report,) = await wait_reports([waiter])
     assert len(report.awaited) == awaited
     assert type(policy.violation(report.as_json())) is (error or type(None))
@@ -136,7 +142,7 @@ async def test_waiting_stops_at_the_end_that_decides_the_outcome(
 
 
 async def test_one_completion_of_many_is_enough_and_the_others_are_not_awaited(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -161,7 +167,7 @@ async def test_one_completion_of_many_is_enough_and_the_others_are_not_awaited(
 
 
 async def test_dead_and_vanished_jobs_beyond_the_limit_end_the_wait(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.reconciler.INTERVAL", 0.2)
     queue = await make_queue(connection, name)
@@ -180,7 +186,7 @@ async def test_dead_and_vanished_jobs_beyond_the_limit_end_the_wait(
     assert type(WaitPolicy(max_vanished=None).violation(dead.as_json())) is JobsDeadError
 
 
-async def test_a_wait_whose_outcome_is_decided_reads_nothing(connection: Connection, name: str) -> None:
+async def test_a_wait_whose_outcome_is_decided_reads_nothing(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
     assert await wait(connection, cursor, []) == WaitReport(set())

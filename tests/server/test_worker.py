@@ -18,7 +18,7 @@ from testbed.queues import eventually, make_dead_letters, make_queue, publish_jo
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -40,33 +40,33 @@ class Gate:
         self.running -= 1
 
 
-def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
     async def is_empty() -> bool:
         return not await stored_count(connection, queue.name)
 
     return is_empty
 
 
-def dead(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+def dead(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
     async def is_dead() -> bool:
         return await last_message(connection, f"{queue.name}-dead", f"{MAX_DELIVERIES}.{queue.name}.worker") is not None
 
     return is_dead
 
 
-async def completion(connection: Connection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
+async def completion(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> dict[str, Any]:
     message = await next_message(connection, f"{queue.name}-events", 1, f"completed.{queue.name}.worker.{sequence}")
     assert message is not None
     event: dict[str, Any] = json.loads(message.data)
     return event
 
 
-async def in_flight(connection: Connection, queue: WorkQueue) -> int:
+async def in_flight(connection: NatsPyConnection, queue: WorkQueue) -> int:
     return int((await consumer_info(connection, queue.name, "worker"))["num_ack_pending"])
 
 
 async def test_a_job_reaches_its_handler_with_everything_that_was_published(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     jobs: list[Delivery] = []
@@ -85,7 +85,7 @@ async def test_a_job_reaches_its_handler_with_everything_that_was_published(
 
 @pytest.mark.parametrize("concurrency", [1, 3])
 async def test_no_more_jobs_are_pulled_than_can_be_started(
-    connection: Connection, settings: ConnectionSettings, name: str, concurrency: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, concurrency: int
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, map(str, range(10)))
@@ -102,7 +102,7 @@ async def test_no_more_jobs_are_pulled_than_can_be_started(
 
 
 async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     # More than the threads that asyncio's own pool has on a small machine.
     slots = 40
@@ -124,7 +124,7 @@ async def test_plain_functions_run_in_parallel_threads_up_to_the_concurrency(
 
 
 async def test_a_job_starts_at_once_even_where_more_could_be_started(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     started: list[float] = []
@@ -139,7 +139,7 @@ async def test_a_job_starts_at_once_even_where_more_could_be_started(
 
 
 async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies_promptly(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(
         connection, name, consumer={"ack_wait": None, "max_deliver": 3, "backoff": ["300ms", "800ms", "5s"]}
@@ -163,7 +163,7 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
 
 
 async def test_a_failure_without_backoff_is_tried_again_at_once(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
 
@@ -180,7 +180,7 @@ async def test_a_failure_without_backoff_is_tried_again_at_once(
 
 
 async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_id(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     result = {"size": [1, None], "größe": "é"}
@@ -206,7 +206,7 @@ async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_i
 
 
 async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     reports = await connection.client.subscribe(f"{name}.done")
@@ -218,7 +218,7 @@ async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
 
 
 async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     reports = await connection.client.subscribe(f"{name}.done")
@@ -237,7 +237,7 @@ async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion
 
 
 async def test_an_invalid_advisory_subject_does_not_fail_the_job(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name)
     async with running_worker(Worker(queue, "worker", lambda _: None, settings, name="w")):
@@ -248,7 +248,7 @@ async def test_an_invalid_advisory_subject_does_not_fail_the_job(
 
 
 async def test_without_events_a_job_is_done_and_no_completion_is_stored(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, events=None)
     async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
@@ -263,7 +263,7 @@ async def test_without_events_a_job_is_done_and_no_completion_is_stored(
     ids=["no JSON", "too large"],
 )
 async def test_a_result_that_cannot_be_stored_fails_the_job(
-    connection: Connection,
+    connection: NatsPyConnection,
     settings: ConnectionSettings,
     name: str,
     result: object,
@@ -280,7 +280,7 @@ async def test_a_result_that_cannot_be_stored_fails_the_job(
 
 @pytest.mark.parametrize("error", [SystemExit(3), StopIteration("end"), KeyboardInterrupt()], ids=repr)
 async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
-    connection: Connection, settings: ConnectionSettings, name: str, error: BaseException
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, error: BaseException
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
 
@@ -296,7 +296,7 @@ async def test_a_handler_that_tries_to_end_the_process_fails_only_its_job(
 
 
 async def test_a_redriven_job_is_completed_like_any_other(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])

@@ -30,7 +30,7 @@ from testbed.queues import eventually, publish_jobs, pull_jobs, running_worker, 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -45,7 +45,7 @@ def cluster() -> Iterator[NatsCluster]:
         yield servers
 
 
-def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+def empty(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
     async def is_empty() -> bool:
         # A request while a leader is missing may never be answered.
         with suppress(TransientError):
@@ -55,14 +55,14 @@ def empty(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
     return is_empty
 
 
-async def count_requests(connection: Connection, *refs: ConsumerRef) -> int:
+async def count_requests(connection: NatsPyConnection, *refs: ConsumerRef) -> int:
     async with record_pull_requests(connection, *refs) as requests:
         await asyncio.sleep(WATCHED_SECONDS)
         return len(requests)
 
 
 async def test_an_idle_worker_sends_one_request_a_second_to_each_consumer(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
     jobs: list[Delivery] = []
@@ -75,7 +75,7 @@ async def test_an_idle_worker_sends_one_request_a_second_to_each_consumer(
 
 
 async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_ends(
-    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # A request that the server leaves unanswered would keep the worker from the other consumer for that long.
     monkeypatch.setattr("airflow_provider_jetstream.worker.fetcher.PULL_EXPIRES", 60)
@@ -110,7 +110,7 @@ async def test_a_consumer_at_its_max_ack_pending_gets_few_requests_until_a_job_e
 
 
 async def test_a_paused_consumer_gets_few_requests_until_it_is_resumed(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
     await publish_jobs(connection, high.queue, ["paused"], kind=HIGH)
@@ -127,7 +127,7 @@ async def test_a_paused_consumer_gets_few_requests_until_it_is_resumed(
 
 
 async def test_concurrent_probes_use_up_no_deliveries(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
     attempts: list[tuple[str, int]] = []
@@ -150,7 +150,7 @@ async def test_concurrent_probes_use_up_no_deliveries(
 
 
 async def test_a_deleted_consumer_does_not_delay_the_others_and_is_served_again_once_it_is_recreated(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
     jobs: list[str] = []
@@ -172,7 +172,7 @@ async def test_a_deleted_consumer_does_not_delay_the_others_and_is_served_again_
 
 
 async def test_a_request_that_the_consumer_refuses_is_not_repeated_in_a_busy_loop(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
     config = {"durable_name": HIGH, "filter_subject": f"{name}.jobs.{HIGH}", "ack_policy": "explicit", "max_batch": 2}
@@ -253,7 +253,7 @@ async def test_a_consumer_that_loses_its_leader_is_served_again(cluster: NatsClu
         assert set(jobs) == {"before", HIGH, LOW}
 
 
-async def stored(connection: Connection, queue: WorkQueue, kind: str) -> bool:
+async def stored(connection: NatsPyConnection, queue: WorkQueue, kind: str) -> bool:
     from nats import errors
     from nats.js import errors as js_errors
 
@@ -265,7 +265,7 @@ async def stored(connection: Connection, queue: WorkQueue, kind: str) -> bool:
 
 
 async def test_a_pending_request_of_another_client_does_not_keep_a_job_from_the_worker(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = priority_queue(name, priority_groups=("workers",), priority_policy="overflow")
     await provision(connection, queue)

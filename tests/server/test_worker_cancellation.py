@@ -14,12 +14,12 @@ from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
 async def test_a_job_cancelled_before_it_starts_is_never_started(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -40,7 +40,7 @@ async def test_a_job_cancelled_before_it_starts_is_never_started(
 
 
 async def test_a_running_job_that_is_cancelled_ends_and_its_wait_reports_it(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     cursor = await take_cursor(connection, queue)
@@ -64,7 +64,7 @@ async def test_a_running_job_that_is_cancelled_ends_and_its_wait_reports_it(
 
 
 async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_later_one_of_its_id_is_new(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     cursor = await take_cursor(connection, queue)
@@ -83,5 +83,5 @@ async def test_a_job_that_was_done_when_it_was_cancelled_is_completed_and_a_late
     assert (report.completed, set(report.cancelled)) == ({1, 2}, set())
 
 
-async def is_empty(connection: Connection, name: str) -> bool:
+async def is_empty(connection: NatsPyConnection, name: str) -> bool:
     return not await stored_count(connection, name)

@@ -28,8 +28,8 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -46,13 +46,13 @@ def give_up(_: Delivery) -> None:
     raise GiveUpError("bad printer")
 
 
-async def entries(connection: Connection, stream: str) -> list[StoredMessage]:
+async def entries(connection: NatsPyConnection, stream: str) -> list[StoredMessage]:
     last = (await stream_info(connection, stream))["state"]["last_seq"]
     messages = [await get_message(connection, stream, sequence) for sequence in range(1, last + 1)]
     return [message for message in messages if message]
 
 
-async def copies(connection: Connection, queue: WorkQueue) -> list[StoredMessage]:
+async def copies(connection: NatsPyConnection, queue: WorkQueue) -> list[StoredMessage]:
     return [
         entry
         for entry in await entries(connection, f"{queue.name}-dead")
@@ -60,14 +60,14 @@ async def copies(connection: Connection, queue: WorkQueue) -> list[StoredMessage
     ]
 
 
-def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Coroutine[Any, Any, bool]]:
+def settled(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Coroutine[Any, Any, bool]]:
     async def is_empty() -> bool:
         return not await stored_count(connection, queue.name)
 
     return is_empty
 
 
-def dead(connection: Connection, queue: WorkQueue, count: int = 1) -> Callable[[], Coroutine[Any, Any, bool]]:
+def dead(connection: NatsPyConnection, queue: WorkQueue, count: int = 1) -> Callable[[], Coroutine[Any, Any, bool]]:
     async def all_captured() -> bool:
         captured = [entry.subject for entry in await entries(connection, f"{queue.name}-dead")]
         return captured.count(f"{MAX_DELIVERIES}.{queue.name}.worker") == count
@@ -75,14 +75,14 @@ def dead(connection: Connection, queue: WorkQueue, count: int = 1) -> Callable[[
     return all_captured
 
 
-async def change(connection: Connection, stream: str, **fields: Any) -> None:
+async def change(connection: NatsPyConnection, stream: str, **fields: Any) -> None:
     config = (await stream_info(connection, stream))["config"]
     await connection.api(f"STREAM.UPDATE.{stream}", config | fields)
 
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminated(
-    connection: Connection, settings: ConnectionSettings, name: str, kind: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     headers = (("Nats-Msg-Id", "order-1"), ("Tag", "b"), ("Tag", "zwölf"), ("Job-Id", "order-1"))
@@ -131,7 +131,7 @@ async def test_a_job_that_is_given_up_is_copied_completely_before_it_is_terminat
 
 
 async def test_an_empty_job_can_be_given_up_without_a_reason(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
 
@@ -147,7 +147,7 @@ async def test_an_empty_job_can_be_given_up_without_a_reason(
 
 
 async def test_the_first_failure_is_recorded_where_it_happened_in_this_worker(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     failed_at: list[datetime] = []
@@ -168,7 +168,7 @@ async def test_the_first_failure_is_recorded_where_it_happened_in_this_worker(
 
 
 async def test_the_first_failure_is_left_out_where_it_happened_in_another_worker(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     failed: list[int] = []
@@ -188,7 +188,7 @@ async def test_the_first_failure_is_left_out_where_it_happened_in_another_worker
 
 
 async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one_cause_share_a_fingerprint(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
 
@@ -215,7 +215,7 @@ async def test_the_last_failure_leaves_a_copy_that_says_why_and_letters_with_one
 
 
 async def test_a_death_is_never_dated_before_the_job_was_stored(
-    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class LateClock(datetime):
         @classmethod
@@ -232,7 +232,7 @@ async def test_a_death_is_never_dated_before_the_job_was_stored(
 
 
 async def test_an_error_without_usable_text_still_makes_a_dead_letter(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     class SilentError(Exception):
         def __str__(self) -> str:
@@ -252,7 +252,11 @@ async def test_an_error_without_usable_text_still_makes_a_dead_letter(
 
 @pytest.mark.parametrize("problem", ["no subject", "interest retention", "none declared", "not provisioned"])
 async def test_a_job_that_is_given_up_stays_in_the_queue_where_no_copy_can_be_stored(
-    connection: Connection, settings: ConnectionSettings, name: str, problem: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    problem: str,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     letters: dict[str, Any] = {
         "no subject": {"name": f"{name}-dead", "subjects": [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]},
@@ -288,7 +292,7 @@ async def test_a_job_that_is_given_up_stays_in_the_queue_where_no_copy_can_be_st
 
 
 async def test_a_running_worker_notices_that_a_dead_letter_queue_now_captures_copies(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     advisories = [f"{MAX_DELIVERIES}.{name}.*", f"{TERMINATED}.{name}.*"]
     queue = await make_queue(
@@ -302,13 +306,13 @@ async def test_a_running_worker_notices_that_a_dead_letter_queue_now_captures_co
     assert [death.explanation for death, _ in await dead_letter_records(connection, queue)] == ["bad printer"]
 
 
-async def waiting_pulls(connection: Connection, name: str) -> int:
+async def waiting_pulls(connection: NatsPyConnection, name: str) -> int:
     return int((await consumer_info(connection, name, "worker"))["num_waiting"])
 
 
 @pytest.mark.parametrize("loss", ["deleted", "full", "narrowed"])
 async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worker_runs(
-    connection: Connection,
+    connection: NatsPyConnection,
     settings: ConnectionSettings,
     name: str,
     loss: str,
@@ -338,7 +342,7 @@ async def test_no_job_is_lost_when_the_dead_letter_queue_is_lost_while_the_worke
 
 
 async def test_a_copy_stored_in_another_stream_does_not_count(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT, **NO_ARCHIVE)
     async with running_worker(Worker(queue, "worker", give_up, settings)):
@@ -352,7 +356,7 @@ async def test_a_copy_stored_in_another_stream_does_not_count(
 
 
 async def test_an_answer_from_another_subscriber_does_not_count_as_a_stored_copy(
-    connection: Connection,
+    connection: NatsPyConnection,
     settings: ConnectionSettings,
     name: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -374,7 +378,7 @@ async def test_an_answer_from_another_subscriber_does_not_count_as_a_stored_copy
 
 
 async def test_a_last_failure_whose_copy_cannot_be_stored_does_not_delay_the_dead_letter(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
 
@@ -395,7 +399,7 @@ async def test_a_last_failure_whose_copy_cannot_be_stored_does_not_delay_the_dea
 
 @pytest.mark.parametrize("reserve", [3_000, 1_200, 700, 630])
 async def test_long_texts_are_shortened_for_large_jobs(
-    connection: Connection, settings: ConnectionSettings, name: str, reserve: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, reserve: int
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     body = b"x" * (connection.client.max_payload - reserve)
@@ -416,7 +420,7 @@ async def test_long_texts_are_shortened_for_large_jobs(
 
 @pytest.mark.parametrize("limit", ["max_payload", "max_msg_size"])
 async def test_a_job_whose_copy_is_too_large_stays_and_the_connection_stays_open(
-    connection: Connection, settings: ConnectionSettings, name: str, limit: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, limit: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     letters: dict[str, Any] = {"name": f"{name}-dead"}
     if limit == "max_msg_size":
@@ -436,7 +440,7 @@ async def test_a_job_whose_copy_is_too_large_stays_and_the_connection_stays_open
 
 @pytest.mark.parametrize("why", ["no subject", "too big"])
 async def test_a_job_that_cannot_be_copied_is_terminated_where_the_archive_holds_it(
-    connection: Connection, settings: ConnectionSettings, name: str, why: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, why: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     letters: dict[str, Any] = {"name": f"{name}-dead"}
     if why == "no subject":
@@ -459,7 +463,7 @@ async def test_a_job_that_cannot_be_copied_is_terminated_where_the_archive_holds
 
 @pytest.mark.parametrize("lack", ["unheard", "archive deleted", "not archived", "headers only"])
 async def test_a_job_stays_in_the_queue_where_the_archive_is_no_substitute_for_a_copy(
-    connection: Connection, settings: ConnectionSettings, name: str, lack: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, lack: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     subjects = [f"{MAX_DELIVERIES}.{name}.*"]
     if lack != "unheard":
@@ -481,7 +485,7 @@ async def test_a_job_stays_in_the_queue_where_the_archive_is_no_substitute_for_a
 
 
 async def test_a_job_that_another_client_acknowledged_meanwhile_is_no_dead_letter(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
 
@@ -496,7 +500,7 @@ async def test_a_job_that_another_client_acknowledged_meanwhile_is_no_dead_lette
 
 
 async def test_a_job_of_a_recreated_stream_is_not_mistaken_for_the_given_up_one(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     first_one = asyncio.Event()
@@ -522,7 +526,7 @@ async def test_a_job_of_a_recreated_stream_is_not_mistaken_for_the_given_up_one(
 
 
 async def test_a_copy_is_stored_again_where_only_its_message_id_is_left(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     await publish_jobs(connection, queue, ["a"])

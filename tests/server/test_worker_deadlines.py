@@ -25,7 +25,7 @@ from testbed.queues import eventually, make_queue, publish_jobs, running_worker,
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -41,20 +41,20 @@ def released() -> Iterator[threading.Event]:
     event.set()
 
 
-def settled(connection: Connection, queue: WorkQueue) -> Callable[[], Any]:
+def settled(connection: NatsPyConnection, queue: WorkQueue) -> Callable[[], Any]:
     async def is_empty() -> bool:
         return not await stored_count(connection, queue.name)
 
     return is_empty
 
 
-async def letters(connection: Connection, queue: WorkQueue) -> list[tuple[int, Reason, bytes]]:
+async def letters(connection: NatsPyConnection, queue: WorkQueue) -> list[tuple[int, Reason, bytes]]:
     scan = await Scan.begin(connection, queue)
     return [(letter.sequence, letter.death.reason, letter.body) async for letter in scan.letters(Selection())]
 
 
 async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_flight(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "400ms", "max_deliver": 3})
     await publish_jobs(connection, queue, "abc")
@@ -78,7 +78,7 @@ async def test_with_concurrency_one_and_a_slow_handler_no_second_job_is_in_fligh
 @pytest.mark.parametrize("kind", ["plain", "async"])
 @pytest.mark.parametrize("waits", [{"ack_wait": "300ms"}, {"ack_wait": None, "backoff": ["300ms", "600ms"]}], ids=str)
 async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
-    connection: Connection, settings: ConnectionSettings, name: str, kind: str, waits: dict[str, Any]
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str, waits: dict[str, Any]
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3} | waits)
     attempts: list[int] = []
@@ -106,7 +106,7 @@ async def test_a_handler_may_run_longer_than_the_ack_wait_of_its_delivery(
 
 
 async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_job_tried_again(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     cancelled: list[int] = []
@@ -131,7 +131,7 @@ async def test_an_async_handler_that_hangs_is_cancelled_at_its_deadline_and_its_
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_reason_and_the_next_one_starts(
-    connection: Connection, settings: ConnectionSettings, name: str, kind: str, released: threading.Event
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str, released: threading.Event
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     done: list[bytes] = []
@@ -165,7 +165,7 @@ async def test_a_job_whose_last_attempt_passes_the_deadline_is_dead_for_that_rea
     ("header", "own", "seconds"), [("200ms", 30, 0.2), ("0.2", 30, 0.2), ("60", 0.2, 0.2), ("soon", 0.2, 0.2)]
 )
 async def test_the_shorter_of_the_jobs_and_the_workers_deadline_counts(
-    connection: Connection, settings: ConnectionSettings, name: str, header: str, own: float, seconds: float
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, header: str, own: float, seconds: float
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
 
@@ -184,7 +184,7 @@ async def test_the_shorter_of_the_jobs_and_the_workers_deadline_counts(
 
 
 async def test_a_worker_with_too_many_hanging_threads_raises(
-    connection: Connection, settings: ConnectionSettings, name: str, released: threading.Event
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, released: threading.Event
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     jobs: list[int] = []
@@ -202,7 +202,7 @@ async def test_a_worker_with_too_many_hanging_threads_raises(
 
 
 async def test_a_handler_that_ends_after_its_deadline_no_longer_counts_as_abandoned(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     done: list[int] = []
@@ -218,7 +218,7 @@ async def test_a_handler_that_ends_after_its_deadline_no_longer_counts_as_abando
 
 
 async def test_an_expired_job_is_not_started_and_becomes_a_dead_letter(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     past = (datetime.now(UTC) - timedelta(seconds=1)).isoformat().replace("+00:00", "Z")
@@ -240,7 +240,7 @@ async def test_an_expired_job_is_not_started_and_becomes_a_dead_letter(
 
 
 async def test_an_expired_job_is_a_dead_letter_even_where_terminations_are_not_captured(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     subjects = [f"{MAX_DELIVERIES}.{name}.*", f"dead.{name}.>"]
     dead: dict[str, Any] = {"name": f"{name}-dead", "subjects": subjects}

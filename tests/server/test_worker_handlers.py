@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -30,14 +30,14 @@ if TYPE_CHECKING:
 LONG_ACK_WAIT = {"ack_wait": "30s", "max_deliver": 2}
 
 
-def settled(connection: Connection, queue: WorkQueue, left: int = 0) -> Callable[[], Any]:
+def settled(connection: NatsPyConnection, queue: WorkQueue, left: int = 0) -> Callable[[], Any]:
     async def has_count() -> bool:
         return await stored_count(connection, queue.name) == left
 
     return has_count
 
 
-async def completions(connection: Connection, queue: WorkQueue) -> dict[int, dict[str, Any]]:
+async def completions(connection: NatsPyConnection, queue: WorkQueue) -> dict[int, dict[str, Any]]:
     completed: dict[int, dict[str, Any]] = {}
     start = 1
     while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
@@ -47,7 +47,7 @@ async def completions(connection: Connection, queue: WorkQueue) -> dict[int, dic
     return completed
 
 
-async def deaths(connection: Connection, queue: WorkQueue) -> list[Death]:
+async def deaths(connection: NatsPyConnection, queue: WorkQueue) -> list[Death]:
     found: list[Death] = []
     start = 1
     while message := await next_message(connection, f"{queue.name}-dead", start, f"dead.{queue.name}.>"):
@@ -64,7 +64,7 @@ def children() -> set[int]:
 
 
 async def test_processes_share_the_jobs_and_exit_with_the_worker(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, map(str, range(12)))
@@ -78,7 +78,7 @@ async def test_processes_share_the_jobs_and_exit_with_the_worker(
 
 
 async def test_errors_of_a_handler_in_a_process_are_those_of_a_thread(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(
@@ -114,7 +114,7 @@ async def test_errors_of_a_handler_in_a_process_are_those_of_a_thread(
 
 
 async def test_a_process_that_passes_the_deadline_is_killed_with_its_child_processes(
-    connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
@@ -128,7 +128,7 @@ async def test_a_process_that_passes_the_deadline_is_killed_with_its_child_proce
 
 
 async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once(
-    connection: Connection, settings: ConnectionSettings, name: str, tmp_path: Path
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, tmp_path: Path
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"], headers={"Folder": str(tmp_path)})
@@ -140,7 +140,7 @@ async def test_a_process_that_is_cut_off_gives_its_job_to_another_worker_at_once
 
 
 async def test_handler_processes_ignore_signals_to_the_process_group(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     await publish_jobs(connection, queue, ["a"])
@@ -156,7 +156,7 @@ async def test_handler_processes_ignore_signals_to_the_process_group(
 
 @pytest.mark.parametrize("runner", ["threads", "processes"])
 async def test_a_handler_annotated_with_a_model_gets_the_body_as_one_and_invalid_bodies_are_dead_at_once(
-    connection: Connection, settings: ConnectionSettings, name: str, runner: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, runner: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     bodies = ['{"item": "pen", "amount": 3}', '{"item": "ink", "amount": "s3cret"}', "{}", "no JSON"]
@@ -178,7 +178,7 @@ async def test_a_handler_annotated_with_a_model_gets_the_body_as_one_and_invalid
 
 
 async def test_an_async_handler_may_take_a_model_alone(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG_ACK_WAIT)
     orders: list[Order] = []

@@ -17,21 +17,21 @@ from airflow_provider_jetstream.worker import Delivery, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
 
-async def streams(connection: Connection) -> set[str]:
+async def streams(connection: NatsPyConnection) -> set[str]:
     return set((await connection.api("STREAM.NAMES")).get("streams") or [])
 
 
-async def consumers(connection: Connection, stream: str) -> list[str]:
+async def consumers(connection: NatsPyConnection, stream: str) -> list[str]:
     return (await connection.api(f"CONSUMER.NAMES.{stream}")).get("consumers") or []
 
 
 async def test_a_missing_stream_is_named_and_nothing_is_created(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     before = await streams(connection)
     message = f"expected consumer worker of stream {name} on the server, found none: provision the queue first"
@@ -41,7 +41,7 @@ async def test_a_missing_stream_is_named_and_nothing_is_created(
 
 
 async def test_a_missing_consumer_is_named_and_not_created(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await connection.api(f"CONSUMER.DELETE.{name}.worker")
@@ -51,7 +51,7 @@ async def test_a_missing_consumer_is_named_and_not_created(
 
 
 async def test_a_missing_events_stream_is_named_before_any_job_is_taken(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["a"])
@@ -105,7 +105,7 @@ async def test_a_worker_survives_a_restart_and_pulls_no_more_than_it_can_start(o
         assert jobs == list(range(1, 9))
 
 
-async def waiting_pulls(connection: Connection, name: str) -> int:
+async def waiting_pulls(connection: NatsPyConnection, name: str) -> int:
     return int((await consumer_info(connection, name, "worker"))["num_waiting"])
 
 
@@ -164,7 +164,7 @@ async def messages_in_two_seconds(server: NatsServer) -> int:
 
 
 async def test_a_worker_takes_jobs_again_after_its_consumer_was_recreated(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     jobs: list[Delivery] = []
@@ -178,7 +178,7 @@ async def test_a_worker_takes_jobs_again_after_its_consumer_was_recreated(
 
 @pytest.mark.parametrize("kind", ["plain", "async"])
 async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_worker(
-    connection: Connection, settings: ConnectionSettings, name: str, kind: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, kind: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
     started, release = threading.Event(), threading.Event()
@@ -207,7 +207,7 @@ async def test_a_job_that_the_grace_time_cuts_off_is_delivered_again_to_another_
 
 
 async def test_a_failing_store_of_completions_never_acknowledges_the_job(
-    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("airflow_provider_jetstream.worker.acknowledgement._CONFIRM_TIMEOUT", 0)
     queue = await make_queue(connection, name, consumer={"max_deliver": 50})

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.worker.consumers import Fallback
     from testbed.nats_server import NatsServer
@@ -52,13 +52,13 @@ def fallback(high: ConsumerRef, low: ConsumerRef) -> Fallback:
 
 
 async def publish_kind(
-    connection: Connection, ref: ConsumerRef, kind: str, count: int, *, job_id: str = ""
+    connection: NatsPyConnection, ref: ConsumerRef, kind: str, count: int, *, job_id: str = ""
 ) -> list[int]:
     headers = {"Job-Id": job_id} if job_id else None
     return await publish_jobs(connection, ref.queue, [kind] * count, kind=kind, headers=headers)
 
 
-def empty(connection: Connection, *refs: ConsumerRef) -> Callable[[], object]:
+def empty(connection: NatsPyConnection, *refs: ConsumerRef) -> Callable[[], object]:
     async def is_empty() -> bool:
         return not any([await stored_count(connection, ref.queue.name) for ref in refs])
 
@@ -67,7 +67,7 @@ def empty(connection: Connection, *refs: ConsumerRef) -> Callable[[], object]:
 
 @BOTH
 async def test_urgent_jobs_run_first_and_others_when_there_are_none(
-    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
     await publish_kind(connection, low, LOW, 5)
@@ -93,7 +93,7 @@ async def test_urgent_jobs_run_first_and_others_when_there_are_none(
 
 @BOTH
 async def test_an_urgent_job_published_while_the_worker_is_full_is_the_next_one(
-    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
     await publish_kind(connection, low, LOW, 5)
@@ -121,7 +121,7 @@ async def test_an_urgent_job_published_while_the_worker_is_full_is_the_next_one(
 
 
 async def test_no_more_jobs_are_pulled_in_total_than_can_be_started(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name)
     release = asyncio.Event()
@@ -152,7 +152,7 @@ async def test_no_more_jobs_are_pulled_in_total_than_can_be_started(
 
 @BOTH
 async def test_a_job_of_any_consumer_starts_at_once_on_an_idle_worker(
-    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
     started: list[float] = []
@@ -176,7 +176,7 @@ async def test_a_job_of_any_consumer_starts_at_once_on_an_idle_worker(
 @pytest.mark.parametrize("slots", [1, 20])
 @pytest.mark.parametrize("names", [(HIGH, LOW), (HIGH, "mid", LOW)], ids=["two consumers", "three consumers"])
 async def test_of_ten_jobs_at_least_one_is_of_each_consumer_that_has_jobs(
-    connection: Connection, settings: ConnectionSettings, name: str, names: tuple[str, ...], slots: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, names: tuple[str, ...], slots: int
 ) -> None:
     queue = priority_queue(name, *names)
     await provision(connection, queue)
@@ -197,7 +197,7 @@ async def test_of_ten_jobs_at_least_one_is_of_each_consumer_that_has_jobs(
 
 
 async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_letter_queue(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=2)
     attempts: list[tuple[str, int]] = []
@@ -226,7 +226,7 @@ async def test_a_fallback_job_is_retried_given_up_and_copied_to_its_own_dead_let
 
 @BOTH
 async def test_jobs_of_every_consumer_can_be_cancelled_before_and_while_they_run(
-    connection: Connection, settings: ConnectionSettings, name: str, streams: int
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, streams: int
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=streams)
     started: list[str] = []
@@ -253,7 +253,7 @@ async def test_jobs_of_every_consumer_can_be_cancelled_before_and_while_they_run
 
 
 async def test_a_stopped_worker_ends_promptly_without_pulling_more_jobs(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=2)
     jobs: list[Delivery] = []
@@ -271,7 +271,7 @@ async def test_a_stopped_worker_ends_promptly_without_pulling_more_jobs(
 
 
 async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
-    connection: Connection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Longer than the test waits for the worker.
     monkeypatch.setattr("airflow_provider_jetstream.worker.scheduler.PULL_EXPIRES", 60)
@@ -283,7 +283,7 @@ async def test_a_stopped_idle_worker_does_not_wait_for_its_probes(
 
 
 async def test_a_job_cut_off_by_the_grace_time_is_handed_back_to_its_own_consumer(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     high, low = await make_priority_consumers(connection, name, streams=2)
     for ref, kind in ((high, HIGH), (low, LOW)):
@@ -307,7 +307,7 @@ async def test_a_job_cut_off_by_the_grace_time_is_handed_back_to_its_own_consume
 
 
 async def test_metrics_and_log_lines_name_the_consumer_of_the_job(
-    connection: Connection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "jetstream.worker")
     high, low = await make_priority_consumers(connection, name)
@@ -353,7 +353,7 @@ def queue_files(tmp_path: Path, name: str) -> tuple[Path, Path]:
 
 
 async def test_the_command_takes_fallbacks_of_the_same_queue_and_of_another_file(
-    connection: Connection, nats: NatsServer, name: str, queue_files: tuple[Path, Path], tmp_path: Path
+    connection: NatsPyConnection, nats: NatsServer, name: str, queue_files: tuple[Path, Path], tmp_path: Path
 ) -> None:
     first, second = (priority_queue(f"{name}-first"), priority_queue(f"{name}-second", LOW))
     for queue in (first, second):
@@ -413,7 +413,7 @@ async def test_invalid_fallbacks_are_refused_with_what_to_do(settings: Connectio
 
 
 async def test_a_missing_fallback_is_named_before_any_job_is_pulled(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["a"])

@@ -26,7 +26,7 @@ from testbed.workers import start_worker
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
@@ -138,7 +138,7 @@ def workers(nats: NatsServer, tmp_path: Path) -> Iterator[Workers]:
         process.kill()
 
 
-async def wait_until_empty(connection: Connection, queue: WorkQueue) -> None:
+async def wait_until_empty(connection: NatsPyConnection, queue: WorkQueue) -> None:
     async def empty() -> bool:
         return not await stored_count(connection, queue.name)
 
@@ -150,7 +150,7 @@ async def exit_status(process: Process, within: float) -> int | None:
     return process.returncode
 
 
-async def completions(connection: Connection, queue: WorkQueue) -> Counter[int]:
+async def completions(connection: NatsPyConnection, queue: WorkQueue) -> Counter[int]:
     counts: Counter[int] = Counter()
     start = 1
     while message := await next_message(connection, f"{queue.name}-events", start, f"completed.{queue.name}.>"):
@@ -159,7 +159,7 @@ async def completions(connection: Connection, queue: WorkQueue) -> Counter[int]:
     return counts
 
 
-async def wait_for_pull_requests(connection: Connection, queue: WorkQueue, count: int = 1) -> None:
+async def wait_for_pull_requests(connection: NatsPyConnection, queue: WorkQueue, count: int = 1) -> None:
     async def pulls() -> bool:
         info: dict[str, Any] = await consumer_info(connection, queue.name, "worker")
         return bool(info["num_waiting"] >= count)
@@ -168,7 +168,7 @@ async def wait_for_pull_requests(connection: Connection, queue: WorkQueue, count
 
 
 async def test_a_job_whose_worker_is_killed_runs_again_and_is_completed_once(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
     await publish_jobs(connection, queue, ["a"])
@@ -182,7 +182,7 @@ async def test_a_job_whose_worker_is_killed_runs_again_and_is_completed_once(
 
 
 async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_and_is_completed_once(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
     await publish_jobs(connection, queue, ["a"])
@@ -197,7 +197,7 @@ async def test_a_job_whose_worker_is_killed_before_it_acknowledges_runs_again_an
 
 
 async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination_is_one_dead_letter(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
     await publish_jobs(connection, queue, ["a"], headers={"Job-Id": "order-1"})
@@ -222,7 +222,7 @@ async def test_a_job_whose_worker_is_killed_between_its_copy_and_its_termination
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=["SIGTERM", "SIGINT"])
 async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
-    connection: Connection, name: str, workers: Workers, number: signal.Signals
+    connection: NatsPyConnection, name: str, workers: Workers, number: signal.Signals
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     await publish_jobs(connection, queue, map(str, range(8)))
@@ -239,7 +239,7 @@ async def test_a_stopped_worker_finishes_its_jobs_and_pulls_no_more(
 
 
 async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_graceful_stop(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "2s", "max_deliver": 3})
     await publish_jobs(connection, queue, map(str, range(50)))
@@ -263,7 +263,7 @@ async def test_fifty_jobs_in_flight_run_once_more_after_a_kill_and_not_after_a_g
 
 
 async def test_two_workers_share_the_jobs_and_run_each_once(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     pids = {workers.start(queue, "quick", concurrency=2).pid for _ in range(2)}
@@ -277,7 +277,7 @@ async def test_two_workers_share_the_jobs_and_run_each_once(
 
 
 async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_killed_among_many(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 5})
     await publish_jobs(connection, queue, map(str, range(200)))
@@ -291,7 +291,9 @@ async def test_no_job_is_lost_or_completed_twice_when_one_of_two_workers_is_kill
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
-async def test_an_idle_worker_stops_within_three_seconds(connection: Connection, name: str, workers: Workers) -> None:
+async def test_an_idle_worker_stops_within_three_seconds(
+    connection: NatsPyConnection, name: str, workers: Workers
+) -> None:
     queue = await make_queue(connection, name)
     worker = workers.start(queue, "quick")
     await wait_for_pull_requests(connection, queue)
@@ -302,7 +304,7 @@ async def test_an_idle_worker_stops_within_three_seconds(connection: Connection,
 
 
 async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_time(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "1s", "max_deliver": 3})
     await publish_jobs(connection, queue, ["a"])
@@ -318,7 +320,7 @@ async def test_a_handler_that_hangs_does_not_keep_its_worker_beyond_the_grace_ti
 
 
 async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_another_process_takes_over(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     await publish_jobs(connection, queue, map(str, range(12)))
@@ -328,7 +330,9 @@ async def test_a_worker_whose_handlers_hang_ends_with_status_three_so_that_anoth
     assert "Traceback" not in worker.output()
 
 
-async def test_the_end_of_each_job_is_one_line_of_json(connection: Connection, name: str, workers: Workers) -> None:
+async def test_the_end_of_each_job_is_one_line_of_json(
+    connection: NatsPyConnection, name: str, workers: Workers
+) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     await publish_jobs(connection, queue, ["a", "b"], headers={"Job-Id": "größe 7"})
     worker = workers.run(queue, "given_up_or_failed", "--log-format", "json", "--id", "3", "--processes")
@@ -351,7 +355,7 @@ async def test_the_end_of_each_job_is_one_line_of_json(connection: Connection, n
 
 
 async def test_the_processes_of_a_killed_worker_end_by_themselves(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     await publish_jobs(connection, queue, ["a"])
@@ -363,7 +367,7 @@ async def test_the_processes_of_a_killed_worker_end_by_themselves(
     await eventually(lambda: not worker.pids())
 
 
-async def test_metrics_are_served_for_prometheus(connection: Connection, name: str, workers: Workers) -> None:
+async def test_metrics_are_served_for_prometheus(connection: NatsPyConnection, name: str, workers: Workers) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     await publish_jobs(connection, queue, map(str, range(3)))
     worker = workers.run(queue, "gated", "--metrics-port", "0", "--concurrency", "2", "--id", "3")
@@ -391,7 +395,7 @@ async def test_metrics_are_served_for_prometheus(connection: Connection, name: s
 
 
 async def test_a_worker_without_its_consumer_ends_with_status_two_and_says_why(
-    connection: Connection, name: str, workers: Workers
+    connection: NatsPyConnection, name: str, workers: Workers
 ) -> None:
     queue = await make_queue(connection, name)
     await connection.api(f"CONSUMER.DELETE.{name}.worker")

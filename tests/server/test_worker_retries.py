@@ -13,7 +13,7 @@ from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
 from testbed.queues import eventually, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 BACKOFF: dict[str, Any] = {"ack_wait": None, "backoff": ["200ms", "1s", "3s"]}
@@ -46,7 +46,11 @@ class FailingHandler:
     ids=["backoff", "none", "at once"],
 )
 async def test_a_job_comes_back_after_the_delay_that_its_handler_requests(
-    connection: Connection, settings: ConnectionSettings, name: str, consumer: dict[str, Any], delays: tuple[Any, ...]
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    consumer: dict[str, Any],
+    delays: tuple[Any, ...],
 ) -> None:
     if delays == (0,):
         consumer = consumer | {"backoff": ["2s", "2s"]}
@@ -60,7 +64,7 @@ async def test_a_job_comes_back_after_the_delay_that_its_handler_requests(
 
 
 async def test_jobs_that_failed_together_do_not_come_back_together_nor_before_their_backoff(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(
         connection, name, consumer={"ack_wait": None, "backoff": ["100ms", "1500ms"], "max_deliver": 3}
@@ -81,7 +85,7 @@ async def test_jobs_that_failed_together_do_not_come_back_together_nor_before_th
 
 
 async def test_retry_later_on_the_last_attempt_makes_a_dead_letter_at_once(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     handler = FailingHandler(RetryLaterError("1h", "busy"))

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from nats.aio.msg import Msg
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
@@ -35,7 +35,7 @@ def cluster() -> Iterator[NatsCluster]:
 
 
 async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_again_by_the_same_worker(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2})
     jobs: list[Delivery] = []
@@ -54,7 +54,7 @@ async def test_jobs_that_arrive_after_the_stop_are_handed_back_and_not_pulled_ag
 
 
 async def test_a_job_that_arrives_after_the_stop_on_its_last_delivery_is_run_rather_than_handed_back(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     jobs: list[bytes] = []
@@ -69,7 +69,7 @@ async def test_a_job_that_arrives_after_the_stop_on_its_last_delivery_is_run_rat
 
 
 async def test_after_the_grace_time_a_cancelled_job_is_redelivered_at_once_and_one_in_a_thread_is_not(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     started, release = threading.Event(), threading.Event()
@@ -102,7 +102,7 @@ async def test_after_the_grace_time_a_cancelled_job_is_redelivered_at_once_and_o
 
 
 async def test_many_threads_that_go_on_after_the_stop_raise_no_error(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
     release = threading.Event()
@@ -122,7 +122,7 @@ async def test_many_threads_that_go_on_after_the_stop_raise_no_error(
 
 
 async def test_an_async_handler_that_ignores_its_cancellation_does_not_block_the_next_job(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 1})
     release = asyncio.Event()
@@ -190,5 +190,5 @@ async def test_when_leaders_are_lost_no_job_is_lost_and_requests_are_not_repeate
         assert await stored_count(connection, f"{name}-events") == 300
 
 
-async def waiting_pulls(connection: Connection, name: str) -> int:
+async def waiting_pulls(connection: NatsPyConnection, name: str) -> int:
     return int((await consumer_info(connection, name, "worker"))["num_waiting"])

@@ -20,7 +20,7 @@ from testbed.queues import eventually, make_queue, publish_jobs, running_worker
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -30,7 +30,7 @@ FAULTS = ["feed one", "feed two words", "fold one", "give-up one", "give-up two 
 
 
 async def deaths(
-    connection: Connection,
+    connection: NatsPyConnection,
     settings: ConnectionSettings,
     queue: WorkQueue,
     runner: str,
@@ -49,7 +49,7 @@ async def deaths(
 
 @pytest.mark.parametrize("runner", ["task", "thread", "process"])
 async def test_the_same_fault_has_the_same_digest_and_another_place_has_another(
-    connection: Connection, settings: ConnectionSettings, name: str, runner: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, runner: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=ONCE)
     records = await deaths(connection, settings, queue, runner)
@@ -66,7 +66,7 @@ async def test_the_same_fault_has_the_same_digest_and_another_place_has_another(
 
 
 async def test_a_process_records_the_same_digest_as_a_thread(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     records = {}
     for runner in ("thread", "process"):
@@ -79,7 +79,7 @@ async def test_a_process_records_the_same_digest_as_a_thread(
 
 
 async def test_letters_are_grouped_selected_and_parked_by_where_their_handler_failed(
-    connection: Connection, settings: ConnectionSettings, name: str
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=ONCE)
     records = await deaths(connection, settings, queue, "thread", ["feed one", "feed two words", "fold one"])

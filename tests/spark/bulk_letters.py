@@ -106,6 +106,6 @@ def letter_records(stream_options: Mapping[str, str], queue: WorkQueue) -> list[
     subject = letter_audit_subject(queue.name, 0).removesuffix("0") + "*"
     assert queue.audit
     return [
-        LetterRecord.model_validate_json(each.data)
-        for each in stored_messages(stream_options, queue.audit.name, subject)
+        LetterRecord.model_validate_json(message.data)
+        for message in stored_messages(stream_options, queue.audit.name, subject)
     ]

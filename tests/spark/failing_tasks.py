@@ -11,14 +11,15 @@ from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Iterator, Sequence
 
     import pyarrow as pa
 
     from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+    from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 
-# The write to the audit that is prevented: by then some letters are done, and some are stored but not recorded.
-_FATAL_WRITE = 120
+# The record of the audit whose write is prevented: by then some copies are recorded, and some are stored but not recorded.
+_FATAL_RECORD = 120
 
 
 def _first_time(marker: str) -> bool:
@@ -49,13 +50,17 @@ class KilledTask(RedriveTask):
         """Redrive the letters, or fail."""
         batches_with_rows = [batch for batch in batches if batch.num_rows]
         if batches_with_rows and _first_time(str(self.request.why)):
-            written, write = [], AuditLog.write
+            written, write = 0, AuditLog.write
 
-            async def write_or_die(audit: AuditLog, record: LetterRecord) -> None:
-                written.append(record)
-                if len(written) == _FATAL_WRITE:
+            async def write_or_die(
+                audit: AuditLog, records: Sequence[LetterRecord]
+            ) -> list[ApiError | TransientError | None]:
+                nonlocal written
+                errors = await write(audit, records[: max(_FATAL_RECORD - 1 - written, 0)])
+                written += len(records)
+                if written >= _FATAL_RECORD:
                     os.kill(os.getpid(), signal.SIGKILL)
-                await write(audit, record)
+                return errors
 
             AuditLog.write = write_or_die  # type: ignore[method-assign]
         yield from super().run(iter(batches_with_rows))

@@ -1,4 +1,4 @@
-"""A queue whose jobs have died in every way, for the tests of dead letters on Spark."""
+"""A queue whose jobs have died of every cause, for the tests of dead letters on Spark."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
@@ -39,34 +39,34 @@ TASK = {"Airflow-Task-Id": "publish", "Airflow-Map-Index": "3"}
 
 
 async def mixed_queue(server: NatsServer, name: str) -> WorkQueue:
-    """Make a queue, and let its jobs die in every way; some are finished, redriven or lost after all."""
+    """Make a queue whose jobs die of every cause; some are completed, redriven or lost afterwards."""
     async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "1s"}, max_age="1h")
         await _orphans(connection, queue)
         await _used_up(connection, queue)
-        await _ended(connection, queue)
+        await _completed(connection, queue)
         await publish_raw(
             server, f"{name}.jobs.latin", "Größe: Ü\r\n".encode() + b"Latin: Gr\xf6\xdfe\r\nTag: a\r\nTag: b", b"raw"
         )
         await exhaust_deliveries(connection, queue, 1)
-        await _worker_gave_up(connection, queue)
-        await _past_deadline(connection, queue)
-        # Nobody but the archive has its body, and the server its reason.
+        await _terminated_by_worker(connection, queue)
+        await _deadline_exceeded(connection, queue)
+        # Only the archive has the body of this job, and only the server the reason.
         await publish_jobs(connection, queue, ["archived"], headers={"Customer": "Ünal", **ORIGIN, **TASK})
         await _terminate(connection, queue, b"+TERM no such customer 17")
         await _redriven_and_parked(connection, queue)
-        # An orphan died when its consumer's patience was over at the latest; until then that is the time of each look.
+        # Until the consumer has been quiet for its ack wait, an orphan's time of death is the time of each scan.
         await asyncio.sleep(1)
         return queue
 
 
-async def _orphans(connection: Connection, queue: WorkQueue) -> None:
+async def _orphans(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await publish_jobs(connection, queue, ["orphan 1", "orphan 2"])
     await exhaust_deliveries(connection, queue, 2)
     await connection.api(f"STREAM.PURGE.{queue.name}-dead")
 
 
-async def _used_up(connection: Connection, queue: WorkQueue) -> None:
+async def _used_up(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await publish_jobs(
         connection, queue, [f"used {number}" for number in range(3)], headers=ORIGIN | TASK | {"Job-Id": "job-1"}
     )
@@ -74,13 +74,13 @@ async def _used_up(connection: Connection, queue: WorkQueue) -> None:
     await exhaust_deliveries(connection, queue, 4)
 
 
-async def _ended(connection: Connection, queue: WorkQueue) -> None:
+async def _completed(connection: NatsPyConnection, queue: WorkQueue) -> None:
     sequence, *_ = await publish_jobs(connection, queue, ["completed"])
     await exhaust_deliveries(connection, queue, 1)
     await store_completion(connection, queue, sequence)
 
 
-async def _record(connection: Connection, queue: WorkQueue, sequence: int, death: Death) -> None:
+async def _record(connection: NatsPyConnection, queue: WorkQueue, sequence: int, death: Death) -> None:
     message = await get_message(connection, queue.name, sequence)
     if message is None:
         raise LookupError(f"{queue.name} doesn't hold {sequence}")
@@ -91,7 +91,7 @@ async def _record(connection: Connection, queue: WorkQueue, sequence: int, death
     await connection.client.request(subject, message.data, headers=Headers(headers.items()), timeout=5)
 
 
-async def _death(connection: Connection, queue: WorkQueue, sequence: int, reason: Reason, message: str) -> Death:
+async def _death(connection: NatsPyConnection, queue: WorkQueue, sequence: int, reason: Reason, message: str) -> Death:
     info = await stream_info(connection, queue.name)
     stored = await get_message(connection, queue.name, sequence)
     if stored is None:
@@ -112,33 +112,33 @@ async def _death(connection: Connection, queue: WorkQueue, sequence: int, reason
     )
 
 
-async def _worker_gave_up(connection: Connection, queue: WorkQueue) -> None:
+async def _terminated_by_worker(connection: NatsPyConnection, queue: WorkQueue) -> None:
     (sequence,) = await publish_jobs(connection, queue, ["given up"], headers={"Customer": "Ünal", "Tag": "x"})
     death = await _death(connection, queue, sequence, Reason.TERMINATED, f"no paper in tray 7 {SCRIPT}")
     await _record(connection, queue, sequence, death)
     await _terminate(connection, queue, b"+TERM")
 
 
-async def _past_deadline(connection: Connection, queue: WorkQueue) -> None:
+async def _deadline_exceeded(connection: NatsPyConnection, queue: WorkQueue) -> None:
     (sequence,) = await publish_jobs(connection, queue, [json.dumps({"pages": 3})])
     death = await _death(connection, queue, sequence, Reason.DEADLINE, "too slow")
     await _record(connection, queue, sequence, death)
     await exhaust_deliveries(connection, queue, 1)
 
 
-async def _terminate(connection: Connection, queue: WorkQueue, answer: bytes) -> None:
+async def _terminate(connection: NatsPyConnection, queue: WorkQueue, answer: bytes) -> None:
     before = await stored_count(connection, f"{queue.name}-dead")
     (message,) = await pull_jobs(connection, queue, 1)
     await connection.request(message.reply, answer)
 
-    async def told() -> bool:
+    async def has_entry() -> bool:
         await probe(connection, queue)
         return await stored_count(connection, f"{queue.name}-dead") > before
 
-    await eventually(told)
+    await eventually(has_entry)
 
 
-async def _redriven_and_parked(connection: Connection, queue: WorkQueue) -> None:
+async def _redriven_and_parked(connection: NatsPyConnection, queue: WorkQueue) -> None:
     again, parked = await publish_jobs(connection, queue, ["redriven", "parked"])
     await exhaust_deliveries(connection, queue, 2)
     await asyncio.sleep(1.1)

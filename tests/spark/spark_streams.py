@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import fetch_method, plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
@@ -81,7 +81,7 @@ def read_all(
     with open_stream(stream_options) as stream:
         info = stream.info()
         method = fetch_method(options, info, stream.socket.version)
-    columns = Columns(tuple(names), (True,) * len(names), options.decompress)
+    columns = RequestedColumns(tuple(names), (True,) * len(names), options.decompress)
     rows: list[dict[str, Any]] = []
     low, high = first or info.first, info.last if last is None else last
     for task in plan_ranges(low, high, options, info, method, options.filters):

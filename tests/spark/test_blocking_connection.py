@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
@@ -151,7 +151,9 @@ async def test_an_answer_with_another_spelling_is_decoded_as_json(blocking: Bloc
     assert (message.subject, json.loads(message.data)) == (subject, {"not": "plain"})
 
 
-async def test_requests_without_an_answer_end_in_time(nats: NatsServer, connection: Connection, name: str) -> None:
+async def test_requests_without_an_answer_end_in_time(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
     async def answer_first(message: Msg) -> None:
         if message.data == b"0":
             await message.respond(b"here")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from bulk_letters import exhaust_deliveries, letter_records, make_letters, publish, stored_messages, waiting_jobs
@@ -180,7 +180,8 @@ def test_a_preview_changes_nothing(spark: SparkSession, connection_options: dict
 def test_a_stopped_redrive_leaves_the_other_letters_and_can_be_resumed(
     spark: SparkSession, connection_options: dict[str, str], name: str, *, audited: bool
 ) -> None:
-    queue = make_letters(connection_options, name, 300, **({} if audited else {"audit": False}))
+    fields: dict[str, Any] = {} if audited else {"audit": False}
+    queue = make_letters(connection_options, name, 300, **fields)
     request = RedriveRequest(protocol=Protocol.COPY, run="stopped", rate=60)
 
     def some_are_done() -> bool:

@@ -6,7 +6,7 @@ import pytest
 from spark_streams import METHODS, delete, make_stream, publish, publish_numbers, purge, read_all
 
 from airflow_provider_jetstream.spark.errors import DataLossError
-from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
@@ -55,7 +55,7 @@ def test_a_read_fails_where_the_stream_was_recreated(stream_options: dict[str, s
     options = read_options(stream_options, "read")
     (task,) = plan_ranges(1, 10, options, old, "consumer", ())
     with pytest.raises(DataLossError, match="deleted and recreated"):
-        list(read_range(stream_options, options, Columns(("seq",), (True,)), task))
+        list(read_range(stream_options, options, RequestedColumns(("seq",), (True,)), task))
 
 
 def test_messages_purged_after_planning_are_reported(
@@ -96,7 +96,7 @@ def test_messages_purged_during_the_read_are_reported(
 def _read_while_purging(stream_options: dict[str, str], stream: SourceStream, first_left: int) -> tuple[list[int], Any]:
     options, info = read_options(stream_options, "read"), stream.info()
     (task,) = plan_ranges(info.first, info.last, options, info, options.method, ())
-    batches = read_range(stream_options, options, Columns(("seq", "value"), (True, True)), task)
+    batches = read_range(stream_options, options, RequestedColumns(("seq", "value"), (True, True)), task)
     first = next(batches).column("seq").to_pylist()
     purge(stream, first_left)
     return first, batches

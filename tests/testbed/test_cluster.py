@@ -21,7 +21,7 @@ from testbed.queues import eventually
 if TYPE_CHECKING:
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 
 def stores(cluster: NatsCluster, stream: str) -> list[str]:
@@ -29,17 +29,17 @@ def stores(cluster: NatsCluster, stream: str) -> list[str]:
     return [name for name in cluster.servers if list(cluster.server(name).store.glob(f"**/streams/{stream}"))]
 
 
-async def create(connection: Connection, name: str, **fields: Any) -> None:
+async def create(connection: NatsPyConnection, name: str, **fields: Any) -> None:
     await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"]} | fields)
 
 
-async def publish(connection: Connection, name: str, count: int) -> None:
+async def publish(connection: NatsPyConnection, name: str, count: int) -> None:
     jetstream = connection.client.jetstream(timeout=5)
     for number in range(count):
         await jetstream.publish(f"{name}.{number}", b"")
 
 
-async def state(connection: Connection, name: str) -> tuple[int, int]:
+async def state(connection: NatsPyConnection, name: str) -> tuple[int, int]:
     async def answer() -> dict[str, Any]:
         # The connection's server may be the one that was killed.
         with suppress(JetStreamProviderError):

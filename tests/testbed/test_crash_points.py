@@ -17,14 +17,14 @@ if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
     from pathlib import Path
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
 SIGKILL_STATUS = -signal.SIGKILL
 
 
-async def work(connection: Connection, queue: WorkQueue, *, body: str) -> None:
+async def work(connection: NatsPyConnection, queue: WorkQueue, *, body: str) -> None:
     """Read, and change state with each kind of call."""
     await stream_info(connection, queue.name)
     first, second = await publish_jobs(connection, queue, [body, "deleted"])
@@ -54,11 +54,11 @@ CHANGES = [kind for kind in WORK if not kind.endswith((".INFO", ".GET", ".NEXT")
 STORED = [(0, 0), (1, 0), (2, 0), (1, 0), (1, 1), (0, 1)]
 
 
-async def fail(_connection: Connection, _queue: WorkQueue) -> None:
+async def fail(_connection: NatsPyConnection, _queue: WorkQueue) -> None:
     raise KeyError("mine")
 
 
-async def read_forever(connection: Connection, _queue: WorkQueue) -> None:
+async def read_forever(connection: NatsPyConnection, _queue: WorkQueue) -> None:
     while True:
         await connection.api("INFO")
 
@@ -69,7 +69,7 @@ def children() -> list[str]:
 
 
 @pytest.fixture
-def prepare(connection: Connection, name: str) -> Callable[[int], Awaitable[WorkQueue]]:
+def prepare(connection: NatsPyConnection, name: str) -> Callable[[int], Awaitable[WorkQueue]]:
     """Return a function that creates the queue of a run."""
 
     def create_queue(call: int) -> Awaitable[WorkQueue]:
@@ -79,7 +79,7 @@ def prepare(connection: Connection, name: str) -> Callable[[int], Awaitable[Work
 
 
 async def test_each_run_is_killed_in_place_of_its_own_call(
-    nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+    nats: NatsServer, connection: NatsPyConnection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
     report = await crash_at_every_call((nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"})
     assert report.killed_calls == WORK
@@ -92,7 +92,7 @@ async def test_each_run_is_killed_in_place_of_its_own_call(
 
 
 async def test_reads_can_be_left_out(
-    nats: NatsServer, connection: Connection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
+    nats: NatsServer, connection: NatsPyConnection, prepare: Callable[[int], Awaitable[WorkQueue]], tmp_path: Path
 ) -> None:
     report = await crash_at_every_call(
         (nats.url,), f"{__name__}:work", prepare, logs=tmp_path, options={"body": "x"}, counted="changes"

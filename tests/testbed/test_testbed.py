@@ -12,7 +12,7 @@ from pathlib import Path
 import nats
 import nats.errors
 import nats.js.errors
-import psutil  # type: ignore[import-untyped]
+import psutil
 import pytest
 from nats.aio.client import Client
 

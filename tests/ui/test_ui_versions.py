@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
     from playwright.sync_api import Browser
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
 LOCKED = "locked"
 VERSIONS = os.environ.get("AIRFLOW_VERSIONS", f"3.1.8 3.2.2 {LOCKED}").split()
@@ -40,7 +40,7 @@ QUEUE = "voyage"
 SLOW = 90_000
 
 
-async def fill(connection: Connection) -> None:
+async def fill(connection: NatsPyConnection) -> None:
     """Make a queue with three dead letters."""
     queue = await make_queue(connection, QUEUE)
     await make_terminated_letters(connection, queue, ["one", "two", "three"], reason="no such port")

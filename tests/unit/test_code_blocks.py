@@ -22,8 +22,9 @@ from testbed.code_blocks import ROOT, CodeBlock, code_blocks, pages
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser
+    from collections.abc import Callable
 
-_DATA = {
+_DATA: dict[str, Callable[[str], object]] = {
     "json": json.loads,
     "yaml": yaml.safe_load,
     "ini": configparser.ConfigParser().read_string,

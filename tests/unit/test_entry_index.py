@@ -1,4 +1,4 @@
-"""The index over a dead letter queue's entries: small, ordered, and unimpressed by what entries claim."""
+"""The index over a dead letter queue's entries: small, ordered, and safe against any content of an entry."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ entries_of_any_kind = st.builds(
 
 
 @given(st.lists(st.tuples(st.integers(1, 2**64 - 1) | st.integers(1, 5), entries_of_any_kind), max_size=30))
-def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int, Entry]]) -> None:
+def test_all_entries_are_returned_in_the_order_of_the_jobs(entries: list[tuple[int, Entry]]) -> None:
     index = EntryIndex()
     for sequence, entry in entries:
         index.add(sequence, entry)
@@ -38,7 +38,7 @@ def test_everything_comes_back_in_the_order_of_the_jobs(entries: list[tuple[int,
     assert len(index) == len(entries)
 
 
-def test_what_is_not_there() -> None:
+def test_absent_jobs_have_no_entries() -> None:
     index = EntryIndex()
     assert (list(index.jobs()), index.entries_of(1), 1 in index, len(index)) == ([], (), False, 0)
     index.add(3, Entry(1, EntryKind.DELIVERIES, "worker", START, 1))
@@ -68,6 +68,6 @@ def test_an_entry_takes_less_than_64_bytes() -> None:
         after, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
-    each = (after - before) / count
-    print(f"{each:.1f} bytes for each entry")
-    assert each < 64
+    size = (after - before) / count
+    print(f"{size:.1f} bytes for each entry")
+    assert size < 64

@@ -20,7 +20,7 @@ NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)
 def letter(sequence: int, *, run: str = "run", parked: str | None = None, **death: Any) -> DeadLetter:
     """Make a dead letter."""
     died_at = NOON + timedelta(seconds=sequence)
-    fields = {
+    fields: dict[str, Any] = {
         "stream": "q",
         "created": "",
         "consumer": "worker",

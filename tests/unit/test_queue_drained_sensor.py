@@ -40,7 +40,7 @@ def test_consumers_are_a_list_or_one_name(consumers: Any, names: tuple[str, ...]
 
 @pytest.mark.parametrize("consumers", [[], "", " ", ["a", ""], [1], [None]])
 def test_consumers_without_a_name_are_refused_in_the_dag_file(consumers: Any) -> None:
-    with pytest.raises(NotFoundError, match=r"^expected names of consumers to look at, found "):
+    with pytest.raises(NotFoundError, match=r"^expected names of consumers to inspect, found "):
         sensor(consumers=consumers)
 
 
@@ -48,7 +48,7 @@ def test_consumers_without_a_name_are_refused_in_the_dag_file(consumers: Any) ->
 def test_consumers_whose_template_renders_to_nothing_do_not_select_all(rendered: Any) -> None:
     waiting = sensor(consumers="{{ params.consumer }}")
     waiting.consumers = rendered
-    with pytest.raises(AirflowFailException, match=r"^JS113 expected names of consumers to look at, found "):
+    with pytest.raises(AirflowFailException, match=r"^JS113 expected names of consumers to inspect, found "):
         waiting.poke({})
 
 

@@ -6,20 +6,21 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
 
 
-def test_a_sequence_is_noted_once_in_whatever_order_they_come() -> None:
-    found = SequenceMap({5: 15})
+def test_each_sequence_is_reported_once_in_any_order() -> None:
+    sequences = SequenceMap({5: 15})
     for key, value in ((7, 17), (6, 16), (5, 25), (7, 27), (8, 18)):
-        found.add(key, value)
-    assert found == {5: 25, 7: 27, 6: 16, 8: 18}
-    assert list(found) == [5, 7, 6, 8]
-    assert list(found.new_sequences()) == [25, 27, 16, 18]
-    assert repr(found) == "{5: 25, 7: 27, 6: 16, 8: 18}"
-    assert (9 in found, "7" in found, 7 in found) == (False, False, True)
+        sequences.add(key, value)
+    assert sequences == {5: 25, 7: 27, 6: 16, 8: 18}
+    assert list(sequences) == [5, 7, 6, 8]
+    assert list(sequences.new_sequences()) == [25, 27, 16, 18]
+    assert repr(sequences) == "{5: 25, 7: 27, 6: 16, 8: 18}"
+    found = (9 in sequences, "7" in sequences, 7 in sequences)  # type: ignore[comparison-overlap]
+    assert found == (False, False, True)
     with pytest.raises(KeyError):
-        found[1]
+        sequences[1]
 
 
-def test_what_a_redrive_did_itself_is_not_gone() -> None:
+def test_jobs_that_the_redrive_itself_handled_are_not_gone() -> None:
     report = RedriveReport()
     report.redriven.add(1, 11)
     for sequence in (2, 5, 2, 5):
@@ -40,12 +41,12 @@ def test_many_failures_are_counted_and_some_are_named() -> None:
         report.raise_for_failures()
 
 
-def test_a_redrive_that_was_stopped_says_how_far_it_came() -> None:
+def test_a_stopped_redrive_reports_how_many_letters_it_handled() -> None:
     report = RedriveReport(cancelled=True)
     report.redriven.add(1, 2)
     report.add_parked(3)
     with pytest.raises(
-        RedriveError, match=r"^stopped after 2 dead letters, as asked; .* running it again goes on with"
+        RedriveError, match=r"^stopped after 2 dead letters, as requested; .* running it again goes on with"
     ):
         report.raise_for_failures()
     RedriveReport().raise_for_failures()

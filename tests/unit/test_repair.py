@@ -46,11 +46,11 @@ def digest(body: bytes) -> dict[str, Any]:
     ],
     ids=["json", "bytes", "text", "null", "unchanged"],
 )
-def test_a_body_is_taken_in_every_form_in_which_a_job_takes_it(body: Any, sent: bytes) -> None:
+def test_a_repair_accepts_every_form_of_body_that_a_job_accepts(body: Any, sent: bytes) -> None:
     assert repaired(Repair(body=body)).body == sent
 
 
-def test_headers_are_added_changed_and_removed_and_those_not_named_stay() -> None:
+def test_headers_are_added_changed_and_removed_and_others_are_unchanged() -> None:
     headers = (("Tag", "one"), ("Old", "x"), ("Tag", "two"), ("Gone", "1"), ("Gone", "2"), ("Nats-Msg-Id", "7"))
     content = repaired(Repair(headers={"Old": "y", "New": "ü", "Gone": None, "Never-There": None}), headers=headers)
     assert content.headers == (("Tag", "one"), ("Tag", "two"), ("Old", "y"), ("New", "ü"))
@@ -64,12 +64,12 @@ def test_headers_are_added_changed_and_removed_and_those_not_named_stay() -> Non
 
 
 @pytest.mark.parametrize("repair", [None, Repair(), Repair(body=b"body", headers={"Old": "x", "Never": None})])
-def test_what_stays_the_same_is_no_change(repair: Repair | None) -> None:
+def test_equal_values_are_no_change(repair: Repair | None) -> None:
     assert repaired(repair, headers=(("Old", "x"),)) == Content(b"body", (("Old", "x"),), None)
 
 
 @pytest.mark.parametrize(
-    ("repair", "told"),
+    ("repair", "expected"),
     [
         (Repair(body=object()), "expected a body of bytes, text or JSON values, found object"),
         (Repair(body={"a": float("nan")}), "expected a body of bytes, text or JSON values, found dict"),
@@ -85,18 +85,20 @@ def test_what_stays_the_same_is_no_change(repair: Repair | None) -> None:
         (Repair(headers={"Redrive-Count": None}), "found Redrive-Count, which records its redrives"),
     ],
 )
-def test_a_repair_that_cannot_be_sent_leaves_the_letter_untouched(repair: Repair, told: str) -> None:
+def test_a_repair_that_cannot_be_sent_leaves_the_letter_untouched(repair: Repair, expected: str) -> None:
     with pytest.raises(
         RedriveError, match=r"^the transform's repair can't be sent: .*; the letter is untouched$"
     ) as hit:
         repaired(repair)
-    assert told in str(hit.value)
+    assert expected in str(hit.value)
 
 
 @pytest.mark.parametrize("returned", [{"body": 1}, b"bytes", True, Repair])
-def test_something_else_than_a_repair_is_refused(returned: Any) -> None:
-    told = f"^expected the transform to return a Repair, or None for no change, found {type(returned).__name__}; the"
-    with pytest.raises(RedriveError, match=told):
+def test_a_transform_that_returns_no_repair_is_refused(returned: Any) -> None:
+    expected = (
+        f"^expected the transform to return a Repair, or None for no change, found {type(returned).__name__}; the"
+    )
+    with pytest.raises(RedriveError, match=expected):
         repaired(returned)
 
 
@@ -122,8 +124,8 @@ def test_a_json_body_is_compared_field_by_field() -> None:
     [(b"text", b"other"), (b'{"a": 1}', b"[1]"), (b"\xff", b'{"a": 1}'), (b'{"a": 1}', b'{"a":1}')],
 )
 def test_other_bodies_are_compared_by_size_and_hash(before: bytes, after: bytes) -> None:
-    told = {"body": {"before": digest(before), "after": digest(after)}}
-    assert repaired(Repair(body=after), before).changes == told
+    changes = {"body": {"before": digest(before), "after": digest(after)}}
+    assert repaired(Repair(body=after), before).changes == changes
 
 
 def test_a_body_too_deep_to_be_read_is_compared_by_size_and_hash() -> None:
@@ -140,7 +142,7 @@ def test_the_record_stays_small_however_much_is_changed() -> None:
     }
 
 
-def test_the_record_is_utf_8_whatever_the_letter_was() -> None:
+def test_the_record_is_utf_8_whatever_the_letter() -> None:
     content = repaired(Repair(body={}, headers={"City": "Köln"}), b'{"name": "\\ud800"}', (("City", "K\udcf6ln"),))
     assert content.changes == {
         "body": {"name": {"before": "?", "after": None}},

@@ -87,14 +87,14 @@ def test_a_letter_of_no_dag_matches_no_dag() -> None:
         assert not Selection.of({field: "shop"}).matches(foreign, NOW)
 
 
-def test_parked_letters_are_meant_only_where_they_are_named() -> None:
+def test_parked_letters_are_selected_only_explicitly() -> None:
     parked = replace(LETTER, parked="too often")
     assert not Selection().matches(parked, NOW)
     assert Selection(parked=True).matches(parked, NOW)
     assert not Selection(parked=True).matches(LETTER, NOW)
 
 
-def test_undeliverable_jobs_are_meant_only_where_they_are_named() -> None:
+def test_undeliverable_jobs_are_selected_only_explicitly() -> None:
     job = replace(LETTER, death=replace(DEATH, reason=Reason.UNDELIVERABLE))
     assert not Selection().matches(job, NOW)
     assert not Selection().selects_undeliverable
@@ -105,7 +105,7 @@ def test_undeliverable_jobs_are_meant_only_where_they_are_named() -> None:
 
 
 @pytest.mark.parametrize("source", [None, {}, Selection(), {"older_than": None, "parked": False}])
-def test_every_letter_in_circulation(source: Any) -> None:
+def test_an_empty_selection_selects_all_letters_in_circulation(source: Any) -> None:
     assert Selection.of(source).selects_all
 
 
@@ -121,12 +121,12 @@ def test_every_letter_in_circulation(source: Any) -> None:
         {"consumer": "a"},
     ],
 )
-def test_less_than_everything(fields: dict[str, Any]) -> None:
+def test_a_field_selects_less_than_all(fields: dict[str, Any]) -> None:
     assert not Selection.of(fields).selects_all
 
 
 @pytest.mark.parametrize(
-    ("source", "told"),
+    ("source", "expected"),
     [
         ({"reson": "orphan"}, "reson: Extra inputs are not permitted"),
         ({"reasons": ["tired"]}, "reasons.0: Input should be 'max_deliveries'"),
@@ -138,18 +138,18 @@ def test_less_than_everything(fields: dict[str, Any]) -> None:
         ("older_than=1h", "found 'older_than=1h'"),
     ],
 )
-def test_what_is_not_understood_is_told_with_the_fields_that_are(source: Any, told: str) -> None:
+def test_an_unknown_field_is_named_with_the_known_ones(source: Any, expected: str) -> None:
     with pytest.raises(SelectionError) as caught:
         Selection.of(source)
     message = str(caught.value)
-    assert told in message
+    assert expected in message
     assert (
         "by sequences, reasons, error_class, fingerprint, traceback_digest, subject, consumer, older_than," in message
     )
     assert "dag_id, run_id, task_id, parked, vanished" in message
 
 
-def test_groups() -> None:
+def test_a_group_is_identified_by_the_values_of_its_fields() -> None:
     assert group_of(LETTER, get_args(GroupField)) == (
         "terminated",
         "printing.PaperError",
@@ -167,7 +167,7 @@ def test_groups() -> None:
     assert group_of(foreign, ("dag_id", "run_id", "task_id", "error_class", "consumer")) == (None,) * 5
 
 
-def test_letters_that_died_of_the_same_thing_share_a_fingerprint() -> None:
+def test_letters_of_the_same_cause_share_a_fingerprint() -> None:
     other = replace(DEATH, sequence=9, error_message="tray 3 is empty", died_at=NOW, deliveries=5)
     assert other.fingerprint == DEATH.fingerprint
     for change in ({"error_message": "tray 3 is jammed"}, {"consumer": "binder"}, {"reason": Reason.ORPHAN}):

@@ -121,7 +121,7 @@ def test_values_that_are_no_sequences_are_refused(sequences: object) -> None:
         parse_selection(None, sequences)
 
 
-SELECTION = Selection(reasons=frozenset({Reason.TERMINATED, Reason.EXPIRED}), older_than="10m", parked=True)
+SELECTION = Selection.of({"reasons": [Reason.TERMINATED, Reason.EXPIRED], "older_than": "10m", "parked": True})
 
 
 @pytest.mark.parametrize(

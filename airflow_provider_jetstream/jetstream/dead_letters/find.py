@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, Groups, group_fields
+from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, LetterGroups, group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -82,7 +82,7 @@ class Summary:
     dead: int = 0
     ranges: list[tuple[int, int]] = field(default_factory=list)
     ranges_left_out: int = 0
-    groups: Groups = field(default_factory=Groups)
+    groups: LetterGroups = field(default_factory=LetterGroups)
     uncertain: int = 0
     undeliverable: int = 0
     dismissed: dict[str, int] = field(default_factory=dict)
@@ -116,7 +116,7 @@ class Summary:
 
     def __str__(self) -> str:
         others = (
-            f"{self.uncertain} more that can't be told yet",
+            f"{self.uncertain} more that can't be identified yet",
             f"{self.undeliverable} jobs that no consumer takes",
         )
         counts = [f"{self.dead} dead letters", *(text for text in others if not text.startswith("0 "))]

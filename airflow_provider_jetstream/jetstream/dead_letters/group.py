@@ -44,7 +44,7 @@ _VALUES: Mapping[GroupField, Callable[[DeadLetter], str | None]] = {
 
 
 @dataclass(slots=True)
-class Group:
+class LetterGroup:
     """The dead letters of one group.
 
     :param count: how many letters there are
@@ -58,22 +58,22 @@ class Group:
     last: datetime
     example: int
 
-    def merge(self, other: Group) -> None:
+    def merge(self, other: LetterGroup) -> None:
         """Add the letters of another group."""
         self.count += other.count
         self.first, self.last = min(self.first, other.first), max(self.last, other.last)
         self.example = min(self.example, other.example)
 
 
-class Groups(dict[GroupKey, Group]):
+class LetterGroups(dict[GroupKey, LetterGroup]):
     """Groups by the values that their letters share."""
 
     def add(self, letter: DeadLetter, fields: Sequence[GroupField]) -> None:
         """Count a letter in its group."""
         died_at = letter.death.died_at
-        self.merge(group_of(letter, fields), Group(1, died_at, died_at, letter.sequence))
+        self.merge(group_of(letter, fields), LetterGroup(1, died_at, died_at, letter.sequence))
 
-    def merge(self, key: GroupKey, group: Group) -> None:
+    def merge(self, key: GroupKey, group: LetterGroup) -> None:
         """Add letters that are already counted, to the group of the same key if there is one.
 
         :param group: belongs to these groups afterwards
@@ -92,10 +92,10 @@ class Groups(dict[GroupKey, Group]):
     def merge_json(self, rows: list[list[Any]]) -> None:
         """Add the groups of another process."""
         for key, count, first, last, example in rows:
-            group = Group(count, datetime.fromisoformat(first), datetime.fromisoformat(last), example)
+            group = LetterGroup(count, datetime.fromisoformat(first), datetime.fromisoformat(last), example)
             self.merge(tuple(key), group)
 
-    def largest(self) -> list[tuple[GroupKey, Group]]:
+    def largest(self) -> list[tuple[GroupKey, LetterGroup]]:
         """Return the groups in descending order of their size, groups of one size by their first sequence."""
         return sorted(self.items(), key=lambda item: (-item[1].count, item[1].example))
 

@@ -30,7 +30,7 @@ def find_risks(context: ScanContext, unreadable: int) -> tuple[str, ...]:
         risks.append(f"{letters} doesn't capture {TERMINATED}.{queue}.*: terminated jobs go unseen; add it")
     if not covered_by_any(subjects, copy_filter(queue)):
         risks.append(
-            f"{letters} doesn't capture {copy_filter(queue)}: workers and scans can't keep the body of a dead"
+            f"{letters} doesn't capture {copy_filter(queue)}: workers and scans can't store the body of a dead"
             " letter there; add it"
         )
     if not covered_by_any(subjects, parked_filter(queue)):
@@ -46,7 +46,7 @@ def find_risks(context: ScanContext, unreadable: int) -> tuple[str, ...]:
         if consumer.dead is not None and consumer.dead < 0
     ]
     if unreadable:
-        risks.append(f"{unreadable} entries of {letters} don't say which job they are about: look at them by hand")
+        risks.append(f"{unreadable} entries of {letters} don't state which job they are about: check them by hand")
     if snapshot.config.get("allow_msg_ttl") and not snapshot.config.get("allow_atomic"):
         risks.append(
             f"{queue} lets jobs bring their own age limit (Nats-TTL), which their copies in an archive have, too: one"

@@ -112,6 +112,6 @@ def require_dead_letters(queue: WorkQueue) -> DeadLetterQueue:
     """
     if queue.dead_letters is None:
         raise QueueDeclarationError(
-            queue.name, ["expected dead_letters, so that there is something to look at: declare a dead letter queue"]
+            queue.name, ["expected dead_letters, which the scan reads: declare a dead letter queue"]
         )
     return queue.dead_letters

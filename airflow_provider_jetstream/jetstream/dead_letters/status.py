@@ -38,10 +38,10 @@ _MEANINGS = {
     Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
     Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
     Status.GONE: "its job is no longer stored (finished late, redriven before, or deleted)",
-    Status.VANISHED: "its job is no longer stored, though its body was kept (finished late by a slow worker, or lost"
+    Status.VANISHED: "its job is no longer stored, though a copy is stored (finished late by a slow worker, or lost"
     " by the server); select vanished to bring it back all the same",
-    Status.LOST: "it was terminated, or its time was over while a worker had it, and nobody kept its body",
-    Status.SPURIOUS: "it was said to be deleted in flight, but had not expired",
+    Status.LOST: "it was terminated, or its time was over while a worker had it, and no copy of it is stored",
+    Status.SPURIOUS: "it was reported as deleted in flight, but had not expired",
 }
 
 # Nothing remains to be done about jobs of these, so that their entries can be removed.

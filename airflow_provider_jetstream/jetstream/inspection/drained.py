@@ -72,11 +72,11 @@ class DrainReport:
             *([_joined(busy)] if busy else []),
             *([f"{sum(undeliverable.values())} jobs that no consumer takes ({subjects})"] if undeliverable else []),
             *(dead if self.dead_letters or self.dead_in_queue else []),
-            *([f"{self.uncertain} dead letters that can't be told yet"] if self.uncertain else []),
+            *([f"{self.uncertain} dead letters that can't be identified yet"] if self.uncertain else []),
             *([f"{self.schedules} jobs for later"] if self.schedules else []),
         ]
         if not self.drained and not causes:
-            causes = ["jobs came and went between two looks"]
+            causes = ["jobs came and went between two inspections"]
         verdict = "drained" if self.drained else "not drained"
         return f"{self.queue} is {verdict}{': ' if causes else ''}{'; '.join(causes)}"
 
@@ -155,7 +155,7 @@ def chosen_consumers(names: Sequence[str] | str | None) -> tuple[str, ...] | Non
     chosen = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
     if not chosen or not all(isinstance(name, str) and name.strip() for name in chosen):
         raise NotFoundError(
-            f"expected names of consumers to look at, found {names!r}: name some, or leave consumers out to look at all"
+            f"expected names of consumers to inspect, found {names!r}: name some, or leave consumers out to inspect all"
         )
     return chosen
 

@@ -6,7 +6,7 @@ that isn't declared gets the server's default when the stream is created, and ke
 
 from __future__ import annotations
 
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
@@ -33,6 +33,8 @@ class Declaration(BaseModel):
 
     kind: ClassVar[str] = "work queue"
 
+    # Each model repeats the signature for type checkers: they would derive one from the fields and refuse the other
+    # forms that fields accept, such as a list, ``"30s"`` or a stream's name.
     def __init__(self, **values: Any) -> None:
         try:
             super().__init__(**values)
@@ -69,6 +71,10 @@ class Consumer(Declaration):
     """
 
     kind = "consumer"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
 
     name: str
     description: str | None = None
@@ -159,6 +165,10 @@ Consumers = Annotated[tuple[Consumer, ...], AfterValidator(_expand_partitions)]
 class Stream(Declaration):
     """The fields that every stream of a queue may declare; see JetStream's stream configuration for each."""
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
     name: str
     subjects: tuple[str, ...] = ()
     description: str | None = None
@@ -203,6 +213,10 @@ class DeadLetterQueue(Stream):
 
     kind = "dead letter queue"
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
     retention: Literal["limits", "workqueue", "interest"] = "limits"
     consumers: Consumers = ()
     allow_direct: bool | None = True
@@ -227,6 +241,10 @@ class Events(Stream):
 
     kind = "events stream"
 
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
+
     discard: Literal["old", "new"] | None = "old"
     max_age: Duration | None = 7 * _DAY
     allow_direct: bool | None = True
@@ -241,6 +259,10 @@ class Archive(Stream):
     """
 
     kind = "archive"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
 
     discard: Literal["old", "new"] | None = "old"
     max_age: Duration | None = 7 * _DAY
@@ -266,6 +288,10 @@ class Audit(Stream):
     """
 
     kind = "audit stream"
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
 
     discard: Literal["old", "new"] | None = "old"
     max_age: Duration | None = 90 * _DAY

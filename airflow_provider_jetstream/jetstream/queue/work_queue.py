@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from pydantic import field_validator, model_validator
 
@@ -60,6 +60,10 @@ class WorkQueue(Stream):
     :param schedules: whether jobs may be scheduled; needs server 2.12, and a queue that refuses no new jobs
     :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
     """
+
+    if TYPE_CHECKING:
+
+        def __init__(self, **values: Any) -> None: ...
 
     consumers: Consumers = ()
     dead_letters: DeadLetterQueue | None = None

@@ -48,7 +48,7 @@ _DUPLICATE_IN_BATCH = 10201
 
 
 @dataclass(frozen=True, slots=True)
-class OutgoingJob:
+class RedrivenJob:
     """The new job of a letter, ready to be stored.
 
     :param subject: the new job's subject
@@ -70,7 +70,7 @@ def max_job_size(connection: Connection, *, marked: bool) -> int:
     return connection.max_payload - (_BATCH_HEADERS_SIZE if marked else 0)
 
 
-def outgoing_job(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> OutgoingJob:
+def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> RedrivenJob:
     """Build a letter's new job, with an id that only this letter has.
 
     The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
@@ -91,7 +91,7 @@ def outgoing_job(letter: DeadLetter, content: Content, subject: str | None, limi
     }
     headers = Headers([*(pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS), *added.items()])
     check_size(letter, content.body, headers, limit)
-    return OutgoingJob(letter, content.subject or subject or letter.subject, content, headers)
+    return RedrivenJob(letter, content.subject or subject or letter.subject, content, headers)
 
 
 def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
@@ -110,11 +110,11 @@ def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) ->
     if size > limit:
         raise RedriveError(
             f"expected a copy of at most {limit} bytes, found {size} for job {letter.sequence} with the headers that"
-            " tell its origin: raise the server's max_payload; original kept"
+            " name its origin: raise the server's max_payload; original kept"
         )
 
 
-async def store_copies(connection: Connection, jobs: Sequence[OutgoingJob]) -> list[int | JetStreamProviderError]:
+async def store_copies(connection: Connection, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
     """Store new jobs; a repeat within the duplicate window is dropped by the server.
 
     :param jobs: the new jobs in the order in which they are stored
@@ -126,7 +126,7 @@ async def store_copies(connection: Connection, jobs: Sequence[OutgoingJob]) -> l
 
 
 async def store_copies_with_markers(
-    connection: Connection, jobs: Sequence[OutgoingJob]
+    connection: Connection, jobs: Sequence[RedrivenJob]
 ) -> list[int | JetStreamProviderError]:
     """Store new jobs, each together with a marker, all or nothing: a repeat at any time finds the marker.
 
@@ -147,7 +147,7 @@ async def store_copies_with_markers(
     return stored
 
 
-def _stored_sequence(job: OutgoingJob, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
+def _stored_sequence(job: RedrivenJob, answer: PubAck | ApiError | TransientError) -> int | JetStreamProviderError:
     """Return the stream sequence of a copy, or why it isn't known to be stored."""
     letter = job.letter
     if isinstance(answer, ApiError):
@@ -164,7 +164,7 @@ def _stored_sequence(job: OutgoingJob, answer: PubAck | ApiError | TransientErro
     return answer.sequence
 
 
-async def _store_with_marker(connection: Connection, job: OutgoingJob) -> int | JetStreamProviderError:
+async def _store_with_marker(connection: Connection, job: RedrivenJob) -> int | JetStreamProviderError:
     letter = job.letter
     try:
         # Reading the marker costs much less than a batch that the server refuses.
@@ -175,7 +175,7 @@ async def _store_with_marker(connection: Connection, job: OutgoingJob) -> int | 
         return error
 
 
-async def _explain(connection: Connection, job: OutgoingJob, error: ApiError) -> int | JetStreamProviderError:
+async def _explain(connection: Connection, job: RedrivenJob, error: ApiError) -> int | JetStreamProviderError:
     if error.err_code == _DUPLICATE_IN_BATCH:
         # Stored without a marker, before the queue allowed batches.
         return (await store_copies(connection, [job]))[0]
@@ -194,7 +194,7 @@ async def _marked_copy(connection: Connection, letter: DeadLetter) -> int | None
     return marker.sequence + 1 if marker else None
 
 
-async def _store_batch(connection: Connection, jobs: Sequence[OutgoingJob]) -> int:
+async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob]) -> int:
     batch, last = uuid4().hex, 2 * len(jobs)
     for position, job in enumerate(jobs):
         expectations = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_TTL)]
@@ -213,8 +213,8 @@ def _batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:
     return (("Nats-Batch-Id", batch), ("Nats-Batch-Sequence", str(number)))
 
 
-def _batches(jobs: Sequence[OutgoingJob]) -> Iterator[list[OutgoingJob]]:
-    batch: list[OutgoingJob] = []
+def _batches(jobs: Sequence[RedrivenJob]) -> Iterator[list[RedrivenJob]]:
+    batch: list[RedrivenJob] = []
     size = 0
     for job in jobs:
         if batch and (len(batch) == _BATCH_LETTERS or size + len(job.content.body) > _BATCH_BYTES):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.dead_letters.group import Groups
+from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size, outgoing_job
+from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.protocol import check_target, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redrive import require_sequences
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
@@ -53,7 +53,7 @@ class Preview:
     parked: int = 0
     failed: dict[int, str] = field(default_factory=dict)
     failures: int = 0
-    groups: Groups = field(default_factory=Groups)
+    groups: LetterGroups = field(default_factory=LetterGroups)
     sample: list[dict[str, Any]] = field(default_factory=list)
     uncertain: int = 0
     undeliverable: int = 0
@@ -127,7 +127,7 @@ def preview_letter(
     try:
         content = repaired_content(letter, request.transform)
         check_target(content.subject, snapshot)
-        job = outgoing_job(letter, content, request.subject, max_size)
+        job = redriven_job(letter, content, request.subject, max_size)
     except RedriveError as error:
         result.failures += 1
         if len(result.failed) < _NAMED_FAILURES:

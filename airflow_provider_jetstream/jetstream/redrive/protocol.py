@@ -65,7 +65,7 @@ def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level:
     if request.protocol == Protocol.IN_PLACE and no_reset:
         raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
     if request.protocol == Protocol.IN_PLACE:
-        return ProtocolChoice(request.protocol, "it was asked for")
+        return ProtocolChoice(request.protocol, "the request names it")
     full = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
     if full and request.protocol == Protocol.AUTO and not request.impossible_in_place and not no_reset:
         return ProtocolChoice(Protocol.IN_PLACE, full)
@@ -75,7 +75,7 @@ def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level:
             " its limits, park letters with max_redrives 0, or redrive all of them in place"
         )
     if request.protocol != Protocol.AUTO:
-        return ProtocolChoice(request.protocol, "it was asked for")
+        return ProtocolChoice(request.protocol, "the request names it")
     if not no_batches:
         return ProtocolChoice(Protocol.ATOMIC, "the queue allows atomic batches")
     return ProtocolChoice(Protocol.COPY, no_batches)
@@ -128,7 +128,7 @@ def target_problem(subject: str, snapshot: QueueSnapshot) -> str:
         )
     if snapshot.consumer_for(subject) is None:
         return (
-            f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: nobody would do the jobs"
+            f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: no worker would get the jobs"
         )
     return ""
 

@@ -155,7 +155,7 @@ class RedriveReport:
         done = len(self.redriven) + len(self.parked)
         if self.cancelled:
             raise RedriveError(
-                f"stopped after {done} dead letters, as asked; the others stayed where they were, and running it again"
+                f"stopped after {done} dead letters, as requested; the others stayed where they were, and running it again"
                 " goes on with them"
             )
         if self.failures:

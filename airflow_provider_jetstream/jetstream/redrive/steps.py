@@ -16,9 +16,9 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan_context import requi
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.copies import (
-    OutgoingJob,
+    RedrivenJob,
     max_job_size,
-    outgoing_job,
+    redriven_job,
     store_copies,
     store_copies_with_markers,
     store_parked,
@@ -195,11 +195,11 @@ class Steps:
                 self._report.add_failure(letter.sequence, str(sequence))
         return done
 
-    def _new_job(self, letter: DeadLetter) -> OutgoingJob | None:
+    def _new_job(self, letter: DeadLetter) -> RedrivenJob | None:
         try:
             content = repaired_content(letter, self._request.transform)
             check_target(content.subject, self._snapshot)
-            return outgoing_job(letter, content, self._request.subject, self._max_size)
+            return redriven_job(letter, content, self._request.subject, self._max_size)
         except RedriveError as error:
             self._report.add_failure(letter.sequence, str(error))
             return None

@@ -9,9 +9,9 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers
-from airflow_provider_jetstream.jetstream.dead_letters.group import Group as LetterGroup
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, GroupKey, group_of
-from airflow_provider_jetstream.jetstream.dead_letters.group import Groups as LetterGroups
+from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroup as LetterGroup
+from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups as LetterGroups
 from airflow_provider_jetstream.plugins.monitor.models.letters import Group
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.spark.application.messages import RESULT, MessageHandler, Messages, error_message
+from airflow_provider_jetstream.spark.application.messages import RESULT, MessageHandler, MessagePipe, error_message
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -33,7 +33,7 @@ _end_requested = threading.Event()
 
 def main() -> int:
     """Run the assignment, send its result or error to the task, and return the exit status."""
-    messages = Messages.replacing_stdout()
+    messages = MessagePipe.replacing_stdout()
     handler = MessageHandler(messages)
     logging.basicConfig(handlers=[handler], level=logging.WARNING, format="%(message)s")
     logging.getLogger("airflow_provider_jetstream").setLevel(logging.INFO)

@@ -27,7 +27,7 @@ _OWN_ERROR = re.compile(r"^(?:.*: )?(airflow_provider_jetstream(?:\.\w+)*)\.(\w+
 _LONGEST_TEXT = 2_000
 
 
-class Messages:
+class MessagePipe:
     """A pipe to the task, by its file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
@@ -54,7 +54,7 @@ class Messages:
 class MessageHandler(logging.Handler):
     """Sends log records to the task."""
 
-    def __init__(self, messages: Messages) -> None:
+    def __init__(self, messages: MessagePipe) -> None:
         super().__init__()
         self._messages = messages
 

@@ -28,7 +28,7 @@ from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import blocking_connection
 from airflow_provider_jetstream.spark.dead_letters import schema
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, header_values
-from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, Columns
+from airflow_provider_jetstream.spark.source.columns import OWN_HEADERS, TIME_TEXT, RequestedColumns
 from airflow_provider_jetstream.spark.source.fetch_direct import DirectFetch
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 # Reading everything between the requested sequences pays where at least one in this many is requested.
 _SPARSE = 2
 _NAMES = ("value", "subject", "seq", "timestamp", TIME_TEXT, OWN_HEADERS)
-_COLUMNS = Columns(_NAMES, (True,) * len(_NAMES))
+_COLUMNS = RequestedColumns(_NAMES, (True,) * len(_NAMES))
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND = timedelta(microseconds=1)
 # Stands for bytes of a subject that aren't UTF-8.

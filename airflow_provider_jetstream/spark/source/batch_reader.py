@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
@@ -69,7 +69,7 @@ class JetStreamReader(DataSourceReader):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType, snapshot: StreamSnapshot | None) -> None:
         self._raw_options = dict(raw_options)
         self._options = read_options(raw_options, "read")
-        self._columns = Columns.of(
+        self._columns = RequestedColumns.of(
             schema, with_headers=self._options.include_headers, decompress=self._options.decompress
         )
         self._snapshot = snapshot

@@ -46,7 +46,7 @@ def read_schema(*, with_headers: bool) -> str:
 
 
 @dataclass(frozen=True)
-class Columns:
+class RequestedColumns:
     """The requested columns, in order.
 
     :param names: their names
@@ -59,7 +59,7 @@ class Columns:
     decompress: bool = False
 
     @classmethod
-    def of(cls, schema: StructType, *, with_headers: bool, decompress: bool = False) -> Columns:
+    def of(cls, schema: StructType, *, with_headers: bool, decompress: bool = False) -> RequestedColumns:
         """Take the columns of a schema, which may be fewer than there are and in another order.
 
         :raises SparkOptionError: one of them can't be read

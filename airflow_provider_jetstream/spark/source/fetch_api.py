@@ -24,7 +24,7 @@ from airflow_provider_jetstream.spark.wire.bulk_headers import HEADERS, parse_he
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from airflow_provider_jetstream.spark.source.columns import Columns
+    from airflow_provider_jetstream.spark.source.columns import RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
@@ -47,7 +47,7 @@ class _Message(NamedTuple):
 class ApiFetch:
     """Pipelined single gets of one filter subject."""
 
-    def __init__(self, stream: SourceStream, subject: str, columns: Columns, options: ReadOptions) -> None:
+    def __init__(self, stream: SourceStream, subject: str, columns: RequestedColumns, options: ReadOptions) -> None:
         self._stream = stream
         self._subject = subject
         self._columns = columns

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.spark.source.columns import Columns
+    from airflow_provider_jetstream.spark.source.columns import RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from airflow_provider_jetstream.spark.wire.bulk_parser import Rows
@@ -53,7 +53,9 @@ _ENDED = (b"Batch Completed", b"Message Size Exceeds MaxBytes")
 class ConsumerFetch:
     """An ephemeral consumer's delivery of some filter subjects; no filter for every subject."""
 
-    def __init__(self, stream: SourceStream, subjects: tuple[str, ...], columns: Columns, options: ReadOptions) -> None:
+    def __init__(
+        self, stream: SourceStream, subjects: tuple[str, ...], columns: RequestedColumns, options: ReadOptions
+    ) -> None:
         self._stream = stream
         self._subjects = subjects
         self._columns = columns

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
-    from airflow_provider_jetstream.spark.source.columns import Columns
+    from airflow_provider_jetstream.spark.source.columns import RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
     from airflow_provider_jetstream.spark.wire.bulk_parser import Rows
@@ -59,7 +59,13 @@ class DirectFetch:
     """
 
     def __init__(
-        self, stream: SourceStream, subject: str, columns: Columns, options: ReadOptions, *, pipelined: bool = True
+        self,
+        stream: SourceStream,
+        subject: str,
+        columns: RequestedColumns,
+        options: ReadOptions,
+        *,
+        pipelined: bool = True,
     ) -> None:
         self._stream = stream
         self._subject = subject

@@ -21,7 +21,7 @@ from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
-    from airflow_provider_jetstream.spark.source.columns import Columns, FetchedBatch
+    from airflow_provider_jetstream.spark.source.columns import FetchedBatch, RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
     from airflow_provider_jetstream.spark.source.partition_planner import Range
 
@@ -36,7 +36,7 @@ _BYTES = 1 << 19
 
 
 def read_range(
-    raw_options: Mapping[str, str], options: ReadOptions, columns: Columns, task: Range
+    raw_options: Mapping[str, str], options: ReadOptions, columns: RequestedColumns, task: Range
 ) -> Iterator[pa.RecordBatch]:
     """Read a task's range.
 
@@ -63,7 +63,11 @@ def _joined(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def _read_subjects(
-    raw_options: Mapping[str, str], options: ReadOptions, columns: Columns, task: Range, subjects: tuple[str, ...]
+    raw_options: Mapping[str, str],
+    options: ReadOptions,
+    columns: RequestedColumns,
+    task: Range,
+    subjects: tuple[str, ...],
 ) -> Iterator[pa.RecordBatch]:
     position, failures, failing_since = task.first, 0, 0.0
     settings = socket_settings(raw_options)
@@ -93,7 +97,7 @@ def _read_subjects(
 def _fetch(
     stream: SourceStream,
     options: ReadOptions,
-    columns: Columns,
+    columns: RequestedColumns,
     task: Range,
     subjects: tuple[str, ...],
     first: int,

@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.batch_reader import RangePartition
-from airflow_provider_jetstream.spark.source.columns import Columns
+from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import (
     fetch_method,
@@ -57,7 +57,7 @@ class JetStreamStreamReader(DataSourceStreamReader):
     def __init__(self, raw_options: Mapping[str, str], schema: StructType) -> None:
         self._raw_options = dict(raw_options)
         self._options = read_options(raw_options, "readStream")
-        self._columns = Columns.of(
+        self._columns = RequestedColumns.of(
             schema, with_headers=self._options.include_headers, decompress=self._options.decompress
         )
         self._socket: NatsSocket | None = None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from typing import Any
 
 from airflow.sdk import DAG
 
@@ -17,7 +18,7 @@ QUEUE = WorkQueue(
 )
 
 
-def report(task_id: str, **kwargs: object) -> None:
+def report(task_id: str, **kwargs: Any) -> None:
     """Report on a queue."""
     JetStreamDeadLetterReportOperator(
         task_id=task_id, work_queue=QUEUE, directory=tempfile.gettempdir(), retries=0, **kwargs

@@ -41,4 +41,5 @@ with DAG("beside", schedule=None) as dag:
 
     report = JetStreamDeadLetterReportOperator(task_id="report", work_queue=QUEUE, directory=str(FOLDER / "reports"))
 
-    submit >> count() >> report
+    # The decorator passes the session.
+    submit >> count() >> report  # type: ignore[call-arg]

@@ -21,7 +21,7 @@ from testbed.dead_letters import letter_records, make_terminated_letters, reques
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -29,14 +29,14 @@ ORIGIN = {"Airflow-Dag-Id": "shop", "Airflow-Run-Id": "r1", "Airflow-Task-Id": "
 ERROR = {"Dead-Letter-Error-Class": "PrinterError", "Dead-Letter-Error-Message": "no paper in tray 7"}
 
 
-async def wait_for_letters(connection: Connection, queue: WorkQueue, count: int, **selected: Any) -> None:
-    async def found() -> bool:
+async def wait_for_letters(connection: NatsPyConnection, queue: WorkQueue, count: int, **selected: Any) -> None:
+    async def are_found() -> bool:
         return len((await find_dead_letters(connection, queue, Selection(**selected))).letters) == count
 
-    await eventually(found)
+    await eventually(are_found)
 
 
-async def five_letters(connection: Connection, name: str) -> WorkQueue:
+async def five_letters(connection: NatsPyConnection, name: str) -> WorkQueue:
     """Let jobs die of different things: an Airflow task's, a terminated one, one with a worker's copy, one of another
     subject, and one of a second consumer."""
     consumers = [
@@ -52,8 +52,8 @@ async def five_letters(connection: Connection, name: str) -> WorkQueue:
         *await pull_jobs(connection, queue, 4),
         *await pull_jobs(connection, queue, 1, consumer="other"),
     ]
-    told = {"Dead-Letter-Version": "1", "Dead-Letter-Subject": second.subject, **ERROR}
-    await connection.client.jetstream().publish(f"dead.{name}.worker.3", b"printer", headers=told)
+    headers = {"Dead-Letter-Version": "1", "Dead-Letter-Subject": second.subject, **ERROR}
+    await connection.client.jetstream().publish(f"dead.{name}.worker.3", b"printer", headers=headers)
     await second.respond(b"+TERM no such customer")
     for message in (first, *others):
         await message.nak()
@@ -61,9 +61,9 @@ async def five_letters(connection: Connection, name: str) -> WorkQueue:
     return queue
 
 
-async def test_letters_are_selected_by_everything_that_is_known_about_them(connection: Connection, name: str) -> None:
+async def test_letters_are_selected_by_each_field(connection: NatsPyConnection, name: str) -> None:
     queue = await five_letters(connection, name)
-    letters = {each.sequence: each for each in (await find_dead_letters(connection, queue)).letters}
+    letters = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}
     selections: dict[int | None, dict[str, Any]] = {
         4: {"subject": f"{name}.jobs.*.b"},
         1: {"dag_id": "shop", "run_id": "r1", "task_id": "send"},
@@ -71,7 +71,7 @@ async def test_letters_are_selected_by_everything_that_is_known_about_them(conne
         3: {"error_class": "PrinterError", "fingerprint": letters[3].death.fingerprint},
         5: {"consumer": "other", "younger_than": "1h", "subject": f"{name}.>"},
     }
-    nothing = (
+    nothing: tuple[dict[str, Any], ...] = (
         {"subject": "elsewhere.>"},
         {"dag_id": "shop", "task_id": "other"},
         {"older_than": "1h"},
@@ -81,17 +81,17 @@ async def test_letters_are_selected_by_everything_that_is_known_about_them(conne
     before = [await stream_messages(connection, stream) for stream in (name, f"{name}-dead")]
     for selected in nothing:
         report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(**selected)))
-        assert (report.redriven, report.failed, list(report.gone), list(report.parked)) == ({}, {}, [], [])
+        assert (dict(report.redriven), report.failed, list(report.gone), list(report.parked)) == ({}, {}, [], [])
     assert [await stream_messages(connection, stream) for stream in (name, f"{name}-dead")] == before
     assert await stored_count(connection, f"{name}-audit") == 0
     for new, (sequence, selected) in enumerate(selections.items(), 6):
         report = await redrive_dead_letters(connection, queue, RedriveRequest(Selection(**selected)))
-        assert (report.redriven, report.failed) == ({sequence: new}, {})
+        assert (dict(report.redriven), report.failed) == ({sequence: new}, {})
     assert (await find_dead_letters(connection, queue)).letters == ()
     assert sum([await drain_of(connection, queue, consumer) for consumer in ("worker", "other")]) == 5
 
 
-async def drain_of(connection: Connection, queue: WorkQueue, consumer: str) -> int:
+async def drain_of(connection: NatsPyConnection, queue: WorkQueue, consumer: str) -> int:
     pending = (await connection.api(f"CONSUMER.INFO.{queue.name}.{consumer}"))["num_pending"]
     messages = await pull_jobs(connection, queue, pending, consumer=consumer) if pending else []
     for message in messages:
@@ -99,18 +99,20 @@ async def drain_of(connection: Connection, queue: WorkQueue, consumer: str) -> i
     return len(messages)
 
 
-async def test_sequences_that_the_rest_of_the_selection_excludes_are_told(connection: Connection, name: str) -> None:
+async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await make_terminated_letters(connection, queue, "c")
     await redrive_dead_letters(connection, queue, request_for([2], max_redrives=0))
     terminated = Selection(sequences=frozenset({1, 2, 3}), reasons=frozenset({Reason.TERMINATED}))
-    told = (
+    expected = (
         r"found otherwise for 2 of 3 sequences \(1: it is dead, but the rest of the selection excludes it; 2: it is"
         r" parked; select parked to bring it back\); nothing was redriven"
     )
     for work in (redrive_dead_letters, preview):
-        with pytest.raises(DeadLetterGoneError, match=told):
+        with pytest.raises(DeadLetterGoneError, match=expected):
             await work(connection, queue, RedriveRequest(terminated))
     assert await stored_count(connection, name) == 1
     both = Selection(sequences=frozenset({3}), reasons=frozenset({Reason.TERMINATED}))
@@ -118,7 +120,7 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_told(connec
     assert await process_all(connection, queue) == {"c": 1}
 
 
-async def test_vanished_letters_come_back_only_when_they_are_selected(connection: Connection, name: str) -> None:
+async def test_vanished_letters_come_back_only_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     # As a server does that loses it.
@@ -127,7 +129,7 @@ async def test_vanished_letters_come_back_only_when_they_are_selected(connection
     assert (await preview(connection, queue, RedriveRequest())).redriven == 1
     assert (await preview(connection, queue, selected)).redriven == 2
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, list(report.gone)) == ({2: 3}, [1])
+    assert (dict(report.redriven), list(report.gone)) == ({2: 3}, [1])
     report = await redrive_dead_letters(connection, queue, selected)
     assert report.redriven == {1: 4}
     assert (await redrive_dead_letters(connection, queue, selected)).redriven == {}
@@ -137,7 +139,7 @@ async def test_vanished_letters_come_back_only_when_they_are_selected(connection
 UNDELIVERABLE = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
 
 
-async def with_undeliverable(connection: Connection, name: str, **fields: Any) -> WorkQueue:
+async def with_undeliverable(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
     consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
     queue = await make_queue(connection, name, consumers=consumers, **fields)
     await make_dead_letters(connection, queue, "a")
@@ -145,54 +147,56 @@ async def with_undeliverable(connection: Connection, name: str, **fields: Any) -
     return queue
 
 
-async def test_undeliverable_jobs_come_back_when_named_to_a_subject_that_is_taken(
-    connection: Connection, name: str
+async def test_selected_undeliverable_jobs_are_redriven_to_a_subject_with_a_consumer(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await with_undeliverable(connection, name)
-    order = RedriveRequest(UNDELIVERABLE, subject=f"{name}.jobs.plain")
+    request = RedriveRequest(UNDELIVERABLE, subject=f"{name}.jobs.plain")
     shown = await preview(connection, queue, RedriveRequest())
     assert (shown.redriven, shown.undeliverable) == (1, 2)
     report = await redrive_dead_letters(connection, queue)
-    assert (report.redriven, report.undeliverable) == ({1: 4}, 2)
-    assert (await preview(connection, queue, order)).redriven == 2
-    report = await redrive_dead_letters(connection, queue, order)
-    assert (report.redriven, report.failed) == ({2: 5, 3: 6}, {})
+    assert (dict(report.redriven), report.undeliverable) == ({1: 4}, 2)
+    assert (await preview(connection, queue, request)).redriven == 2
+    report = await redrive_dead_letters(connection, queue, request)
+    assert (dict(report.redriven), report.failed) == ({2: 5, 3: 6}, {})
     copy = await stored_message(connection, name, 5)
     assert (copy.subject, copy.header("Redrive-Consumer")) == (f"{name}.jobs.plain", "")
-    assert [each.reason for each in await letter_records(connection, queue)] == ["max_deliveries"] + [
+    assert [record.reason for record in await letter_records(connection, queue)] == ["max_deliveries"] + [
         "undeliverable"
     ] * 2
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
     assert await stored_count(connection, name) == 0
 
 
-async def test_undeliverable_jobs_can_be_parked(connection: Connection, name: str) -> None:
+async def test_undeliverable_jobs_can_be_parked(connection: NatsPyConnection, name: str) -> None:
     queue = await with_undeliverable(connection, name)
     report = await redrive_dead_letters(connection, queue, RedriveRequest(UNDELIVERABLE, max_redrives=0))
     assert list(report.parked) == [2, 3]
     assert await stored_count(connection, name) == 1
 
 
-async def test_undeliverable_jobs_that_cannot_be_moved_are_told_and_stay(connection: Connection, name: str) -> None:
+async def test_undeliverable_jobs_that_cannot_be_removed_are_refused_and_stay(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await with_undeliverable(connection, name)
-    told = (
+    expected = (
         f"^expected a subject that a consumer takes for undeliverable jobs, found none: .* \\({name}.jobs.typo\\); name"
     )
-    with pytest.raises(RedriveRequestError, match=told):
+    with pytest.raises(RedriveRequestError, match=expected):
         await redrive_dead_letters(connection, queue, RedriveRequest(UNDELIVERABLE))
     queue = await with_undeliverable(connection, f"{name}d", deny_delete=True)
-    order = RedriveRequest(UNDELIVERABLE, subject=f"{name}d.jobs.plain")
-    told = (
+    request = RedriveRequest(UNDELIVERABLE, subject=f"{name}d.jobs.plain")
+    expected = (
         f"^expected a queue that allows jobs to be deleted, found deny_delete on {name}d: those that no consumer takes"
     )
-    with pytest.raises(RedriveRequestError, match=told):
-        await redrive_dead_letters(connection, queue, order)
+    with pytest.raises(RedriveRequestError, match=expected):
+        await redrive_dead_letters(connection, queue, request)
     assert await stored_count(connection, f"{name}d") == 3
 
 
 @pytest.mark.parametrize(("protocol", "size"), [(Protocol.COPY, 1), (Protocol.ATOMIC, 1), (Protocol.ATOMIC, 40_000)])
 async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_died_in(
-    connection: Connection, name: str, protocol: Protocol, size: int
+    connection: NatsPyConnection, name: str, protocol: Protocol, size: int
 ) -> None:
     atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
     queue = await make_queue(
@@ -209,13 +213,13 @@ async def test_copies_come_back_in_the_order_of_their_jobs_whatever_order_they_d
     assert list(report.redriven) == [*range(1, 301)]
     for kind in range(3):
         copies = await stream_messages(connection, name, f"{name}.jobs.{kind}")
-        assert [int(each.data) for each in copies] == [*range(kind, 300, 3)]
+        assert [int(copy.data) for copy in copies] == [*range(kind, 300, 3)]
 
 
 @pytest.mark.parametrize("death", ["dead", "terminated"])
 @pytest.mark.parametrize("protocol", [Protocol.COPY, Protocol.ATOMIC])
-async def test_three_redrives_at_once_lose_and_repeat_nothing_while_workers_drain(
-    connection: Connection, settings: ConnectionSettings, name: str, protocol: Protocol, death: str
+async def test_three_concurrent_redrives_lose_and_repeat_nothing_while_workers_drain(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, protocol: Protocol, death: str
 ) -> None:
     atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC}
     queue = await make_queue(
@@ -240,8 +244,8 @@ async def test_three_redrives_at_once_lose_and_repeat_nothing_while_workers_drai
     async with AsyncExitStack() as stack:
         connections = [await stack.enter_async_context(connect(settings)) for _ in range(3)]
         working = asyncio.create_task(work())
-        order = RedriveRequest(protocol=protocol)
-        reports = await asyncio.gather(*(redrive_dead_letters(each, queue, order) for each in connections))
+        request = RedriveRequest(protocol=protocol)
+        reports = await asyncio.gather(*(redrive_dead_letters(client, queue, request) for client in connections))
         over.set()
         assert await working == dict.fromkeys(jobs, 1)
     assert all(report.failed == {} for report in reports)

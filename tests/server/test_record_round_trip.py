@@ -1,4 +1,4 @@
-"""The record of a dead letter through a real server: kept, stored, read."""
+"""The record of a dead letter through a real server: built, stored, read."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from testbed.dead_letters import publish_raw
 from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
 
 
-async def stored(connection: Connection, stream: str, sequence: int) -> StoredMessage:
-    # A publisher that asks for no acknowledgement isn't told when its message is stored.
+async def stored(connection: NatsPyConnection, stream: str, sequence: int) -> StoredMessage:
+    # A publisher that asks for no acknowledgement doesn't learn when its message is stored.
     message = await eventually(lambda: get_message(connection, stream, sequence))
     assert message is not None
     return message
@@ -41,21 +41,21 @@ async def stored(connection: Connection, stream: str, sequence: int) -> StoredMe
     ids=["repeated", "beyond ASCII", "the server's", "no UTF-8", "odd names", "line breaks", "looks like a record"],
 )
 async def test_a_job_comes_back_from_its_record_as_it_was_stored(
-    nats: NatsServer, connection: Connection, name: str, headers: bytes, body: bytes
+    nats: NatsServer, connection: NatsPyConnection, name: str, headers: bytes, body: bytes
 ) -> None:
     await make_queue(connection, name)
     await publish_raw(nats, f"{name}.jobs.a", headers, body)
     original = await stored(connection, name, 1)
     assert len(original.headers) >= 1
     death = Death(name, "2026-11-20T00:00:00.1Z", 1, "worker", Reason.TERMINATED, datetime.now(UTC), None, 2, "größe")
-    kept = record_headers(
+    fields = record_headers(
         death, subject=original.subject, time=original.time, headers=original.headers, writer="worker"
     )
-    ack = await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=kept)
+    ack = await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=fields)
     record = read_record(await stored(connection, f"{name}-dead", ack.seq), name)
     assert record is not None
-    found, job, parked = record
-    assert (found, parked) == (death, None)
+    recorded, job, parked = record
+    assert (recorded, parked) == (death, None)
     assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
     assert sorted(job.headers) == sorted(original.headers)
     for repeated in {key for key, _ in original.headers}:
@@ -63,16 +63,18 @@ async def test_a_job_comes_back_from_its_record_as_it_was_stored(
         assert [value for key, value in job.headers if key == repeated] == values
 
 
-async def test_a_record_sent_twice_is_stored_once(connection: Connection, name: str) -> None:
+async def test_a_record_sent_twice_is_stored_once(connection: NatsPyConnection, name: str) -> None:
     await make_queue(connection, name)
     death = Death(name, "", 1, "worker", Reason.TERMINATED, datetime.now(UTC), deliveries=1)
-    kept = record_headers(death, subject="a", time="2026-11-20T00:00:00.1Z", headers=(), writer="worker")
+    headers = record_headers(death, subject="a", time="2026-11-20T00:00:00.1Z", headers=(), writer="worker")
     publish = connection.client.jetstream().publish
-    first, second = [await publish(f"dead.{name}.worker.1", b"a", headers=kept) for _ in range(2)]
+    first, second = [await publish(f"dead.{name}.worker.1", b"a", headers=headers) for _ in range(2)]
     assert (second.seq, second.duplicate) == (first.seq, True)
 
 
-async def test_a_foreign_copy_in_another_encoding_is_read(nats: NatsServer, connection: Connection, name: str) -> None:
+async def test_a_foreign_copy_in_another_encoding_is_read(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
     await make_queue(connection, name)
     headers = b"Dead-Letter-Sequence: 7\r\nDead-Letter-Explanation: K\xf6ln\r\nDead-Letter-Subject: K\xf6ln\r\nA: \xf6"
     await publish_raw(nats, f"dead.{name}.worker", headers, b"x")

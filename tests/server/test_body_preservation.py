@@ -30,7 +30,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 HEADERS = (
@@ -44,7 +44,7 @@ HEADERS = (
 )
 
 
-async def keep(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> tuple[int, int]:
+async def keep(connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None) -> tuple[int, int]:
     chosen = selection or Selection()
     scan = await Scan.begin(connection, queue, vanished=chosen.vanished)
     keeper = BodyPreserver(connection, scan)
@@ -53,11 +53,13 @@ async def keep(connection: Connection, queue: WorkQueue, selection: Selection | 
     return keeper.preserved, keeper.not_preserved
 
 
-async def letters(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> list[DeadLetter]:
+async def letters(
+    connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None
+) -> list[DeadLetter]:
     return list((await find_dead_letters(connection, queue, selection)).letters)
 
 
-async def store_raw(connection: Connection, subject: str, headers: bytes, body: bytes) -> None:
+async def store_raw(connection: NatsPyConnection, subject: str, headers: bytes, body: bytes) -> None:
     """Store what the client itself wouldn't send."""
     server = connection.client.connected_url
     assert server is not None
@@ -69,7 +71,7 @@ async def store_raw(connection: Connection, subject: str, headers: bytes, body: 
     writer.close()
 
 
-async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name: str) -> None:
+async def test_each_body_is_copied_once_and_unchanged(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     body = bytes(range(256))
     await connection.client.request(f"{name}.jobs.a", body, headers=Headers(HEADERS))
@@ -81,17 +83,17 @@ async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name
     await eventually(both)
     await exhaust_deliveries(connection, queue, 2)
     before = await letters(connection, queue)
-    assert [each.preserved for each in before] == [False, False]
+    assert [letter.preserved for letter in before] == [False, False]
     assert await keep(connection, queue) == (2, 0)
     assert await keep(connection, queue) == (0, 0)
     after = await letters(connection, queue)
-    assert [(each.preserved, each.entries) for each in after] == [(True, (1, 3)), (True, (2, 4))]
+    assert [(letter.preserved, letter.entries) for letter in after] == [(True, (1, 3)), (True, (2, 4))]
     # The server deletes the originals, as it does after a change of leaders.
     for sequence in (1, 2):
         await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
     findings = await find_dead_letters(connection, queue)
     assert findings.letters == ()
-    assert {each.status for each in findings.dismissed} == {Status.VANISHED}
+    assert {job.status for job in findings.dismissed} == {Status.VANISHED}
     back = await letters(connection, queue, Selection(vanished=True))
     for original, letter in zip(before, back, strict=True):
         assert (letter.source, letter.preserved) == (BodySource.COPY, True)
@@ -104,7 +106,9 @@ async def test_each_body_is_kept_once_and_as_it_was(connection: Connection, name
         assert letter.death == original.death
 
 
-async def test_a_terminated_letter_is_kept_from_the_archive_and_outlives_it(connection: Connection, name: str) -> None:
+async def test_a_terminated_letter_is_copied_from_the_archive_and_outlives_it(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, ["a"])
     (message,) = await pull_jobs(connection, queue, 1)
@@ -123,12 +127,12 @@ async def test_a_terminated_letter_is_kept_from_the_archive_and_outlives_it(conn
     assert letter.death.died_at == before.death.died_at
 
 
-async def _any(connection: Connection, stream: str) -> bool:
+async def _any(connection: NatsPyConnection, stream: str) -> bool:
     return await stored_count(connection, stream) > 0
 
 
-async def test_orphans_and_undeliverable_jobs_are_kept_and_stay_what_they_are(
-    connection: Connection, name: str
+async def test_orphans_and_undeliverable_jobs_are_copied_and_keep_their_reason(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.plain"})
     await make_dead_letters(connection, queue, ["orphan"])
@@ -136,17 +140,19 @@ async def test_orphans_and_undeliverable_jobs_are_kept_and_stay_what_they_are(
     await publish_jobs(connection, queue, ["nobody's"], kind="other")
     both = Selection(reasons=frozenset({Reason.ORPHAN, Reason.UNDELIVERABLE}))
     assert await keep(connection, queue, both) == (2, 0)
-    found = await letters(connection, queue, both)
-    assert [(each.sequence, each.death.reason, each.preserved, len(each.entries)) for each in found] == [
+    both_letters = await letters(connection, queue, both)
+    assert [
+        (letter.sequence, letter.death.reason, letter.preserved, len(letter.entries)) for letter in both_letters
+    ] == [
         (1, Reason.ORPHAN, True, 1),
         (2, Reason.UNDELIVERABLE, True, 1),
     ]
     assert await keep(connection, queue, both) == (0, 0)
-    assert [each.sequence for each in await letters(connection, queue)] == [1]
-    assert (await get_message(connection, f"{name}-dead", 3) or found[0]).subject == f"dead.{name}._.2"
+    assert [letter.sequence for letter in await letters(connection, queue)] == [1]
+    assert (await get_message(connection, f"{name}-dead", 3) or both_letters[0]).subject == f"dead.{name}._.2"
 
 
-async def test_a_letter_of_which_a_copy_was_deleted_is_kept_again(connection: Connection, name: str) -> None:
+async def test_a_letter_whose_copy_was_deleted_is_copied_again(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     assert await keep(connection, queue) == (1, 0)
@@ -158,7 +164,7 @@ async def test_a_letter_of_which_a_copy_was_deleted_is_kept_again(connection: Co
     assert await keep(connection, queue) == (0, 0)
 
 
-async def test_scans_side_by_side_keep_one_copy(connection: Connection, name: str) -> None:
+async def test_concurrent_scans_store_one_copy(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     scans = [await Scan.begin(connection, queue) for _ in range(2)]
@@ -177,57 +183,58 @@ async def test_scans_side_by_side_keep_one_copy(connection: Connection, name: st
         {"max_msgs": 2, "discard": "new"},
     ],
 )
-async def test_where_nothing_can_be_kept_it_is_counted(
-    connection: Connection, name: str, fields: dict[str, object]
+async def test_letters_that_cannot_be_copied_are_counted(
+    connection: NatsPyConnection, name: str, fields: dict[str, object]
 ) -> None:
-    told = {
-        key: [each.format(name=name) for each in value] if isinstance(value, list) else value
+    fields = {
+        key: [text.format(name=name) for text in value] if isinstance(value, list) else value
         for key, value in fields.items()
     }
-    queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead"} | told)
+    queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead"} | fields)
     await make_dead_letters(connection, queue, ["a" * 300, "b" * 300])
     assert await keep(connection, queue) == (0, 2)
     findings = await find_dead_letters(connection, queue)
-    assert [(each.sequence, each.preserved) for each in findings.letters] == [(1, False), (2, False)]
+    assert [(letter.sequence, letter.preserved) for letter in findings.letters] == [(1, False), (2, False)]
     if "subjects" in fields:
         assert any(f"doesn't capture dead.{name}.>" in risk for risk in findings.risks)
 
 
-async def test_what_was_finished_late_after_it_was_kept_is_no_letter(connection: Connection, name: str) -> None:
+async def test_a_job_finished_late_after_it_was_copied_is_no_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
     await make_dead_letters(connection, queue, ["a"])
     await keep(connection, queue)
     await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
     findings = await find_dead_letters(connection, queue)
-    assert (findings.letters, [each.status for each in findings.dismissed]) == ((), [Status.VANISHED])
+    assert (findings.letters, [job.status for job in findings.dismissed]) == ((), [Status.VANISHED])
 
 
-async def test_twenty_thousand_letters(connection: Connection, name: str) -> None:
+async def test_twenty_thousand_letters(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_ack_pending": -1, "ack_wait": "30s"})
     count = 20_000
     for start in range(0, count, 1_000):
-        sequences = await _put_fast(connection, queue, start, 1_000)
-        await exhaust_deliveries(connection, queue, sequences)
+        await exhaust_deliveries(connection, queue, await _put_fast(connection, queue, start, 1_000))
     started = time.monotonic()
     scan = await Scan.begin(connection, queue)
     begun = time.monotonic()
-    seen: list[int] = []
+    sequences: list[int] = []
     async for page in scan.pages(Selection()):
-        seen += [letter.sequence for letter in page.letters]
+        sequences += [letter.sequence for letter in page.letters]
     ended = time.monotonic()
-    assert seen == list(range(1, count + 1))
+    assert sequences == list(range(1, count + 1))
     keeper = BodyPreserver(connection, scan)
     rest: list[int] = []
     async for page in scan.pages(Selection(), after=15_000):
         rest += [letter.sequence for letter in page.letters]
         await keeper.preserve(page.letters)
-    kept = time.monotonic()
-    assert rest == seen[15_000:]
+    copied = time.monotonic()
+    assert rest == sequences[15_000:]
     assert keeper.preserved == 5_000
-    print(f"begin {begun - started:.1f} s, 20,000 proved in {ended - begun:.1f} s, 5,000 kept in {kept - ended:.1f} s")
+    print(
+        f"begin {begun - started:.1f} s, 20,000 proved in {ended - begun:.1f} s, 5,000 copied in {copied - ended:.1f} s"
+    )
 
 
-async def _put_fast(connection: Connection, queue: WorkQueue, start: int, count: int) -> int:
+async def _put_fast(connection: NatsPyConnection, queue: WorkQueue, start: int, count: int) -> int:
     for number in range(start, start + count):
         await connection.client.publish(f"{queue.name}.jobs.plain", str(number).encode())
 

@@ -1,4 +1,4 @@
-"""How fast letters come back, and what is told meanwhile."""
+"""The rate of a redrive, its progress and its cancellation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.redrive import redrive as running
+from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -16,7 +16,7 @@ from testbed.dead_letters import stream_messages
 from testbed.queues import make_dead_letters, make_queue, process_all
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 
 
@@ -31,8 +31,8 @@ def most_within(moments: list[float], window: float) -> int:
 
 
 @pytest.mark.parametrize(("rate", "letters"), [(30, 130), (400, 1_200)])
-async def test_no_window_of_time_has_more_letters_than_the_rate_allows(
-    connection: Connection, name: str, rate: int, letters: int
+async def test_no_period_has_more_letters_than_the_rate_allows(
+    connection: NatsPyConnection, name: str, rate: int, letters: int
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, map(str, range(letters)))
@@ -52,21 +52,21 @@ async def test_no_window_of_time_has_more_letters_than_the_rate_allows(
     assert average >= rate * (0.9 if rate < 100 else 0.5)
 
 
-async def test_it_tells_how_far_it_is(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_progress_is_reported_and_logged(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcd")
-    monkeypatch.setattr(running, "PAGE", 2)
-    monkeypatch.setattr(running, "_PROGRESS_SECONDS", 0)
-    seen: list[tuple[int, bool]] = []
+    monkeypatch.setattr(redrive_module, "PAGE", 2)
+    monkeypatch.setattr(redrive_module, "_PROGRESS_SECONDS", 0)
+    reports: list[tuple[int, bool]] = []
 
     def progress(report: RedriveReport) -> None:
-        seen.append((len(report.redriven), report.cancelled))
+        reports.append((len(report.redriven), report.cancelled))
 
-    with caplog.at_level(logging.INFO, logger=running.__name__):
+    with caplog.at_level(logging.INFO, logger=redrive_module.__name__):
         await redrive_dead_letters(connection, queue, progress=progress)
-    assert seen == [(2, False), (4, False), (4, False)]
+    assert reports == [(2, False), (4, False), (4, False)]
     first, *others = [record.getMessage() for record in caplog.records]
     assert first.startswith(f"Redriving {name} by copy ({name} doesn't allow atomic batches; provision it with atomic")
     assert others == [
@@ -75,16 +75,16 @@ async def test_it_tells_how_far_it_is(
     ]
 
 
-async def test_told_to_stop_it_stops_between_batches(
-    connection: Connection, name: str, monkeypatch: pytest.MonkeyPatch
+async def test_a_stopped_redrive_ends_between_batches(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcde")
-    monkeypatch.setattr(running, "PAGE", 2)
-    asked = count(1)
-    report = await redrive_dead_letters(connection, queue, stopped=lambda: next(asked) == 3)
-    assert (report.redriven, report.cancelled) == ({1: 6, 2: 7, 3: 8, 4: 9}, True)
+    monkeypatch.setattr(redrive_module, "PAGE", 2)
+    calls = count(1)
+    report = await redrive_dead_letters(connection, queue, stopped=lambda: next(calls) == 3)
+    assert (dict(report.redriven), report.cancelled) == ({1: 6, 2: 7, 3: 8, 4: 9}, True)
     assert await process_all(connection, queue) == dict.fromkeys("abcd", 1)
     report = await redrive_dead_letters(connection, queue, stopped=lambda: True)
-    assert (report.redriven, report.cancelled) == ({}, True)
+    assert (dict(report.redriven), report.cancelled) == ({}, True)
     assert (await redrive_dead_letters(connection, queue)).redriven == {5: 10}

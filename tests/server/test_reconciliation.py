@@ -1,4 +1,4 @@
-"""Dead letters that nobody told of, and what the consumers' numbers say about those that somebody did."""
+"""Dead letters without an entry, and entries that the consumers' numbers contradict."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Collection
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
@@ -52,22 +52,22 @@ def sequences(findings: Findings) -> list[int]:
     return [letter.sequence for letter in findings.letters]
 
 
-async def delivered_for_the_last_time(connection: Connection, queue: WorkQueue, count: int) -> None:
+async def delivered_for_the_last_time(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     for _ in range(queue.consumer(CONSUMER).max_deliver or 1):
         await pull_jobs(connection, queue, count, within=20)
 
 
-async def idle(connection: Connection, queue: WorkQueue, within: float = 10) -> None:
+async def idle(connection: NatsPyConnection, queue: WorkQueue, within: float = 10) -> None:
     """Wait until nothing is in flight, without a worker's help."""
 
     async def nothing_in_flight() -> bool:
         await probe(connection, queue)
-        return (await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0
+        return bool((await consumer_info(connection, queue.name, CONSUMER))["num_ack_pending"] == 0)
 
     await eventually(nothing_in_flight, within)
 
 
-async def forget(connection: Connection, queue: WorkQueue) -> None:
+async def forget(connection: NatsPyConnection, queue: WorkQueue) -> None:
     await connection.api(f"STREAM.PURGE.{queue.name}-dead")
 
 
@@ -80,7 +80,7 @@ async def forget(connection: Connection, queue: WorkQueue) -> None:
     ],
 )
 async def test_all_workers_died_before_the_last_ack_wait_was_over(
-    connection: Connection, name: str, consumer: dict[str, Any]
+    connection: NatsPyConnection, name: str, consumer: dict[str, Any]
 ) -> None:
     queue = await make_queue(connection, name, consumer=consumer)
     await publish_jobs(connection, queue, ["done"])
@@ -96,7 +96,7 @@ async def test_all_workers_died_before_the_last_ack_wait_was_over(
     assert [letter.body for letter in looks[-1].letters] == [b"a", b"b", b"c"]
 
 
-async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Connection, name: str) -> None:
+async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, dead_letters=None, consumer={"max_deliver": 2})
     await publish_jobs(connection, queue, "abc")
     await delivered_for_the_last_time(connection, queue, 3)
@@ -116,7 +116,7 @@ async def test_the_dead_letter_queue_was_created_after_the_deaths(connection: Co
     assert datetime.fromisoformat(first.time) < first.death.died_at <= datetime.now(UTC)
 
 
-async def test_the_dead_letter_queue_was_full(connection: Connection, name: str) -> None:
+async def test_the_dead_letter_queue_was_full(connection: NatsPyConnection, name: str) -> None:
     full = {"name": f"{name}-dead", "discard": "new", "max_msgs": 2}
     queue = await make_queue(connection, name, dead_letters=full)
     await publish_jobs(connection, queue, "abcd")
@@ -131,15 +131,15 @@ async def test_the_dead_letter_queue_was_full(connection: Connection, name: str)
     )
 
 
-async def test_the_advisories_were_deleted_by_hand(connection: Connection, name: str) -> None:
+async def test_the_advisories_were_deleted_by_hand(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "abcd")
     for entry in (2, 3):
         await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": entry})
     findings = await find_dead_letters(connection, queue)
     reasons = {letter.sequence: letter.death.reason for letter in findings.letters}
-    told, untold = Reason.MAX_DELIVERIES, Reason.ORPHAN
-    assert reasons == {1: told, 2: untold, 3: untold, 4: told}
+    advised, orphan = Reason.MAX_DELIVERIES, Reason.ORPHAN
+    assert reasons == {1: advised, 2: orphan, 3: orphan, 4: advised}
 
 
 async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name: str) -> None:
@@ -169,18 +169,20 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
         print(f"{len(findings.letters)} dead, {len(untold)} untold, {left} delivered again")
 
 
-async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(connection: Connection, name: str) -> None:
+async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, "abcde")
     alive, *others = await pull_jobs(connection, queue, 4)
     for message in others:
         await message.nak()
 
-    async def told() -> bool:
+    async def is_stored() -> bool:
         await probe(connection, queue)
         return await stored_count(connection, f"{name}-dead") == 3
 
-    await eventually(told)
+    await eventually(is_stored)
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 1})
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 3})
     findings = await find_dead_letters(connection, queue)
@@ -190,7 +192,7 @@ async def test_what_is_not_yet_certain_while_jobs_are_in_flight_is_counted(conne
     assert (sequences(findings), findings.uncertain) == ([2, 3, 4], 0)
 
 
-async def test_below_what_is_in_flight_the_untold_are_certain(connection: Connection, name: str) -> None:
+async def test_orphans_below_the_jobs_in_flight_are_certain(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await make_dead_letters(connection, queue, "ab")
     await publish_jobs(connection, queue, ["done"])
@@ -202,7 +204,7 @@ async def test_below_what_is_in_flight_the_untold_are_certain(connection: Connec
     assert (sequences(findings), findings.uncertain) == ([1, 2], 0)
 
 
-async def test_an_untold_death_behind_a_stale_entry_is_found(connection: Connection, name: str) -> None:
+async def test_an_orphan_with_a_stale_entry_is_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.DELETE.{name}")
@@ -215,13 +217,13 @@ async def test_an_untold_death_behind_a_stale_entry_is_found(connection: Connect
     queue = small_queue(name)
     await provision(connection, queue)
     findings = await find_dead_letters(connection, queue)
-    assert [(each.sequence, each.body, each.death.reason) for each in findings.letters] == [
+    assert [(letter.sequence, letter.body, letter.death.reason) for letter in findings.letters] == [
         (1, b"c", Reason.ORPHAN),
         (2, b"d", Reason.ORPHAN),
     ]
 
 
-async def test_an_orphan_whose_completion_is_stored_is_completed(connection: Connection, name: str) -> None:
+async def test_an_orphan_whose_completion_is_stored_is_completed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await forget(connection, queue)
@@ -232,8 +234,8 @@ async def test_an_orphan_whose_completion_is_stored_is_completed(connection: Con
     assert (done.sequence, done.status, done.consumer, done.stored) == (1, Status.COMPLETED, "worker", True)
 
 
-async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_named(
-    connection: Connection, name: str
+async def test_undeliverable_jobs_are_counted_and_returned_where_they_are_selected(
+    connection: NatsPyConnection, name: str
 ) -> None:
     consumer = {"filter_subject": f"{name}.jobs.plain"}
     queue = await make_queue(connection, name, consumer=consumer)
@@ -244,7 +246,7 @@ async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_
     assert (sequences(findings), findings.undeliverable, findings.uncertain) == ([1], 2, 0)
     named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     findings = await find_dead_letters(connection, queue, named)
-    assert [(each.sequence, each.body, each.death.consumer) for each in findings.letters] == [
+    assert [(letter.sequence, letter.body, letter.death.consumer) for letter in findings.letters] == [
         (2, b"nobody's", None),
         (3, b"nobody's either", None),
     ]
@@ -252,23 +254,23 @@ async def test_jobs_that_no_consumer_takes_are_counted_and_given_where_they_are_
     assert sequences(await find_dead_letters(connection, queue, both)) == [1, 2, 3]
 
 
-async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: Connection, name: str) -> None:
+async def test_jobs_of_a_deleted_consumer_are_undeliverable(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await publish_jobs(connection, queue, "c")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
     findings = await find_dead_letters(connection, queue)
     assert (sequences(findings), findings.undeliverable) == ([], 3)
-    assert {each.status for each in findings.dismissed} == {Status.STALE}
+    assert {job.status for job in findings.dismissed} == {Status.STALE}
     named = Selection(reasons=frozenset({Reason.UNDELIVERABLE}))
     scan = await Scan.begin(connection, queue)
     letters = [letter async for letter in scan.letters(named)]
-    assert [(each.sequence, each.entries) for each in letters] == [(1, (1,)), (2, (2,)), (3, ())]
+    assert [(letter.sequence, letter.entries) for letter in letters] == [(1, (1,)), (2, (2,)), (3, ())]
     again = await scan.classify_again(letters)
     assert again == letters
 
 
-async def test_the_markers_of_atomic_redrives_are_no_jobs(connection: Connection, name: str) -> None:
+async def test_the_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True)
     await connection.client.jetstream().publish(marker_subject(name, 1), b"")
     await publish_jobs(connection, queue, ["job"])
@@ -276,8 +278,8 @@ async def test_the_markers_of_atomic_redrives_are_no_jobs(connection: Connection
     assert (findings.letters, findings.undeliverable, findings.uncertain) == ((), 0, 0)
 
 
-async def test_a_death_that_the_server_forgot_in_a_crash_is_not_given_while_the_job_is_alive(
-    connection: Connection, name: str
+async def test_a_death_that_the_server_forgot_in_a_crash_is_no_letter_while_the_job_is_alive(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
     await make_dead_letters(connection, queue, ["dead"])
@@ -310,11 +312,11 @@ async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_na
     for _ in range(20):
         async with connect(settings) as connection:
             await publish_jobs(connection, queue, map(str, range(5)))
-            told = await stored_count(connection, f"{name}-dead")
+            entries = await stored_count(connection, f"{name}-dead")
             for _ in range(2):
                 for message in await pull_jobs(connection, queue, 5):
                     await message.nak()
-            await say_one_death(connection, queue, told)
+            await store_one_advisory(connection, queue, entries)
             own_nats.kill()
         own_nats.start()
         async with connect(settings) as connection:
@@ -323,14 +325,14 @@ async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_na
             alive = info["num_ack_pending"] + info["num_pending"]
             assert len(findings.letters) + findings.uncertain + alive <= await stored_count(connection, name)
             alive_again += alive
-            held_back += sum(each.status == Status.ALIVE for each in findings.dismissed)
+            held_back += sum(job.status == Status.ALIVE for job in findings.dismissed)
             await hand_back_until_dead(connection, queue)
             findings = await find_dead_letters(connection, queue)
             assert len(findings.letters) == await stored_count(connection, name)
     print(f"alive again after a kill: {alive_again}, letters held back: {held_back}")
 
 
-async def say_one_death(connection: Connection, queue: WorkQueue, told: int) -> None:
+async def store_one_advisory(connection: NatsPyConnection, queue: WorkQueue, entries: int) -> None:
     """Not through the pump, which gives the server the time to write down what it did."""
     inbox = connection.client.new_inbox()
     await connection.client.subscribe(inbox)
@@ -339,12 +341,12 @@ async def say_one_death(connection: Connection, queue: WorkQueue, told: int) -> 
     async def more() -> bool:
         # What was handed back may arrive there after the first one.
         await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}", ask, reply=inbox)
-        return await stored_count(connection, f"{queue.name}-dead") > told
+        return await stored_count(connection, f"{queue.name}-dead") > entries
 
     await eventually(more)
 
 
-async def hand_back_until_dead(connection: Connection, queue: WorkQueue) -> None:
+async def hand_back_until_dead(connection: NatsPyConnection, queue: WorkQueue) -> None:
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
     while True:
         info = await consumer_info(connection, queue.name, CONSUMER)
@@ -355,7 +357,7 @@ async def hand_back_until_dead(connection: Connection, queue: WorkQueue) -> None
                 await message.nak()
 
 
-async def test_a_busy_queue(connection: Connection, name: str) -> None:
+async def test_a_busy_queue(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 1, "ack_wait": "30s", "max_ack_pending": 500})
     stopped = asyncio.Event()
     poison: set[int] = set()
@@ -403,7 +405,7 @@ async def test_a_busy_queue(connection: Connection, name: str) -> None:
     print(f"{scans} scans, {len(good)} jobs done, {len(poison)} poisoned, up to {most} given meanwhile")
 
 
-async def test_untold_deaths_below_the_floor_of_a_busy_queue_are_found(connection: Connection, name: str) -> None:
+async def test_orphans_below_the_ack_floor_of_a_busy_queue_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await make_dead_letters(connection, queue, "abc")
     await forget(connection, queue)
@@ -424,7 +426,9 @@ async def test_untold_deaths_below_the_floor_of_a_busy_queue_are_found(connectio
     assert [sequences(look) for look in looks] == [[1, 2, 3]] * 5
 
 
-async def test_a_requeued_job_that_dies_again_untold_is_found(connection: Connection, name: str) -> None:
+async def test_a_requeued_job_that_dies_again_without_an_advisory_is_found(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
@@ -433,7 +437,9 @@ async def test_a_requeued_job_that_dies_again_untold_is_found(connection: Connec
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 2})
     assert await get_message(connection, f"{name}-dead", 1) is not None
     findings = await find_dead_letters(connection, queue)
-    assert [(each.sequence, each.death.reason, each.entries) for each in findings.letters] == [(1, Reason.ORPHAN, (1,))]
+    assert [(letter.sequence, letter.death.reason, letter.entries) for letter in findings.letters] == [
+        (1, Reason.ORPHAN, (1,))
+    ]
 
 
 async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_nats: NatsServer, name: str) -> None:
@@ -451,30 +457,34 @@ async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_
         own_nats.kill()
         own_nats.start()
         await eventually(lambda: connection.client.is_connected and connection.client.stats["reconnects"] > 0)
-        found = await scan.classify_again(letters)
-        assert [each.status for each in found if isinstance(each, NotDead)] == [Status.ALIVE, Status.ALIVE]
+        jobs = await scan.classify_again(letters)
+        assert [job.status for job in jobs if isinstance(job, NotDead)] == [Status.ALIVE, Status.ALIVE]
 
 
-async def test_a_death_after_the_count_casts_no_doubt_on_others(connection: Connection, name: str) -> None:
+async def test_a_death_after_the_count_makes_no_consumer_inconsistent(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     await publish_jobs(connection, queue, "abc")
     dead, dying, _ = await pull_jobs(connection, queue, 3)
     await dead.nak()
-    await eventually(lambda: _told(connection, queue, 1))
-    around = await take_snapshot(connection, queue)
+    await eventually(lambda: _has_entries(connection, queue, 1))
+    snapshot = await take_snapshot(connection, queue)
     await dying.nak()
-    await eventually(lambda: _told(connection, queue, 2))
-    index = await read_index(connection, f"{name}-dead", name, around.created)
-    reckoning = await reconcile(connection, around, index, None)
-    assert (reckoning.inconsistent_consumers, reckoning.uncertain, list(reckoning.orphans)) == (set(), 0, [])
+    await eventually(lambda: _has_entries(connection, queue, 2))
+    index = await read_index(connection, f"{name}-dead", name, snapshot.created)
+    reconciliation = await reconcile(connection, snapshot, index, None)
+    assert (reconciliation.inconsistent_consumers, reconciliation.uncertain, list(reconciliation.orphans)) == (
+        set(),
+        0,
+        [],
+    )
 
 
-async def _told(connection: Connection, queue: WorkQueue, count: int) -> bool:
+async def _has_entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> bool:
     await probe(connection, queue)
     return await stored_count(connection, f"{queue.name}-dead") == count
 
 
-async def test_a_stored_job_was_not_deleted_whatever_is_said(connection: Connection, name: str) -> None:
+async def test_an_advisory_that_a_stored_job_was_deleted_is_ignored(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
     await forget(connection, queue)
@@ -489,4 +499,4 @@ async def test_a_stored_job_was_not_deleted_whatever_is_said(connection: Connect
     }
     await connection.client.jetstream().publish(f"{TERMINATED}.{name}.{CONSUMER}", json.dumps(deletion).encode())
     findings = await find_dead_letters(connection, queue)
-    assert [(each.sequence, each.death.reason) for each in findings.letters] == [(1, Reason.ORPHAN)]
+    assert [(letter.sequence, letter.death.reason) for letter in findings.letters] == [(1, Reason.ORPHAN)]

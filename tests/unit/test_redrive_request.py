@@ -41,17 +41,17 @@ def test_a_key_has_to_be_one_token(run: str) -> None:
     ],
     ids=["object", "nan", "surrogate", "why"],
 )
-def test_who_and_why_have_to_fit_the_record_before_anything_is_copied(fields: dict[str, Any]) -> None:
+def test_who_and_why_have_to_be_json_before_anything_is_copied(fields: dict[str, Any]) -> None:
     with pytest.raises(RedriveRequestError, match=r"^expected who and why to fit a record in JSON, found otherwise: "):
         RedriveRequest(**fields)
 
 
-def test_letters_cannot_be_parked_after_fewer_redrives_than_none() -> None:
+def test_max_redrives_cannot_be_negative() -> None:
     with pytest.raises(RedriveRequestError, match=r"^expected max_redrives of at least 0, found -1$"):
         RedriveRequest(max_redrives=-1)
 
 
-def test_in_place_goes_with_nothing_that_chooses_or_changes_letters() -> None:
+def test_in_place_excludes_every_field_that_selects_or_changes_letters() -> None:
     RedriveRequest(protocol=Protocol.IN_PLACE, why="fixed", run="a", who={"dag_id": "d"})
     named = re.escape("selection, subject, transform, rate, max_redrives")
     with pytest.raises(

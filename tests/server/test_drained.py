@@ -33,25 +33,25 @@ from testbed.queues import (
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
 
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 LONG = {"max_deliver": 3, "ack_wait": "30s"}
 
 
-async def drained(connection: Connection, queue: WorkQueue, *, nothing_dead: bool = False) -> bool:
+async def drained(connection: NatsPyConnection, queue: WorkQueue, *, nothing_dead: bool = False) -> bool:
     return (await check_drained(connection, queue, nothing_dead=nothing_dead)).drained
 
 
-async def two_kinds(connection: Connection, name: str) -> WorkQueue:
-    """Make a queue with a consumer each for two kinds of jobs, and a third kind that nobody takes."""
+async def two_kinds(connection: NatsPyConnection, name: str) -> WorkQueue:
+    """Make a queue with a consumer each for two kinds of jobs, and a third kind that matches no consumer."""
     consumers = [
         {"name": kind, "filter_subject": f"{name}.jobs.{kind}", "max_deliver": 1, "ack_wait": "30s"} for kind in "ab"
     ]
     return await make_queue(connection, name, consumers=consumers)
 
 
-async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: Connection, name: str) -> None:
+async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     assert await drained(connection, queue)
     await publish_jobs(connection, queue, "ab")
@@ -81,7 +81,7 @@ async def test_a_queue_is_drained_when_its_last_job_has_ended(connection: Connec
     }
 
 
-async def test_a_job_that_was_handed_back_with_a_delay_is_in_flight(connection: Connection, name: str) -> None:
+async def test_a_job_that_was_nacked_with_a_delay_is_in_flight(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     await publish_jobs(connection, queue, "a")
     (job,) = await pull_jobs(connection, queue, 1)
@@ -93,7 +93,7 @@ async def test_a_job_that_was_handed_back_with_a_delay_is_in_flight(connection: 
     assert await drained(connection, queue)
 
 
-async def test_a_paused_consumer_with_jobs_is_not_drained(connection: Connection, name: str) -> None:
+async def test_a_paused_consumer_with_jobs_is_not_drained(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
     await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
@@ -103,7 +103,9 @@ async def test_a_paused_consumer_with_jobs_is_not_drained(connection: Connection
     assert str(report) == f"{name} is not drained: worker: 1 pending, 0 in flight, paused"
 
 
-async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(connection: Connection, name: str) -> None:
+async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "1s"})
     await publish_jobs(connection, queue, "abc")
     await pull_jobs(connection, queue, 3)
@@ -121,7 +123,7 @@ async def test_deaths_after_the_last_worker_was_gone_do_not_stay_in_flight(conne
 
 
 async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "300ms"})
     await publish_jobs(connection, queue, "a")
@@ -133,7 +135,7 @@ async def test_a_job_that_has_deliveries_left_is_awaited_without_a_worker_too(
     assert await drained(connection, queue)
 
 
-async def test_dead_letters_keep_a_queue_only_if_nothing_may_be_dead(connection: Connection, name: str) -> None:
+async def test_dead_letters_count_only_with_nothing_dead(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["used up"])
     await make_terminated_letters(connection, queue, ["terminated"])
@@ -149,7 +151,7 @@ async def test_dead_letters_keep_a_queue_only_if_nothing_may_be_dead(connection:
     assert (report.drained, report.dead_letters, report.stored) == (True, 0, 0)
 
 
-async def test_parked_letters_are_out_of_the_way(connection: Connection, name: str) -> None:
+async def test_parked_letters_do_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     assert not await drained(connection, queue, nothing_dead=True)
@@ -157,7 +159,7 @@ async def test_parked_letters_are_out_of_the_way(connection: Connection, name: s
     assert await drained(connection, queue, nothing_dead=True)
 
 
-async def test_dead_letters_that_nobody_told_of_are_found(connection: Connection, name: str) -> None:
+async def test_dead_letters_without_an_advisory_are_found(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     await connection.api(f"STREAM.PURGE.{name}-dead")
@@ -165,7 +167,7 @@ async def test_dead_letters_that_nobody_told_of_are_found(connection: Connection
     assert (report.drained, report.dead_letters) == (False, 2)
 
 
-async def test_jobs_that_no_consumer_takes_are_awaited_and_named(connection: Connection, name: str) -> None:
+async def test_undeliverable_jobs_are_awaited_and_named(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
     for kind in "cdd":
         await publish_jobs(connection, queue, ["job"], kind=kind)
@@ -178,20 +180,20 @@ async def test_jobs_that_no_consumer_takes_are_awaited_and_named(connection: Con
     assert (await check_drained(connection, queue, "a")).drained
 
 
-async def test_of_many_subjects_the_largest_are_named(connection: Connection, name: str) -> None:
+async def test_the_largest_of_many_subjects_are_named(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
     for number in range(1_200):
         await connection.client.publish(f"{name}.jobs.c.{number}", b"job")
     await publish_jobs(connection, queue, ["job", "job"], kind="c.7")
     report = await check_drained(connection, queue)
-    told = report.as_json()
-    assert (told["drained"], told["undeliverable"]) == (False, 1_202)
-    assert next(iter(told["undeliverable_subjects"].items())) == (f"{name}.jobs.c.7", 3)
-    assert len(told["undeliverable_subjects"]) == 10
+    as_json = report.as_json()
+    assert (as_json["drained"], as_json["undeliverable"]) == (False, 1_202)
+    assert next(iter(as_json["undeliverable_subjects"].items())) == (f"{name}.jobs.c.7", 3)
+    assert len(as_json["undeliverable_subjects"]) == 10
     assert str(report).endswith("; 1190 more)")
 
 
-async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: Connection, name: str) -> None:
+async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await publish_jobs(connection, queue, "a")
     await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
@@ -199,7 +201,7 @@ async def test_jobs_of_a_deleted_consumer_are_still_to_be_done(connection: Conne
     assert (report.drained, report.undeliverable) == (False, {f"{name}.jobs.plain": 1})
 
 
-async def test_jobs_for_later_are_none_yet(connection: Connection, name: str) -> None:
+async def test_scheduled_jobs_do_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer=LONG, schedules=True)
     at = (datetime.now(UTC) + timedelta(seconds=3)).isoformat().replace("+00:00", "Z")
     headers = {"Nats-Schedule": f"@at {at}", "Nats-Schedule-Target": f"{name}.jobs.later"}
@@ -215,7 +217,7 @@ async def test_jobs_for_later_are_none_yet(connection: Connection, name: str) ->
     assert not await drained(connection, queue)
 
 
-async def test_only_the_consumers_that_are_named_count(connection: Connection, name: str) -> None:
+async def test_only_the_consumers_that_are_named_count(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
     await publish_jobs(connection, queue, ["job"], kind="b")
     assert (await check_drained(connection, queue, ["a"])).drained
@@ -234,37 +236,37 @@ async def test_only_the_consumers_that_are_named_count(connection: Connection, n
     assert (others.drained, others.dead_letters) == (False, 1)
 
 
-async def test_dead_letters_of_busy_consumers_that_cannot_be_told_yet_do_not_count_for_others(
-    connection: Connection, name: str
+async def test_uncertain_dead_letters_of_busy_consumers_do_not_count_for_others(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await two_kinds(connection, name)
     await publish_jobs(connection, queue, ["dead", "working"], kind="b")
     for job in (await pull_jobs(connection, queue, 2, consumer="b"))[:1]:
         await job.nak()
 
-    async def told() -> bool:
+    async def is_stored() -> bool:
         await probe(connection, queue, consumer="b")
         return await stored_count(connection, f"{name}-dead") == 1
 
-    await eventually(told)
+    await eventually(is_stored)
     await connection.api(f"STREAM.PURGE.{name}-dead")
     assert (await summarise_dead_letters(connection, queue)).uncertain == 1
     report = await check_drained(connection, queue, ["a"], nothing_dead=True)
     assert (report.drained, report.dead_letters, report.uncertain) == (True, 0, 0)
 
 
-async def test_dead_letters_that_cannot_be_told_yet_keep_the_queue(
-    connection: Connection, name: str, mocker: MockerFixture
+async def test_uncertain_dead_letters_prevent_draining(
+    connection: NatsPyConnection, name: str, mocker: MockerFixture
 ) -> None:
     queue = await make_queue(connection, name)
     # Jobs that come and go while they are counted can look so, for a moment that no test can hold.
-    found = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
-    mocker.patch("airflow_provider_jetstream.jetstream.inspection.drained.summarise_dead_letters", return_value=found)
+    summary = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
+    mocker.patch("airflow_provider_jetstream.jetstream.inspection.drained.summarise_dead_letters", return_value=summary)
     report = await check_drained(connection, queue, nothing_dead=True)
-    assert str(report) == f"{name} is not drained: 1 dead letters that can't be told yet"
+    assert str(report) == f"{name} is not drained: 1 dead letters that can't be identified yet"
 
 
-async def test_some_consumers_can_be_drained_while_others_are_kept_busy(connection: Connection, name: str) -> None:
+async def test_some_consumers_can_be_drained_while_others_are_busy(connection: NatsPyConnection, name: str) -> None:
     queue = await two_kinds(connection, name)
 
     async def go_on() -> None:
@@ -279,12 +281,14 @@ async def test_some_consumers_can_be_drained_while_others_are_kept_busy(connecti
 
 
 @pytest.mark.parametrize("names", [[], "", ["a", " "]])
-async def test_names_that_name_nothing_are_refused(connection: Connection, name: str, names: list[str] | str) -> None:
-    with pytest.raises(NotFoundError, match=r"expected names of consumers to look at, found .*: name some, or leave"):
+async def test_empty_consumer_names_are_refused(
+    connection: NatsPyConnection, name: str, names: list[str] | str
+) -> None:
+    with pytest.raises(NotFoundError, match=r"expected names of consumers to inspect, found .*: name some, or leave"):
         await check_drained(connection, small_queue(name), names)
 
 
-async def test_what_is_not_there_is_named(connection: Connection, name: str) -> None:
+async def test_a_missing_queue_or_consumer_is_named(connection: NatsPyConnection, name: str) -> None:
     with pytest.raises(NotFoundError, match=f"expected stream {name} on the server, found none"):
         await check_drained(connection, small_queue(name, dead_letters=None))
     queue = await two_kinds(connection, name)
@@ -295,12 +299,12 @@ async def test_what_is_not_there_is_named(connection: Connection, name: str) -> 
     # At once, and not when all jobs are done.
     with pytest.raises(NotFoundError, match=f"expected stream {name}-dead on the server, found none"):
         await check_drained(connection, queue, nothing_dead=True)
-    with pytest.raises(QueueDeclarationError, match="expected dead_letters, so that there is something to look at"):
+    with pytest.raises(QueueDeclarationError, match="expected dead_letters, which the scan reads"):
         await check_drained(connection, small_queue(name, dead_letters=None), nothing_dead=True)
 
 
 async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_from_it(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer=LONG)
     hops, empty = 25, 0
@@ -308,8 +312,8 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
     async def watch() -> None:
         nonlocal empty
         while not working.done():
-            seen = await inspect_queue(connection, name)
-            empty += not seen.pending and not seen.in_flight
+            health = await inspect_queue(connection, name)
+            empty += not health.pending and not health.in_flight
             await asyncio.sleep(0.02)
 
     async def relay() -> None:
@@ -323,19 +327,19 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
         await last.ack_sync()
 
     await publish_jobs(connection, queue, ["first"])
-    working, told = asyncio.create_task(relay()), set()
+    working, texts = asyncio.create_task(relay()), set()
     watching = asyncio.create_task(watch())
     while not (report := await check_drained(connection, queue)).drained:
-        told.add(str(report))
+        texts.add(str(report))
     assert working.done()
     await watching
     assert (await inspect_queue(connection, name)).last_sequence == hops + 1
     # A single look would have been wrong, and two that don't compare what was stored meanwhile too.
     assert empty > hops
-    assert f"{name} is not drained: jobs came and went between two looks" in told
+    assert f"{name} is not drained: jobs came and went between two inspections" in texts
 
 
-async def test_thousands_of_jobs_are_awaited_to_the_last(connection: Connection, name: str) -> None:
+async def test_thousands_of_jobs_are_awaited_to_the_last(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={**LONG, "max_ack_pending": 200}, archive=False)
     count, done = 4_000, 0
     for number in range(count):
@@ -364,7 +368,7 @@ async def test_thousands_of_jobs_are_awaited_to_the_last(connection: Connection,
     await asyncio.gather(*working)
 
 
-async def test_a_look_costs_a_job_none_of_its_deliveries(connection: Connection, name: str) -> None:
+async def test_an_inspection_uses_up_no_delivery(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 3, "ack_wait": "300ms"})
     await publish_jobs(connection, queue, "a")
     await pull_jobs(connection, queue, 1)

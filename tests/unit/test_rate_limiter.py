@@ -6,12 +6,11 @@ from itertools import accumulate, repeat
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.redrive import rate_limiter as pacing
 from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 
 
 @pytest.mark.parametrize(("rate", "batch"), [(None, 250), (0.1, 1), (30, 1), (400, 12), (5_000, 150), (1e6, 250)])
-def test_few_letters_go_together_at_a_low_rate(rate: float | None, batch: int) -> None:
+def test_a_low_rate_has_small_batches(rate: float | None, batch: int) -> None:
     assert RateLimiter(rate).batch_size(250) == batch
 
 
@@ -25,7 +24,7 @@ async def test_without_a_rate_nothing_waits() -> None:
 
 @pytest.mark.parametrize("rate", [0.5, 7, 30, 400, 9_999])
 @pytest.mark.parametrize("slowness", [[0.0], [0.001, 0.05], [0.0] * 40 + [1.5], [0.03], [0.0, 0.0, 0.2]])
-async def test_no_window_has_more_than_the_rate_allows_however_slow_the_work_is(
+async def test_no_period_has_more_than_the_rate_allows_however_slow_the_work_is(
     monkeypatch: pytest.MonkeyPatch, rate: float, slowness: list[float]
 ) -> None:
     now = 1_000.0
@@ -34,8 +33,8 @@ async def test_no_window_has_more_than_the_rate_allows_however_slow_the_work_is(
         nonlocal now
         now += seconds
 
-    monkeypatch.setattr(pacing.time, "monotonic", lambda: now)
-    monkeypatch.setattr(pacing.asyncio, "sleep", sleep)
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    monkeypatch.setattr(asyncio, "sleep", sleep)
     pace = RateLimiter(rate)
     batch, went = pace.batch_size(250), list[float]()
     for delay in slowness * (400 // len(slowness)):

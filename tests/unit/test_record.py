@@ -71,22 +71,22 @@ job_headers = st.lists(st.tuples(names, stored_text.map(str.strip)), max_size=8)
 @given(
     headers=job_headers,
     reason=st.sampled_from(Reason),
-    told=st.tuples(texts, texts, texts, texts),
+    texts_of_death=st.tuples(texts, texts, texts, texts),
     where=st.tuples(st.none() | st.from_regex(r"\A[0-9a-f]{12}\Z"), texts),
     moments=st.tuples(moments, st.none() | moments),
     deliveries=st.none() | st.integers(1, 2**63),
     sequence=st.integers(1, 2**64 - 1),
 )
-def test_whatever_was_kept_is_read_again(
+def test_a_record_is_read_as_it_was_built(
     headers: Pairs,
     reason: Reason,
-    told: tuple[str | None, str | None, str | None, str | None],
+    texts_of_death: tuple[str | None, str | None, str | None, str | None],
     where: tuple[str | None, str | None],
     moments: tuple[datetime, datetime | None],
     deliveries: int | None,
     sequence: int,
 ) -> None:
-    explanation, error_class, error_message, parked = told
+    explanation, error_class, error_message, parked = texts_of_death
     texts = (explanation, error_class, error_message)
     death = Death("orders", CREATED, sequence, "printer", reason, *moments, deliveries, *texts, *where)
     kept = keep(death, headers=headers, parked=parked)
@@ -122,7 +122,7 @@ def test_a_job_keeps_the_order_of_a_repeated_name_and_what_cannot_be_sent() -> N
     assert by_name(read(kept.items())[1].headers) == by_name(headers)
 
 
-def test_a_record_has_one_id_per_teller_and_delivery() -> None:
+def test_a_record_has_one_id_per_writer_and_delivery() -> None:
     assert keep()["Nats-Msg-Id"] == f"dead:worker:orders:17:{STORED}:0"
     assert keep(replace(DEATH, deliveries=3))["Nats-Msg-Id"] == f"dead:worker:orders:17:{STORED}:3"
 
@@ -136,7 +136,7 @@ def test_a_foreign_copy_needs_only_its_sequence_and_reason(subject: str) -> None
     assert (job.subject, job.time, job.headers, parked) == ("", "", (("Job-Id", "x"),), None)
 
 
-def test_the_subject_tells_consumer_and_sequence_where_the_headers_do_not() -> None:
+def test_consumer_and_sequence_are_read_from_the_subject_where_headers_lack_them() -> None:
     death, _, _ = read((), "dead.orders.printer.17")
     assert (death.sequence, death.consumer, death.reason) == (17, "printer", Reason.TERMINATED)
     assert read((), "dead.orders._.17")[0].consumer is None
@@ -146,12 +146,12 @@ def test_the_subject_tells_consumer_and_sequence_where_the_headers_do_not() -> N
 
 
 @pytest.mark.parametrize("sequence", ["", "0", "-1", "1.0", "x", "²", "٣", "9" * 5_000])
-def test_a_copy_that_does_not_say_which_job_it_is_is_no_record(sequence: str) -> None:
+def test_a_copy_that_does_not_identify_its_job_is_no_record(sequence: str) -> None:
     assert read_record(copy((("Dead-Letter-Sequence", sequence),), "dead.orders.printer"), "orders") is None
     assert read_record(copy((("Dead-Letter-Sequence", sequence),), "dead.orders.printer.x"), "orders") is None
 
 
-def test_garbage_is_read_as_nothing() -> None:
+def test_invalid_values_are_read_as_absent() -> None:
     garbage = {
         "Stream-Created": "yesterday",
         "Subject": "two words",
@@ -172,12 +172,12 @@ def test_garbage_is_read_as_nothing() -> None:
     assert (job.subject, job.time, job.headers) == ("", "", ())
 
 
-def test_what_a_foreign_worker_copied_along_is_not_the_jobs() -> None:
+def test_server_headers_that_a_foreign_worker_copied_are_not_the_jobs() -> None:
     headers = (("Nats-Msg-Id", "a"), ("Nats-Expected-Stream", "letters"), ("Dead-Letter-Later", "?"), ("Tag", "a"))
     assert read(headers, "dead.orders.printer.17")[1].headers == (("Tag", "a"),)
 
 
-def test_a_later_version_is_read_as_far_as_it_is_understood() -> None:
+def test_unknown_fields_of_a_later_version_are_ignored() -> None:
     kept = keep(replace(DEATH, error_message="no paper"), headers=(("Nats-TTL", "1s"),))
     later = tuple((name, "2" if name == "Dead-Letter-Version" else value) for name, value in kept.items())
     assert read((*later, ("Dead-Letter-Severity", "high"))) == read(kept.items())

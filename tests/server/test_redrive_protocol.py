@@ -21,24 +21,26 @@ from testbed.dead_letters import change_stream, publish_raw, stored_message, str
 from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
-FULL = {"discard": "new", "max_msgs": 2}
+FULL: dict[str, Any] = {"discard": "new", "max_msgs": 2}
 
 
-async def assert_refused(connection: Connection, queue: WorkQueue, order: RedriveRequest, told: str) -> None:
-    before = [await stream_messages(connection, each) for each in (queue.name, f"{queue.name}-dead")]
+async def assert_refused(
+    connection: NatsPyConnection, queue: WorkQueue, request: RedriveRequest, expected: str
+) -> None:
+    before = [await stream_messages(connection, stream) for stream in (queue.name, f"{queue.name}-dead")]
     for work in (redrive_dead_letters, preview):
-        with pytest.raises(RedriveRequestError, match=told):
-            await work(connection, queue, order)
-    assert [await stream_messages(connection, each) for each in (queue.name, f"{queue.name}-dead")] == before
+        with pytest.raises(RedriveRequestError, match=expected):
+            await work(connection, queue, request)
+    assert [await stream_messages(connection, stream) for stream in (queue.name, f"{queue.name}-dead")] == before
     assert await stored_count(connection, f"{queue.name}-audit") == 0
 
 
 @pytest.mark.parametrize(
-    ("fields", "order", "protocol"),
+    ("fields", "requested", "protocol"),
     [
         ({}, {}, Protocol.COPY),
         ({}, {"protocol": Protocol.IN_PLACE}, Protocol.IN_PLACE),
@@ -54,13 +56,13 @@ async def assert_refused(connection: Connection, queue: WorkQueue, order: Redriv
     ],
 )
 async def test_the_queue_decides_how_letters_come_back(
-    connection: Connection, name: str, fields: dict[str, Any], order: dict[str, Any], protocol: Protocol
+    connection: NatsPyConnection, name: str, fields: dict[str, Any], requested: dict[str, Any], protocol: Protocol
 ) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **fields)
     await make_dead_letters(connection, queue, "ab")
-    shown = await preview(connection, queue, RedriveRequest(**order))
+    shown = await preview(connection, queue, RedriveRequest(**requested))
     assert (shown.protocol, shown.guarantee) == (protocol, GUARANTEES[protocol])
-    report = await redrive_dead_letters(connection, queue, RedriveRequest(**order))
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(**requested))
     report.raise_for_failures()
     assert (report.protocol, report.guarantee) == (protocol, GUARANTEES[protocol])
     assert report.as_json()["protocol"] == protocol.value
@@ -68,24 +70,24 @@ async def test_the_queue_decides_how_letters_come_back(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def test_an_atomic_redrive_leaves_a_marker_that_nobody_takes_for_a_job(connection: Connection, name: str) -> None:
+async def test_an_atomic_redrive_leaves_a_marker_that_is_no_job(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
     await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 4, 2: 6}
-    assert [each.subject for each in await stream_messages(connection, name, f"requeued.{name}.*")] == [
+    assert [message.subject for message in await stream_messages(connection, name, f"requeued.{name}.*")] == [
         marker_subject(name, 1),
         marker_subject(name, 2),
     ]
     copy = await stored_message(connection, name, 4)
     assert (copy.data, copy.header("Redrive-Sequence")) == (b"a", "1")
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
-    found = await find_dead_letters(connection, queue)
-    assert (found.letters, found.undeliverable) == ((), 0)
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.undeliverable) == ((), 0)
 
 
-async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_batch(
-    connection: Connection, nats: NatsServer, name: str
+async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_batch(
+    connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
     queue = await make_queue(
         connection, name, atomic_redrive=True, max_msg_size=2_000, consumer={"filter_subject": f"{name}.jobs.>"}
@@ -111,7 +113,7 @@ async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_
 
 
 @pytest.mark.parametrize(
-    ("level", "order", "told"),
+    ("level", "protocol", "expected"),
     [
         (
             1,
@@ -125,20 +127,20 @@ async def test_letters_that_cannot_be_stored_do_not_hold_up_the_others_of_their_
         ),
     ],
 )
-async def test_what_the_server_is_too_old_for_is_refused(
-    connection: Connection, name: str, level: int, order: Protocol, told: str
+async def test_a_protocol_that_the_server_is_too_old_for_is_refused(
+    connection: NatsPyConnection, name: str, level: int, protocol: Protocol, expected: str
 ) -> None:
     queue = await make_queue(connection, name, atomic_redrive=True, consumer={"filter_subject": f"{name}.jobs.>"})
     await make_dead_letters(connection, queue, "a")
     connection.api_level = level
-    await assert_refused(connection, queue, RedriveRequest(protocol=order), told)
+    await assert_refused(connection, queue, RedriveRequest(protocol=protocol), expected)
     report = await redrive_dead_letters(connection, queue)
     assert report.protocol == (Protocol.ATOMIC if level >= 2 else Protocol.COPY)
     assert await process_all(connection, queue) == {"a": 1}
 
 
 async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_says_why(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, **FULL)
     await make_dead_letters(connection, queue, "ab")
@@ -148,22 +150,24 @@ async def test_a_full_queue_on_a_server_that_cannot_reset_keeps_its_letters_and_
     assert report.failed[1] == f"{name} refused the copy of 1: maximum messages exceeded"
 
 
-async def test_atomic_batches_have_to_be_allowed(connection: Connection, name: str) -> None:
+async def test_atomic_batches_have_to_be_allowed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"})
     await make_dead_letters(connection, queue, "a")
     atomic = RedriveRequest(protocol=Protocol.ATOMIC)
-    told = (
+    expected = (
         f"^expected a queue that allows atomic batches, found otherwise: {name} doesn't allow atomic batches; provision"
     )
-    await assert_refused(connection, queue, atomic, f"{told} it with atomic_redrive$")
+    await assert_refused(connection, queue, atomic, f"{expected} it with atomic_redrive$")
     await change_stream(connection, name, allow_atomic=True, allow_msg_ttl=True)
-    told = f"found otherwise: {name} doesn't capture requeued.{name}.*; provision it with atomic_redrive"
-    await assert_refused(connection, queue, atomic, re.escape(told))
+    expected = f"found otherwise: {name} doesn't capture requeued.{name}.*; provision it with atomic_redrive"
+    await assert_refused(connection, queue, atomic, re.escape(expected))
     await change_stream(connection, name, subjects=[*queue.subjects, f"requeued.{name}.*"])
     assert (await preview(connection, queue, atomic)).protocol == Protocol.ATOMIC
 
 
-async def test_a_consumer_that_would_take_the_markers_rules_batches_out(connection: Connection, name: str) -> None:
+async def test_a_consumer_whose_filter_matches_the_markers_excludes_batches(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "a")
     subjects = [*queue.subjects, f"requeued.{name}.*"]
@@ -171,40 +175,44 @@ async def test_a_consumer_that_would_take_the_markers_rules_batches_out(connecti
     config = (await consumer_info(connection, name, "worker"))["config"] | {"filter_subject": ""}
     request = {"stream_name": name, "config": config, "action": "update"}
     await connection.api(f"CONSUMER.CREATE.{name}.worker", request)
-    told = f"consumer worker of {name} would take the markers as jobs; give it a filter"
-    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC), told)
+    expected = f"consumer worker of {name} would take the markers as jobs; give it a filter"
+    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.ATOMIC), expected)
 
 
 async def test_a_full_queue_that_discards_its_oldest_jobs_is_not_given_copies(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, discard="old", max_msgs=3)
     await make_dead_letters(connection, queue, "ab")
     await publish_jobs(connection, queue, "c")
-    told = f"^expected room for copies, found otherwise: {name} has no room for copies .*discards its oldest jobs"
-    await assert_refused(connection, queue, RedriveRequest(Selection(consumer="worker")), told)
-    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.COPY), told)
+    expected = f"^expected room for copies, found otherwise: {name} has no room for copies .*discards its oldest jobs"
+    await assert_refused(connection, queue, RedriveRequest(Selection(consumer="worker")), expected)
+    await assert_refused(connection, queue, RedriveRequest(protocol=Protocol.COPY), expected)
     assert (await redrive_dead_letters(connection, queue)).redriven == {1: 1, 2: 2}
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
 
 
-async def test_letters_go_to_another_subject_of_their_queue(connection: Connection, name: str) -> None:
+async def test_letters_go_to_another_subject_of_their_queue(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     report = await redrive_dead_letters(connection, queue, RedriveRequest(subject=f"{name}.jobs.slow"))
     assert report.redriven == {1: 3, 2: 4}
-    assert {each.subject for each in await stream_messages(connection, name)} == {f"{name}.jobs.slow"}
+    assert {message.subject for message in await stream_messages(connection, name)} == {f"{name}.jobs.slow"}
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
 @pytest.mark.parametrize("protocol", [Protocol.AUTO, Protocol.COPY])
-async def test_a_subject_that_nobody_would_take_the_jobs_from_is_refused(
-    connection: Connection, name: str, protocol: Protocol
+async def test_a_subject_without_a_consumer_is_refused(
+    connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:
     consumers = [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.plain"}]
     queue = await make_queue(connection, name, consumers=consumers)
     await make_dead_letters(connection, queue, "a")
-    told = f"^expected a subject of {name} \\({name}.jobs.>\\), found elsewhere.a: a dead letter comes back as a job of"
-    await assert_refused(connection, queue, RedriveRequest(subject="elsewhere.a", protocol=protocol), told)
-    told = f"^expected a subject that a consumer of {name} takes, found {name}.jobs.b: nobody would do the jobs$"
-    await assert_refused(connection, queue, RedriveRequest(subject=f"{name}.jobs.b", protocol=protocol), told)
+    expected = (
+        f"^expected a subject of {name} \\({name}.jobs.>\\), found elsewhere.a: a dead letter comes back as a job of"
+    )
+    await assert_refused(connection, queue, RedriveRequest(subject="elsewhere.a", protocol=protocol), expected)
+    expected = (
+        f"^expected a subject that a consumer of {name} takes, found {name}.jobs.b: no worker would get the jobs$"
+    )
+    await assert_refused(connection, queue, RedriveRequest(subject=f"{name}.jobs.b", protocol=protocol), expected)

@@ -37,7 +37,7 @@ from testbed.queues import (
 )
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
@@ -46,7 +46,7 @@ AWKWARD = (("Tag", "a"), ("Tag", "b"), ("Customer", "Ünal"), ("Trace", ""))
 
 
 async def put_raw(
-    connection: Connection, queue: WorkQueue, body: bytes, headers: tuple[tuple[str, str], ...] = ()
+    connection: NatsPyConnection, queue: WorkQueue, body: bytes, headers: tuple[tuple[str, str], ...] = ()
 ) -> int:
     answer = await connection.client.request(
         f"{queue.name}.jobs.plain", body, timeout=connection.timeout, headers=Headers(headers)
@@ -54,19 +54,19 @@ async def put_raw(
     return int(json.loads(answer.data)["seq"])
 
 
-async def one_dismissed(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> Status:
+async def one_dismissed(connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None) -> Status:
     findings = await find_dead_letters(connection, queue, selection)
     assert findings.letters == ()
     (dismissal,) = findings.dismissed
     return dismissal.status
 
 
-async def one_letter(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> DeadLetter:
+async def one_letter(connection: NatsPyConnection, queue: WorkQueue, selection: Selection | None = None) -> DeadLetter:
     (letter,) = (await find_dead_letters(connection, queue, selection)).letters
     return letter
 
 
-async def entries(connection: Connection, queue: WorkQueue, count: int) -> None:
+async def entries(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
     async def there() -> bool:
         await probe(connection, queue)
         return await stored_count(connection, f"{queue.name}-dead") >= count
@@ -74,7 +74,7 @@ async def entries(connection: Connection, queue: WorkQueue, count: int) -> None:
     await eventually(there)
 
 
-async def terminate(connection: Connection, queue: WorkQueue, answer: bytes = b"+TERM") -> None:
+async def terminate(connection: NatsPyConnection, queue: WorkQueue, answer: bytes = b"+TERM") -> None:
     """End the next job as a worker in any language does."""
     (message,) = await pull_jobs(connection, queue, 1)
     before = await stored_count(connection, f"{queue.name}-dead")
@@ -83,12 +83,12 @@ async def terminate(connection: Connection, queue: WorkQueue, answer: bytes = b"
 
 
 def summary(findings: Findings) -> tuple[list[int], dict[int, Status]]:
-    return [each.sequence for each in findings.letters], {each.sequence: each.status for each in findings.dismissed}
+    return [job.sequence for job in findings.letters], {job.sequence: job.status for job in findings.dismissed}
 
 
 @pytest.mark.parametrize(("answer", "reason"), [(b"+TERM no such printer", "no such printer"), (b"+TERM", None)])
 async def test_a_terminated_job_comes_back_from_the_archive(
-    connection: Connection, name: str, answer: bytes, reason: str | None
+    connection: NatsPyConnection, name: str, answer: bytes, reason: str | None
 ) -> None:
     queue = await make_queue(connection, name)
     body = bytes(range(256))
@@ -110,7 +110,7 @@ async def test_a_terminated_job_comes_back_from_the_archive(
     assert letter.ready_at == death.died_at
 
 
-async def test_what_was_stored_raw_comes_back_raw(connection: Connection, name: str) -> None:
+async def test_a_job_that_was_stored_raw_is_read_raw(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     message = b"NATS/1.0\r\nLatin: Gr\xf6\xdfe\r\n\r\nbody"
     # The client sends only UTF-8.
@@ -127,23 +127,23 @@ async def test_what_was_stored_raw_comes_back_raw(connection: Connection, name: 
     assert letter.headers == (("Latin", b"Gr\xf6\xdfe".decode("utf-8", "surrogateescape")),)
 
 
-async def test_headers_that_look_like_the_servers_stay_the_jobs(connection: Connection, name: str) -> None:
+async def test_a_jobs_own_headers_with_the_servers_names_are_preserved(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     forwarded = (("Nats-Stream", "elsewhere"), ("Nats-Sequence", "77"), ("Nats-Subject", "a.b"), ("Own", "x"))
     for number in range(3):
         await put_raw(connection, queue, str(number).encode(), forwarded)
         await terminate(connection, queue)
     letters = (await find_dead_letters(connection, queue)).letters
-    assert [(each.sequence, each.body, each.headers) for each in letters] == [
+    assert [(letter.sequence, letter.body, letter.headers) for letter in letters] == [
         (1, b"0", forwarded),
         (2, b"1", forwarded),
         (3, b"2", forwarded),
     ]
-    assert {each.subject for each in letters} == {f"{name}.jobs.plain"}
+    assert {letter.subject for letter in letters} == {f"{name}.jobs.plain"}
 
 
 async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_named(
-    connection: Connection, name: str
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name, archive=False)
     before = await find_dead_letters(connection, queue)
@@ -154,7 +154,7 @@ async def test_without_an_archive_a_terminated_job_is_lost_and_the_risk_was_name
     assert any(risk.startswith(f"{name} has no archive") for risk in before.risks)
 
 
-async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: Connection, name: str) -> None:
+async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, max_age="1h")
     await publish_jobs(connection, queue, ["a"])
     await pull_jobs(connection, queue, 1)
@@ -163,7 +163,9 @@ async def test_a_job_deleted_by_hand_in_flight_is_no_dead_letter(connection: Con
     assert await one_dismissed(connection, queue) == Status.SPURIOUS
 
 
-async def test_a_job_that_expired_in_a_workers_hands_is_a_dead_letter(connection: Connection, name: str) -> None:
+async def test_a_job_that_expired_while_a_worker_had_it_is_a_dead_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(
         connection, name, max_age="1s", duplicate_window="1s", consumer={"ack_wait": "30s", "sample_freq": "100%"}
     )
@@ -174,7 +176,7 @@ async def test_a_job_that_expired_in_a_workers_hands_is_a_dead_letter(connection
     assert (letter.body, letter.death.reason, letter.source) == (b"a", Reason.EXPIRED, BodySource.ARCHIVE)
 
 
-async def test_a_job_that_expired_by_its_own_limit_took_its_copy_along(connection: Connection, name: str) -> None:
+async def test_a_job_that_expired_by_its_own_ttl_has_no_copy_left(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
     config = (await stream_info(connection, name))["config"] | {"allow_msg_ttl": True}
     await connection.api(f"STREAM.UPDATE.{name}", config)
@@ -188,8 +190,8 @@ async def test_a_job_that_expired_by_its_own_limit_took_its_copy_along(connectio
 
 
 @pytest.mark.parametrize("sampled", ["100%", None])
-async def test_a_metric_tells_a_job_acknowledged_in_time_from_one_whose_time_was_over(
-    connection: Connection, name: str, sampled: str | None
+async def test_a_metric_distinguishes_a_job_acknowledged_in_time_from_an_expired_one(
+    connection: NatsPyConnection, name: str, sampled: str | None
 ) -> None:
     queue = await make_queue(
         connection, name, max_age="1h", consumer={"ack_wait": "30s"} | ({"sample_freq": sampled} if sampled else {})
@@ -239,11 +241,11 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     own_nats.start()
     async with connect(settings) as connection:
         early = await find_dead_letters(connection, queue)
-        assert {each.sequence for each in early.letters if each.source != BodySource.QUEUE} == set()
+        assert {letter.sequence for letter in early.letters if letter.source != BodySource.QUEUE} == set()
 
         async def idle() -> bool:
             await probe(connection, queue)
-            return (await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 0
+            return bool((await consumer_info(connection, name, CONSUMER))["num_ack_pending"] == 0)
 
         # The server may have lost the last acknowledgement itself; that job is stored, and is delivered once more.
         returned = await stored_count(connection, name) - 1
@@ -256,7 +258,7 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         assert returned <= 1
         assert letters[0] == 1
         assert len(letters) <= 1 + (returned if told_by != "completions" else 0)
-        assert {each.source for each in findings.letters} == {BodySource.QUEUE}
+        assert {letter.source for letter in findings.letters} == {BodySource.QUEUE}
         print(f"{told_by}, {deliveries} deliveries: {Counter(dismissed.values())}, early: {early.risks}")
         assert (
             set(dismissed.values())
@@ -268,12 +270,12 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
         )
         if told_by == "metrics":
             again = await find_dead_letters(connection, queue, Selection(vanished=True))
-            assert [each.sequence for each in again.letters] == letters
+            assert [letter.sequence for letter in again.letters] == letters
 
 
 @pytest.mark.parametrize(("archive", "verdict"), [(True, Status.VANISHED), (False, Status.GONE)])
 async def test_a_slow_worker_finished_the_job_after_its_death(
-    connection: Connection, name: str, *, archive: bool, verdict: Status
+    connection: NatsPyConnection, name: str, *, archive: bool, verdict: Status
 ) -> None:
     queue = await make_queue(connection, name, archive=archive)
     await make_dead_letters(connection, queue, "ab")
@@ -287,7 +289,7 @@ async def test_a_slow_worker_finished_the_job_after_its_death(
         assert summary(findings) == ([2], {1: Status.COMPLETED})
 
 
-async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connection: Connection, name: str) -> None:
+async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2})
     (sequence, _) = await publish_jobs(connection, queue, "ab")
     await store_completion(connection, queue, sequence)
@@ -297,7 +299,7 @@ async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connectio
     assert findings.dismissed[0].stored
 
 
-async def test_a_completion_of_an_earlier_stream_does_not_count(connection: Connection, name: str) -> None:
+async def test_a_completion_of_an_earlier_stream_does_not_count(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await store_completion(connection, queue, 1)
     await connection.api(f"STREAM.DELETE.{name}")
@@ -306,15 +308,15 @@ async def test_a_completion_of_an_earlier_stream_does_not_count(connection: Conn
     assert summary(await find_dead_letters(connection, queue)) == ([1], {})
 
 
-async def store_record(connection: Connection, queue: WorkQueue, sequence: int, **headers: str) -> None:
-    told = {"Dead-Letter-Subject": f"{queue.name}.jobs.plain", "Dead-Letter-Reason": "terminated"} | {
+async def store_record(connection: NatsPyConnection, queue: WorkQueue, sequence: int, **headers: str) -> None:
+    headers = {"Dead-Letter-Subject": f"{queue.name}.jobs.plain", "Dead-Letter-Reason": "terminated"} | {
         f"Dead-Letter-{key.replace('_', '-')}": value for key, value in headers.items()
     }
     subject = copy_subject(queue.name, CONSUMER, sequence)
-    await connection.client.jetstream().publish(subject, b"kept", headers=told)
+    await connection.client.jetstream().publish(subject, b"kept", headers=headers)
 
 
-async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: Connection, name: str) -> None:
+async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, archive=False)
     await publish_jobs(connection, queue, ["kept"])
     await store_record(connection, queue, 1, Explanation="no paper", Error_Class="PaperError", Deliveries="1")
@@ -325,7 +327,9 @@ async def test_a_workers_copy_and_the_advisory_are_one_letter(connection: Connec
     assert letter.death.reason == Reason.TERMINATED
 
 
-async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: Connection, name: str) -> None:
+async def test_a_worker_was_stopped_between_its_copy_and_the_termination(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
     await publish_jobs(connection, queue, ["kept"])
     (message,) = await pull_jobs(connection, queue, 1)
@@ -338,7 +342,9 @@ async def test_a_worker_was_stopped_between_its_copy_and_giving_up(connection: C
     assert (letter.body, letter.source) == (b"kept", BodySource.COPY)
 
 
-async def test_where_terminations_go_unheard_a_workers_copy_counts(connection: Connection, name: str) -> None:
+async def test_without_captured_terminations_a_workers_copy_is_evidence(
+    connection: NatsPyConnection, name: str
+) -> None:
     subjects = [f"$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.{name}.*", f"dead.{name}.>", f"parked.{name}.>"]
     queue = await make_queue(connection, name, dead_letters={"name": f"{name}-dead", "subjects": subjects})
     await publish_jobs(connection, queue, ["kept"])
@@ -347,16 +353,16 @@ async def test_where_terminations_go_unheard_a_workers_copy_counts(connection: C
     await message.term()
     await eventually(lambda: gone(connection, queue, 1))
     findings = await find_dead_letters(connection, queue)
-    assert [(each.body, each.death.reason) for each in findings.letters] == [(b"kept", Reason.TERMINATED)]
+    assert [(letter.body, letter.death.reason) for letter in findings.letters] == [(b"kept", Reason.TERMINATED)]
     assert any("terminated jobs go unseen" in risk for risk in findings.risks)
 
 
-async def gone(connection: Connection, queue: WorkQueue, sequence: int) -> bool:
+async def gone(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> bool:
     return await get_message(connection, queue.name, sequence) is None
 
 
-async def test_a_workers_copy_of_a_stored_dead_job_tells_more_whatever_its_clock_says(
-    connection: Connection, name: str
+async def test_a_workers_copy_of_a_stored_dead_job_adds_details_whatever_its_clock_says(
+    connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
@@ -365,14 +371,16 @@ async def test_a_workers_copy_of_a_stored_dead_job_tells_more_whatever_its_clock
     for sequence, clock in ((1, past), (2, future)):
         await store_record(connection, queue, sequence, Reason="max_deliveries", Last_Failure=clock, Explanation="eh")
     letters = (await find_dead_letters(connection, queue)).letters
-    assert [(each.sequence, each.death.reason, each.death.explanation) for each in letters] == [
+    assert [(letter.sequence, letter.death.reason, letter.death.explanation) for letter in letters] == [
         (1, Reason.MAX_DELIVERIES, "eh"),
         (2, Reason.MAX_DELIVERIES, "eh"),
     ]
     assert letters[1].death.died_at <= datetime.now(UTC)
 
 
-async def test_copies_of_an_earlier_stream_do_not_leak_into_a_letter(connection: Connection, name: str) -> None:
+async def test_copies_of_an_earlier_stream_do_not_become_part_of_a_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
     queue = await make_queue(connection, name)
     created = (await stream_info(connection, name))["created"]
     await connection.api(f"STREAM.DELETE.{name}")
@@ -388,9 +396,7 @@ async def test_copies_of_an_earlier_stream_do_not_leak_into_a_letter(connection:
     assert summary(findings)[1] == {2: Status.STALE}
 
 
-async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
-    connection: Connection, name: str
-) -> None:
+async def test_a_job_requeued_in_place_and_then_terminated_is_a_letter(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
     created = (await stream_info(connection, name))["created"]
@@ -435,8 +441,8 @@ async def test_what_was_requeued_in_its_place_and_terminated_then_is_a_letter(
         {"consumer": "\x00"},
     ],
 )
-async def test_whatever_an_entry_says_the_others_are_read(
-    connection: Connection, name: str, junk: dict[str, Any]
+async def test_an_entry_with_any_content_does_not_stop_the_others_from_being_read(
+    connection: NatsPyConnection, name: str, junk: dict[str, Any]
 ) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, ["a"])
@@ -452,4 +458,4 @@ async def test_whatever_an_entry_says_the_others_are_read(
     await connection.client.jetstream().publish(subject, json.dumps(advisory | junk).encode())
     await store_record(connection, queue, 9, Sequence="9" * 20, Deliveries="9" * 20, Time="x", Stream_Created="y")
     findings = await find_dead_letters(connection, queue)
-    assert [each.sequence for each in findings.letters] == [1]
+    assert [letter.sequence for letter in findings.letters] == [1]
