@@ -81,7 +81,7 @@ types: $(UV)
 	$(RUN) mypy --strict testbed demo example_workers benchmarks
 
 imports: $(UV)
-	$(RUN) pytest tests/unit/test_architecture.py tests/environment
+	$(RUN) pytest tests/unit/test_architecture.py tests/unit/test_names.py
 
 unit: $(UV)
 	$(RUN) pytest tests/unit

@@ -8,6 +8,7 @@ import os
 import tempfile
 import time
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -32,6 +33,22 @@ _END_STATES = {"success", "failed", "skipped", "upstream_failed", "removed"}
 QUEUES = Path(__file__).parent / "dags" / "queues"
 
 _Result = TypeVar("_Result")
+
+
+@dataclass(frozen=True)
+class Secrets:
+    """The secrets that must not appear anywhere in Airflow's home."""
+
+    password: str
+    token: str
+    wrong_password: str
+    wrong_token: str
+    in_host: str
+    in_extra: str
+
+    def all(self) -> tuple[str, ...]:
+        """Return every secret."""
+        return (self.password, self.token, self.wrong_password, self.wrong_token, self.in_host, self.in_extra)
 
 
 def wait_for(condition: Callable[[], _Result | None], expected: str, timeout: float = 180.0) -> _Result:

@@ -5,12 +5,11 @@ from __future__ import annotations
 import asyncio
 import json
 import shutil
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import pytest
-from airflow_steps import ROOT, provisioned, task_states, wait_for
+from airflow_steps import ROOT, Secrets, provisioned, task_states, wait_for
 from dags.refused_tasks import WITHOUT_LETTERS
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
@@ -25,22 +24,6 @@ if TYPE_CHECKING:
 
 
 REFUSED_RUN = "refused"
-
-
-@dataclass(frozen=True)
-class Secrets:
-    """The secrets that must not appear anywhere in Airflow's home."""
-
-    password: str
-    token: str
-    wrong_password: str
-    wrong_token: str
-    in_host: str
-    in_extra: str
-
-    def all(self) -> tuple[str, ...]:
-        """Return every secret."""
-        return (self.password, self.token, self.wrong_password, self.wrong_token, self.in_host, self.in_extra)
 
 
 @pytest.fixture(scope="session")

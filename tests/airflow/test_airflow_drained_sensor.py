@@ -20,7 +20,7 @@ from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 from testbed.queues import make_queue, publish_jobs, pull_jobs, small_queue
 
 if TYPE_CHECKING:
-    from conftest import Secrets
+    from airflow_steps import Secrets
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection

@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
-    from conftest import Secrets
+    from airflow_steps import Secrets
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage

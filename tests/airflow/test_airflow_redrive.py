@@ -116,7 +116,9 @@ async def test_a_task_that_is_marked_as_failed_leaves_the_remaining_letters(
     airflow.api("PATCH", path, {"new_state": "failed"})
 
     def has_stopped() -> bool:
-        return "dead letters, as requested; the others stayed" in log_text(airflow, "marked_failed", RUN, "marked_failed")
+        return "dead letters, as requested; the others stayed" in log_text(
+            airflow, "marked_failed", RUN, "marked_failed"
+        )
 
     await asyncio.to_thread(wait_for, has_stopped, "the task to stop", 60)
     redriven = await redriven_count(connection, "marked_failed", LETTERS)

@@ -165,7 +165,9 @@ async def test_a_task_that_is_killed_leaves_the_remaining_letters(
             task.on_kill()
 
     task = operator(queue, transform=stop_at_two, rate=10)
-    with pytest.raises(RedriveError, match="stopped after 2 dead letters, as requested; the others stayed where they were"):
+    with pytest.raises(
+        RedriveError, match="stopped after 2 dead letters, as requested; the others stayed where they were"
+    ):
         await asyncio.to_thread(task.execute, context())
     assert await jobs(connection, queue) == {3: b"three", 4: b"four", 5: b"one", 6: b"two"}
     result = await run(queue, try_number=2)

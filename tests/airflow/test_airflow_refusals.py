@@ -44,13 +44,11 @@ TERMINAL = {
     " serializable; convert it before publishing",
     "reserved_header": "JS120 job 0 sets Nats-Msg-Id: headers starting with Nats- belong to the server",
     "sensor_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
-    "sensor_of_no_dead_letters": "expected dead_letters, which the scan reads: declare a dead letter"
-    " queue",
+    "sensor_of_no_dead_letters": "expected dead_letters, which the scan reads: declare a dead letter queue",
     "drained_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
     "drained_unknown_consumer": "JS113 expected consumer nobody of stream unlettered on the server, found worker: check"
     " the name, or provision the queue first",
-    "drained_without_dead_letters": "expected dead_letters, which the scan reads: declare a dead"
-    " letter queue",
+    "drained_without_dead_letters": "expected dead_letters, which the scan reads: declare a dead letter queue",
     "redrive_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
 }
 TRANSIENT = {

@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
-    from conftest import Secrets
+    from airflow_steps import Secrets
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings

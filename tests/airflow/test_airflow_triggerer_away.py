@@ -17,7 +17,7 @@ from testbed.airflow_settings import database_path
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from conftest import Secrets
+    from airflow_steps import Secrets
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings

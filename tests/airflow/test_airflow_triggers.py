@@ -23,7 +23,7 @@ from testbed.queues import pull_jobs
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
-    from conftest import Secrets
+    from airflow_steps import Secrets
     from pytest_mock import MockerFixture
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection

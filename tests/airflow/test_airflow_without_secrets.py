@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
-    from conftest import Secrets
+    from airflow_steps import Secrets
 
     from testbed.airflow import Airflow
 

@@ -1,4 +1,4 @@
-"""Workers in any language that only acknowledge: the server's own metrics tell of their jobs."""
+"""Workers in any language that only acknowledge: the server's ack metrics are the evidence of their jobs' ends."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FIRST = 50
 
 
 async def measured(connection: NatsPyConnection, name: str, **consumer: Any) -> WorkQueue:
-    """Give a queue whose server reports every acknowledgement."""
+    """Return a queue whose consumer samples every acknowledgement."""
     return await make_queue(connection, name, consumer={"sample_freq": "100%", "ack_wait": "5s", **consumer})
 
 
@@ -80,7 +80,7 @@ async def test_a_completion_and_a_metric_of_one_job_count_once_with_the_result(
     (report,) = await wait_reports([during])
     assert during.remaining == list(range(51))[::-1]
     assert sorted(report.results.values()) == [*jobs, *last]
-    # The metrics were read by now, and hide no result from who joins late.
+    # The metrics were read before, and hide no result from a waiter that joins late.
     keeping = start_waiting(connection, await take_cursor(connection, queue), [999])
     for _ in range(2):
         (late,) = await wait_reports([start_waiting(connection, mark, jobs)])
@@ -123,13 +123,13 @@ async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_beh
         await eventually(lambda: sum(waiter.task.done() for waiter in waiters) == FIRST)
         for message in messages[FIRST:]:
             await message.ack()
-        # The client sends what it holds as soon as it is let, and the server dies in the midst of it.
+        # The client sends its buffer as soon as it runs, and the server is killed meanwhile.
         await asyncio.sleep(after)
         assert own_nats.pid
         os.kill(own_nats.pid, signal.SIGKILL)
         await asyncio.to_thread(own_nats.restart)
         await eventually(lambda: connection.client.is_connected and worker.client.is_connected)
-        # What the crash made undone is delivered again, and done.
+        # Jobs whose acknowledgement the crash lost are delivered again, and done.
         working = asyncio.create_task(acknowledge_all(worker, queue))
         reports = await wait_reports(waiters, within=30)
         again = await working
@@ -144,7 +144,7 @@ async def test_a_server_killed_during_many_acknowledgements_leaves_no_waiter_beh
 
 
 async def acknowledge_all(connection: NatsPyConnection, queue: WorkQueue) -> int:
-    """Do what the queue still hands out, and count it."""
+    """Do the jobs that the queue still delivers, and count them."""
     done = 0
     pull = await connection.client.jetstream().pull_subscribe_bind(CONSUMER, stream=queue.name)
     while True:

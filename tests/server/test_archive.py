@@ -243,7 +243,7 @@ async def _has_entries(connection: NatsPyConnection, queue: WorkQueue) -> bool:
 
 
 class Happenings:
-    """A queue to whose jobs all kinds of things happen, the same ones for the same seed."""
+    """Random events in the life of a queue's jobs, the same ones for the same seed."""
 
     def __init__(self, connection: NatsPyConnection, queue: WorkQueue, seed: int) -> None:
         self._connection, self._queue = connection, queue
@@ -279,7 +279,7 @@ class Happenings:
                 await self._flying.pop(sequence).nak()
 
     async def _lose_one(self) -> None:
-        """Let the server lose a dead letter."""
+        """Delete a dead letter as if the server had lost it."""
         letters = (await find_dead_letters(self._connection, self._queue)).letters
         stored = [letter.sequence for letter in letters if letter.source == BodySource.QUEUE]
         if stored:

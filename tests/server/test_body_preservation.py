@@ -1,4 +1,4 @@
-"""Copies of dead letters' bodies, made before their server can lose them."""
+"""Copies of dead letters' bodies, stored before the server can lose the originals."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ async def letters(
 
 
 async def store_raw(connection: NatsPyConnection, subject: str, headers: bytes, body: bytes) -> None:
-    """Store what the client itself wouldn't send."""
+    """Store a message that the client library refuses to send."""
     server = connection.client.connected_url
     assert server is not None
     reader, writer = await asyncio.open_connection(server.hostname, server.port)
@@ -120,7 +120,7 @@ async def test_a_terminated_letter_is_copied_from_the_archive_and_outlives_it(
     await connection.api(f"STREAM.PURGE.{name}-archive")
     (letter,) = await letters(connection, queue)
     assert (letter.source, letter.body, letter.death) == (BodySource.COPY, b"a", before.death)
-    # Even the server's own word may be gone: a scan has proved it.
+    # The server's advisory may be gone: the scan's copy proves the death.
     await connection.api(f"STREAM.MSG.DELETE.{name}-dead", {"seq": 1})
     (letter,) = await letters(connection, queue)
     assert (letter.death.reason, letter.death.explanation) == (Reason.TERMINATED, "no paper")

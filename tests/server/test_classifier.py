@@ -1,4 +1,4 @@
-"""What became of jobs that are gone, or that are said to be dead and aren't."""
+"""The classification of jobs with entries: dead letters, and each reason why a job is none."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
-# As the server stores them; the client can't be made to send all of it.
+# As the server stores them; the client library refuses to send some of these.
 AWKWARD = (("Tag", "a"), ("Tag", "b"), ("Customer", "Ünal"), ("Trace", ""))
 
 
@@ -199,7 +199,7 @@ async def test_a_metric_distinguishes_a_job_acknowledged_in_time_from_an_expired
     await publish_jobs(connection, queue, "abc")
     for message in await pull_jobs(connection, queue, 3):
         await message.ack_sync()
-    # The server says so in error, long after.
+    # The server repeats the advisory in error, long after.
     deletion = {
         "type": "io.nats.jetstream.advisory.v1.terminated",
         "timestamp": (datetime.now(UTC) + timedelta(hours=2)).isoformat(),
@@ -223,15 +223,15 @@ async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     settings = connection_settings({"servers": (own_nats.url,), "timeout": 5})
     consumer = {"ack_wait": "2s", "max_deliver": deliveries, "max_ack_pending": 1000}
     sampled: dict[str, Any] = {"sample_freq": "100%"} if told_by == "metrics" else {}
-    # Nothing but a metric or a completion tells an acknowledged job from one whose time was over.
+    # Only a metric or a completion distinguishes an acknowledged job from an expired one.
     limited: dict[str, Any] = {} if told_by == "nothing" else {"max_age": "20s", "duplicate_window": "20s"}
     async with connect(settings) as connection:
         queue = await make_queue(connection, name, consumer=consumer | sampled, **limited)
-        # It keeps the consumer from leaving the others behind.
+        # It keeps the ack floor below the others.
         await make_dead_letters(connection, queue, ["dead"])
         await publish_jobs(connection, queue, map(str, range(50)))
         messages = await pull_jobs(connection, queue, 50)
-        # The server writes down that they are delivered, and has no time to write down that they are done.
+        # The server has time to persist the deliveries, and none to persist the acknowledgements.
         await asyncio.sleep(0.3)
         for message in messages:
             if told_by == "completions":
@@ -335,7 +335,7 @@ async def test_a_worker_was_stopped_between_its_copy_and_the_termination(
     (message,) = await pull_jobs(connection, queue, 1)
     await store_record(connection, queue, 1)
     assert await one_dismissed(connection, queue) == Status.ALIVE
-    # Another one gets the job and finishes it, and leaves no completion.
+    # Another worker gets the job and finishes it without a completion.
     await message.ack_sync()
     assert await one_dismissed(connection, queue) == Status.VANISHED
     letter = await one_letter(connection, queue, Selection(vanished=True))
@@ -385,7 +385,7 @@ async def test_copies_of_an_earlier_stream_do_not_become_part_of_a_letter(
     created = (await stream_info(connection, name))["created"]
     await connection.api(f"STREAM.DELETE.{name}")
     await provision(connection, queue)
-    # A slow worker of the earlier stream has its last word after the new one was created.
+    # A slow worker of the earlier stream stores its copy after the new stream was created.
     await store_record(connection, queue, 1, Stream_Created=created, Explanation="about another job")
     await store_record(connection, queue, 2, Stream_Created=created)
     await publish_jobs(connection, queue, ["new"])

@@ -50,7 +50,7 @@ async def one_letter(connection: NatsPyConnection, queue: WorkQueue) -> DeadLett
 
 
 async def repeat_advisories(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    """Say again what the dead letter queue holds, as a server does after a crash."""
+    """Publish the stored advisories once more, as a server does after a crash."""
     letters = require_dead_letters(queue).name
     for sequence in range(1, (await stream_info(connection, letters))["state"]["last_seq"] + 1):
         message = await get_message(connection, letters, sequence)
@@ -142,7 +142,7 @@ async def test_entries_of_an_earlier_stream_never_count_for_a_job_of_the_same_se
     queue = await make_queue(connection, name)
     assert await publish_jobs(connection, queue, ["new"]) == [1]
     assert await find(connection, queue) == ([], {1: Status.STALE, 2: Status.STALE})
-    # A death of the new job counts, and takes the stale entry of its sequence along.
+    # A death of the new job counts, and its letter includes the stale entry of the same sequence.
     await exhaust_deliveries(connection, queue, 1)
     letter = await one_letter(connection, queue)
     assert (letter.body, letter.entries, letter.death.reason) == (b"new", (1, 3), Reason.MAX_DELIVERIES)
@@ -166,7 +166,7 @@ async def test_a_letter_whose_consumer_will_deliver_it_again_is_alive(connection
     # A crash of the server right after the deaths does the same.
     await connection.api(f"CONSUMER.RESET.{name}.worker", {"seq": 2})
     assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
-    # In flight it has been delivered, as the dead ones have.
+    # A job in flight has been delivered, as the dead ones have.
     await pull_jobs(connection, queue, 1)
     assert await find(connection, queue) == ([1], {2: Status.ALIVE, 3: Status.ALIVE})
     assert await process_all(connection, queue) == {"c": 1}

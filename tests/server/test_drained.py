@@ -1,4 +1,4 @@
-"""A queue is drained only when no job of it is left to be done, whatever a single look may say."""
+"""A queue is drained only when none of its jobs is left to be done, whatever a single inspection finds."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ async def test_undeliverable_jobs_are_awaited_and_named(connection: NatsPyConnec
     named = f"{name}.jobs.d: 2; {name}.jobs.c: 1"
     assert str(report) == f"{name} is not drained: 3 jobs that no consumer takes ({named})"
     assert report.as_json()["undeliverable_subjects"] == {f"{name}.jobs.d": 2, f"{name}.jobs.c": 1}
-    # Whoever asks about some consumers doesn't ask about these.
+    # A check of named consumers doesn't include these.
     assert (await check_drained(connection, queue, "a")).drained
 
 
@@ -259,7 +259,7 @@ async def test_uncertain_dead_letters_prevent_draining(
     connection: NatsPyConnection, name: str, mocker: MockerFixture
 ) -> None:
     queue = await make_queue(connection, name)
-    # Jobs that come and go while they are counted can look so, for a moment that no test can hold.
+    # Jobs that come and go during the count can have this effect, for too short a time for a test.
     summary = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
     mocker.patch("airflow_provider_jetstream.jetstream.inspection.drained.summarise_dead_letters", return_value=summary)
     report = await check_drained(connection, queue, nothing_dead=True)
@@ -296,7 +296,7 @@ async def test_a_missing_queue_or_consumer_is_named(connection: NatsPyConnection
         await check_drained(connection, queue, ["a", "c"])
     await publish_jobs(connection, queue, ["job"], kind="a")
     await connection.api(f"STREAM.DELETE.{name}-dead")
-    # At once, and not when all jobs are done.
+    # At once, not after all jobs are done.
     with pytest.raises(NotFoundError, match=f"expected stream {name}-dead on the server, found none"):
         await check_drained(connection, queue, nothing_dead=True)
     with pytest.raises(QueueDeclarationError, match="expected dead_letters, which the scan reads"):
@@ -317,7 +317,7 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
             await asyncio.sleep(0.02)
 
     async def relay() -> None:
-        # As bad a worker as there is: it acknowledges first, and publishes what follows later.
+        # The worst kind of worker: it acknowledges first and publishes the following job later.
         for _ in range(hops):
             (job,) = await pull_jobs(connection, queue, 1)
             await job.ack_sync()
@@ -334,7 +334,7 @@ async def test_a_queue_is_not_drained_between_a_job_and_the_one_that_follows_fro
     assert working.done()
     await watching
     assert (await inspect_queue(connection, name)).last_sequence == hops + 1
-    # A single look would have been wrong, and two that don't compare what was stored meanwhile too.
+    # A single inspection would have been wrong, and so would two that ignore the stream's last sequence.
     assert empty > hops
     assert f"{name} is not drained: jobs came and went between two inspections" in texts
 

@@ -54,7 +54,7 @@ async def left(connection: NatsPyConnection, queue: WorkQueue, *entries: int) ->
 async def test_entries_are_deleted_where_that_is_allowed(
     connection: NatsPyConnection, name: str, retention: str
 ) -> None:
-    # Interest keeps only what a consumer waits for.
+    # Interest retention stores only messages that a consumer matches.
     fields = {"consumers": [HANDLER]} if retention == "interest" else {}
     queue = await make_queue(connection, name, dead_letters=letters(name, retention=retention, **fields))
     await make_dead_letters(connection, queue, "abc")
@@ -82,7 +82,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_the_consumer_t
     assert report.entries_left == 0
     assert await left(connection, queue, 1, 2, 3, 4) == [2, 4]
     assert await consumers(connection, f"{name}-dead") == ["unprocessed_order_handler"]
-    # The entry behind the last requested one hasn't cost its processor a delivery.
+    # The entry behind the last requested one hasn't been delivered.
     assert (await consumer_info(connection, f"{name}-dead", HANDLER["name"]))["delivered"]["stream_seq"] == 3
     report = await redrive_dead_letters(connection, queue)
     assert (report.entries_left, await stored_count(connection, f"{name}-dead")) == (0, 0)
@@ -99,7 +99,7 @@ async def test_entries_under_deny_delete_are_acknowledged_through_a_temporary_co
     (own,) = await consumers(connection, f"{name}-dead")
     config = (await consumer_info(connection, f"{name}-dead", own))["config"]
     assert (own, config["inactive_threshold"]) == (f"redrive-{name}", 300 * 10**9)
-    # It serves the next redrive as well.
+    # The next redrive uses the same consumer.
     await process_all(connection, queue)
     await make_dead_letters(connection, queue, ["c"])
     assert (await redrive_dead_letters(connection, queue)).entries_left == 0
@@ -140,7 +140,7 @@ async def test_more_entries_than_the_consumer_allows_unacknowledged_are_removed_
     handler = HANDLER | {"max_ack_pending": 2}
     queue = await make_queue(connection, name, dead_letters=work_queue_letters(name, handler))
     sequences = await make_dead_letters(connection, queue, map(str, range(60)))
-    # Thirty rounds take longer than that, and none of them waits for it.
+    # Thirty rounds together take longer than the timeout, and none of them alone does.
     connection.timeout = 1
     async with asyncio.timeout(15):
         assert await remove_entries(connection, queue, sequences) == 0

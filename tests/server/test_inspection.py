@@ -1,4 +1,4 @@
-"""A queue's health as numbers: what counts as what, and what a look costs."""
+"""A queue's health as numbers: what each number counts, and the requests of an inspection."""
 
 from __future__ import annotations
 

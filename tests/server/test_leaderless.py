@@ -1,4 +1,4 @@
-"""A cluster that has no leader just now isn't taken for a server without JetStream, nor for one that refuses."""
+"""A cluster without a leader is neither a server without JetStream nor one that refuses."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ async def test_connecting_waits_for_a_cluster_that_elects_its_leader() -> None:
         with pytest.raises(UnreachableError, match=r"^JetStream is unavailable just now: no answer; try again, "):
             await _open(cluster, 0.8)
         await _open(cluster, 30)
-        # The one that is left takes some seconds to know that it is alone. A leader would answer until then.
+        # The remaining server needs some seconds to notice that it is alone. A leader would answer until then.
         killed = cluster.meta_leader()
         cluster.kill(killed)
         with pytest.raises(
@@ -44,7 +44,7 @@ async def test_the_error_of_a_cluster_without_a_majority_says_that_it_is_tempora
                 cluster.kill(other)
 
             async def problem() -> str:
-                # Until the server that is left knows that it is alone it refuses in other ways, or not at all.
+                # Until the remaining server notices that it is alone, it refuses in other ways, or not at all.
                 try:
                     await opened.api("STREAM.MSG.GET.kept", {"seq": 1})
                 except (ApiError, TransientError) as error:

@@ -15,7 +15,7 @@ async def test_a_dead_letter_queue_is_no_work_queue_whatever_its_retention(conne
     letters = f"{name}-dead"
     streams: dict[str, dict[str, Any]] = {
         name: {"subjects": [f"{name}.>"], "retention": "workqueue"},
-        # As the source documents make it: nothing but its subjects says what it is.
+        # As the source documents make it: only its subjects show what it is.
         letters: {"subjects": [f"{MAX_DELIVERIES}.{name}.*"], "retention": "workqueue"},
         f"{name}-marked": {
             "subjects": [f"dead.{name}.>"],

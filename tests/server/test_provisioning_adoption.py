@@ -95,7 +95,12 @@ async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_n
 async def test_the_jobs_streams_made_by_hand_are_adopted_and_the_dead_letter_queue_gets_its_mark(
     own: NatsPyConnection,
 ) -> None:
-    limits: dict[str, Any] = {"discard": "new", "max_msgs": 20_000, "max_bytes": 256 * _MEGABYTE, "max_age": 7 * 86_400 * _SECOND}
+    limits: dict[str, Any] = {
+        "discard": "new",
+        "max_msgs": 20_000,
+        "max_bytes": 256 * _MEGABYTE,
+        "max_age": 7 * 86_400 * _SECOND,
+    }
     await _create(own, _by_hand("jobs", "jobs.*.*", **limits))
     existing: dict[str, Any] = {"metadata": {"owner": "ops"}, "allow_direct": True}
     await _create(own, _by_hand("jobs_dlq", f"{_MAX}.jobs.*", "limits", **existing))

@@ -58,7 +58,7 @@ async def delivered_for_the_last_time(connection: NatsPyConnection, queue: WorkQ
 
 
 async def idle(connection: NatsPyConnection, queue: WorkQueue, within: float = 10) -> None:
-    """Wait until nothing is in flight, without a worker's help."""
+    """Wait until nothing is in flight, without a worker."""
 
     async def nothing_in_flight() -> bool:
         await probe(connection, queue)
@@ -149,7 +149,7 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
         await publish_jobs(connection, queue, map(str, range(200)))
         await pull_jobs(connection, queue, 200)
         await pull_jobs(connection, queue, 200)
-        # It is killed in the middle of telling.
+        # The server is killed while it publishes the advisories.
         asker = asyncio.ensure_future(probe(connection, queue))
         await asyncio.sleep(0.31)
         own_nats.kill()
@@ -158,7 +158,7 @@ async def test_the_server_was_killed_while_jobs_died(own_nats: NatsServer, name:
         await asyncio.gather(asker, return_exceptions=True)
     own_nats.start()
     async with connect(settings) as connection:
-        # What the crash made alive again may be delivered once more.
+        # Jobs that the crash made alive again may be delivered once more.
         await asyncio.sleep(0.7)
         await idle(connection, queue)
         left = (await process_all(connection, queue)).total()
@@ -285,7 +285,7 @@ async def test_a_death_that_the_server_forgot_in_a_crash_is_no_letter_while_the_
     await make_dead_letters(connection, queue, ["dead"])
     (sequence,) = await publish_jobs(connection, queue, ["alive"])
     await pull_jobs(connection, queue, 1)
-    # The advisory is stored, and the job is in flight all the same.
+    # The advisory is stored although the job is in flight.
     advisory = {
         "type": "io.nats.jetstream.advisory.v1.max_deliver",
         "timestamp": datetime.now(UTC).isoformat(),
@@ -333,13 +333,13 @@ async def test_a_kill_right_after_a_death_never_makes_a_live_job_a_letter(own_na
 
 
 async def store_one_advisory(connection: NatsPyConnection, queue: WorkQueue, entries: int) -> None:
-    """Not through the pump, which gives the server the time to write down what it did."""
+    """Store one advisory without a probe, which would give the server time to persist its state."""
     inbox = connection.client.new_inbox()
     await connection.client.subscribe(inbox)
     ask = json.dumps({"batch": 1, "no_wait": True, "max_bytes": 1}).encode()
 
     async def more() -> bool:
-        # What was handed back may arrive there after the first one.
+        # A nacked job may be redelivered after the first one.
         await connection.client.publish(f"$JS.API.CONSUMER.MSG.NEXT.{queue.name}.{CONSUMER}", ask, reply=inbox)
         return await stored_count(connection, f"{queue.name}-dead") > entries
 
@@ -399,7 +399,7 @@ async def test_a_busy_queue(connection: NatsPyConnection, name: str) -> None:
     await process_all(connection, queue)
     await idle(connection, queue)
     final = await find_dead_letters(connection, queue)
-    # The last poison may have been drained.
+    # The last poisonous job may have been drained.
     assert set(sequences(final)) <= poison
     assert most >= len(poison) / 2
     print(f"{scans} scans, {len(good)} jobs done, {len(poison)} poisoned, up to {most} given meanwhile")
@@ -452,7 +452,7 @@ async def test_letters_are_counted_again_when_the_server_was_away_meanwhile(own_
         # A crash that makes the server forget the deaths.
         await connection.api(f"CONSUMER.RESET.{name}.{CONSUMER}", {"seq": 1})
         await pull_jobs(connection, queue, 2)
-        # Long enough for the server to write it down.
+        # Long enough for the server to persist it.
         await asyncio.sleep(0.3)
         own_nats.kill()
         own_nats.start()

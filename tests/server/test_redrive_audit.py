@@ -1,4 +1,4 @@
-"""What is written down about redrives, and how one that was cut off goes on by it."""
+"""The audit of redrives, and how a redrive that was cut off continues by it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ RUN = RedriveRequest(run="orders-1", who=WHO, why="the printer is back")
 
 
 def after(batches: int) -> Callable[[], bool]:
-    """Stop a redrive after so many batches."""
+    """Return a predicate that stops a redrive after so many batches."""
     calls = count()
     return lambda: next(calls) >= batches
 

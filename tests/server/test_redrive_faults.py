@@ -1,4 +1,4 @@
-"""Redrives that are killed, cut off or run side by side: no job may be lost or done twice."""
+"""Redrives that are killed, cut off or concurrent: no job is lost or done twice."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HANDLER = {"name": "unprocessed_order_handler", "max_deliver": 2, "backoff": ["5
 
 
 def fields(kind: str, name: str) -> dict[str, Any]:
-    """Declare a queue's special fields: nothing special, or as the orders document has it."""
+    """Return the fields of a queue: the defaults, or those of the orders document."""
     if kind == "plain":
         return {}
     letters = {"name": f"{name}-dead", "retention": "workqueue", "deny_delete": True, "consumers": [HANDLER]}
@@ -89,14 +89,14 @@ async def test_concurrent_redrives_lose_and_repeat_nothing(
         reports = await asyncio.gather(*(redrive_dead_letters(client, queue) for client in connections))
     assert await draining == dict.fromkeys(jobs, 1)
     assert all(report.failed == {} for report in reports)
-    # Each saw every letter end: as its own doing, or gone.
+    # Each redrive reported every letter: redriven by itself, or gone.
     assert all({*report.redriven, *report.gone} == set(range(1, 41)) for report in reports)
     assert await stored_count(connection, name) == 0
     assert await stored_count(connection, f"{name}-dead") == 0
 
 
 async def drain_until_empty(connection: NatsPyConnection, queue: WorkQueue, count: int) -> Counter[str]:
-    """Work while the redrives run, and go on until so many jobs were done and none is left."""
+    """Do jobs until so many were done and none is left, while the redrives run."""
     done: Counter[str] = Counter()
 
     async def over() -> bool:

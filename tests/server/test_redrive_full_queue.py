@@ -1,4 +1,4 @@
-"""The jobs queue as its source document has it, filled up by its dead letters."""
+"""The jobs queue of its source document, filled up by its dead letters."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ async def publish_jobs(connection: NatsPyConnection, kind: str, count: int) -> P
 
 
 async def answer_all(connection: NatsPyConnection, kind: str, answer: bytes) -> Counter[bytes]:
-    """Answer every job that a consumer hands out, many at a time."""
+    """Settle every job that a consumer delivers, many at a time."""
     done: Counter[bytes] = Counter()
     pull = await connection.client.jetstream().pull_subscribe_bind(kind, stream="jobs")
     while (await pull.consumer_info()).num_pending:

@@ -35,7 +35,7 @@ async def pause(connection: NatsPyConnection, queue: WorkQueue, until: datetime)
 
 
 async def three_kinds(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
-    """Declare a queue with a consumer for each kind of job, and let two jobs of each die, mixed."""
+    """Make a queue with a consumer for each kind of job, and two dead letters of each kind in turns."""
     consumers = [
         {"name": kind, "max_deliver": 1, "ack_wait": "500ms", "filter_subject": f"{name}.jobs.{kind}"} for kind in KINDS
     ]

@@ -1,4 +1,4 @@
-"""Letters that are taken out of circulation, and brought back from there."""
+"""Parked letters, and their redrive."""
 
 from __future__ import annotations
 
@@ -94,7 +94,10 @@ async def test_parked_letters_have_complete_records_and_no_scan_counts_them(
 async def test_parked_letters_come_back_when_they_are_selected_and_leave_nothing(
     connection: NatsPyConnection, name: str, protocol: Protocol
 ) -> None:
-    atomic: dict[str, Any] = {"atomic_redrive": protocol == Protocol.ATOMIC, "consumer": {"filter_subject": f"{name}.jobs.>"}}
+    atomic: dict[str, Any] = {
+        "atomic_redrive": protocol == Protocol.ATOMIC,
+        "consumer": {"filter_subject": f"{name}.jobs.>"},
+    }
     queue = await make_queue(connection, name, **atomic)
     await make_dead_letters(connection, queue, "ab", headers={"Customer": "x"})
     await redrive_dead_letters(connection, queue, ALL)
@@ -186,7 +189,7 @@ async def test_parking_that_was_cut_off_before_the_original_was_removed_is_finis
     report = await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
     assert list(report.parked) == [1]
     assert set(await parked_letters(connection, queue)) == {1}
-    # The other one may also be redriven after all.
+    # The other letter may also be redriven.
     assert (await redrive_dead_letters(connection, queue)).redriven == {2: 3}
     assert set(await parked_letters(connection, queue)) == {1}
     assert await process_all(connection, queue) == {"b": 1}

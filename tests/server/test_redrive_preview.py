@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 async def everything(connection: NatsPyConnection, queue: WorkQueue) -> list[Any]:
-    """Read all that a redrive could change, as it is on the server."""
+    """Read everything on the server that a redrive could change."""
     streams = [queue.name, *(stream.name for stream in queue.companions())]
     consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
-    # The time of the answer, and that pulls were made at all.
+    # The time of the answer, and the count of pull requests.
     del consumer["ts"], consumer["num_waiting"]
     infos = [await stream_info(connection, stream) for stream in streams]
     return [

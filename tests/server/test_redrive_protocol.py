@@ -1,4 +1,4 @@
-"""How a redrive brings letters back, and what it refuses before anything is done."""
+"""The choice of a redrive's protocol, and the requests that are refused before anything is done."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 def most_within(moments: list[float], window: float) -> int:
-    """Count the copies in the fullest window."""
+    """Count the copies in the period that has the most."""
     first = most = 0
     for last, moment in enumerate(moments):
         while moment - moments[first] > window:
@@ -48,7 +48,7 @@ async def test_no_period_has_more_letters_than_the_rate_allows(
     for window, most in fullest.items():
         assert most <= rate * window + burst
     assert average <= rate * 1.05
-    # How near it comes is up to the machine: a busy one may not reach the higher rate.
+    # A busy machine may not reach the higher rate.
     assert average >= rate * (0.9 if rate < 100 else 0.5)
 
 

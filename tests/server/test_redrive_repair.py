@@ -1,4 +1,4 @@
-"""Letters that are repaired on their way back, and what the audit tells about it."""
+"""Repairs of letters by a redrive, and their records in the audit."""
 
 from __future__ import annotations
 

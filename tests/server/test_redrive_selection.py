@@ -37,7 +37,7 @@ async def wait_for_letters(connection: NatsPyConnection, queue: WorkQueue, count
 
 
 async def five_letters(connection: NatsPyConnection, name: str) -> WorkQueue:
-    """Let jobs die of different things: an Airflow task's, a terminated one, one with a worker's copy, one of another
+    """Make dead letters of different causes: an Airflow task's, a terminated one, one with a worker's copy, one of another
     subject, and one of a second consumer."""
     consumers = [
         {"name": consumer, "max_deliver": 1, "ack_wait": "500ms", "filter_subjects": [f"{name}.jobs.{end}"]}
@@ -123,7 +123,7 @@ async def test_sequences_that_the_rest_of_the_selection_excludes_are_named(
 async def test_vanished_letters_come_back_only_when_they_are_selected(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
     await make_dead_letters(connection, queue, "ab")
-    # As a server does that loses it.
+    # As if the server had lost it.
     await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
     selected = RedriveRequest(Selection(vanished=True))
     assert (await preview(connection, queue, RedriveRequest())).redriven == 1
@@ -234,7 +234,7 @@ async def test_three_concurrent_redrives_lose_and_repeat_nothing_while_workers_d
         pull = await connection.client.jetstream().pull_subscribe_bind("worker", stream=name)
         while not over.is_set() or (await pull.consumer_info()).num_pending:
             with suppress(TimeoutError):
-                # Few, so that none waits longer for its turn than the consumer waits for an answer.
+                # Few at a time, so that none waits longer for its turn than the ack wait.
                 for message in await pull.fetch(10, timeout=0.2):
                     done[message.data.decode()] += 1
                     await message.ack_sync()

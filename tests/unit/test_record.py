@@ -58,7 +58,7 @@ def sent_unchanged(headers: Headers) -> bool:
 
 moments = st.timedeltas(timedelta(days=-20_000), timedelta(days=20_000)).map(lambda delta: DIED + delta)
 texts = st.none() | st.text(max_size=1_200)
-# What was stored in something other than UTF-8 is read as surrogates.
+# Bytes that aren't UTF-8 are read as surrogates.
 stored_text = st.text(
     st.characters(exclude_categories=["Cs"]) | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF), max_size=12
 ).filter(lambda text: "\r\n" not in text)

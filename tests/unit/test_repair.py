@@ -1,4 +1,4 @@
-"""What a transform may change of a letter, and what is written down about it."""
+"""The changes that a transform may make to a letter, and their record."""
 
 from __future__ import annotations
 

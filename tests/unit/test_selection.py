@@ -1,4 +1,4 @@
-"""Choosing among dead letters, and grouping them."""
+"""Selections and groups of dead letters."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ LETTER = DeadLetter(
 def test_each_field_selects(fields: dict[str, Any], others: dict[str, Any]) -> None:
     assert Selection.of(fields).matches(LETTER, NOW)
     assert not Selection.of(others).matches(LETTER, NOW)
-    # Every field given has to match.
+    # Every field that is set has to match.
     both = {"consumer": "printer", "subject": "orders.>"}
     assert Selection.of(both | fields).matches(LETTER, NOW)
     assert not Selection.of(both | others).matches(LETTER, NOW)
