@@ -78,7 +78,7 @@ lint: $(UV)
 
 types: $(UV)
 	$(RUN) mypy
-	$(RUN) mypy --strict testbed demo example_workers benchmarks
+	$(RUN) mypy $(foreach file,$(wildcard tests/conftest.py tests/*/conftest.py),-m $(subst /,.,$(basename $(file))))
 
 imports: $(UV)
 	$(RUN) pytest tests/unit/test_architecture.py tests/unit/test_names.py

@@ -29,7 +29,7 @@ _GROUPS = {
 }
 
 
-class GroupScheduling(LoadScopeScheduling):
+class GroupScheduling(LoadScopeScheduling):  # type: ignore[misc]
     """Gives each test to the next free process, and all tests of a group to one process."""
 
     def _split_scope(self, nodeid: str) -> str:

@@ -155,14 +155,14 @@ async def test_jobs_that_wait_survive_an_adoption_with_changes(connection: NatsP
 async def test_settings_that_the_package_does_not_know_survive_an_update(
     connection: NatsPyConnection, name: str
 ) -> None:
-    stream_extras = {
+    stream_extras: dict[str, Any] = {
         "compression": "s2",
         "republish": {"src": f"{name}.>", "dest": f"archive.{name}.>"},
         "subject_transform": {"src": f"{name}.old.>", "dest": f"{name}.new.>"},
         "allow_msg_ttl": True,
         "metadata": {"owner": "ops", "team": "theirs"},
     }
-    consumer_extras = {
+    consumer_extras: dict[str, Any] = {
         "priority_groups": ["fast"],
         "priority_policy": "overflow",
         "max_batch": 7,

@@ -37,8 +37,10 @@ async def wait_for_letters(connection: NatsPyConnection, queue: WorkQueue, count
 
 
 async def five_letters(connection: NatsPyConnection, name: str) -> WorkQueue:
-    """Make dead letters of different causes: an Airflow task's, a terminated one, one with a worker's copy, one of another
-    subject, and one of a second consumer."""
+    """Make five dead letters of different causes.
+
+    An Airflow task's, a terminated one, one with a worker's copy, one of another subject, and one of a second consumer.
+    """
     consumers = [
         {"name": consumer, "max_deliver": 1, "ack_wait": "500ms", "filter_subjects": [f"{name}.jobs.{end}"]}
         for consumer, end in (("worker", "plain.*"), ("other", "else"))

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
     from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 
-# The record of the audit whose write is prevented: by then some copies are recorded, and some are stored but not recorded.
+# The record of the audit whose write is prevented: by then some copies are recorded, and others only stored.
 _FATAL_RECORD = 120
 
 
@@ -53,10 +53,10 @@ class KilledTask(RedriveTask):
             written, write = 0, AuditLog.write
 
             async def write_or_die(
-                audit: AuditLog, records: Sequence[LetterRecord]
+                self: AuditLog, records: Sequence[LetterRecord]
             ) -> list[ApiError | TransientError | None]:
                 nonlocal written
-                errors = await write(audit, records[: max(_FATAL_RECORD - 1 - written, 0)])
+                errors = await write(self, records[: max(_FATAL_RECORD - 1 - written, 0)])
                 written += len(records)
                 if written >= _FATAL_RECORD:
                     os.kill(os.getpid(), signal.SIGKILL)

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
 
@@ -173,11 +174,11 @@ async def test_requests_without_an_answer_end_in_time(
             with pytest.raises(DeadlineError, match=f"no answer on {name} within 0.5 s"):
                 await run(blocking, send())
 
-        async def both() -> list[object]:
-            return await gather([send_two(b"1"), send_two(b"0")])
-
         async def send_two(payload: bytes) -> list[bytes]:
             return [body for _, body in await RequestMany([(name, b"0"), (name, payload)])]
+
+        async def both() -> list[object]:
+            return await gather([send_two(b"1"), send_two(b"0")])
 
         late, answered = await run(blocking, both())
         assert isinstance(late, DeadlineError)

@@ -1,4 +1,4 @@
-"""A real Airflow with the monitor, real servers behind it, and Debian's Chromium in front of it."""
+"""A real Airflow with the monitor, real NATS servers, and Debian's Chromium."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import pytest
 from playwright.sync_api import Browser, Playwright, expect, sync_playwright
 from ui_browsing import Browsing
-from ui_steps import ROOT, STORE, blocking, letters_of
+from ui_steps import ROOT, STORE, blocking, wait_for_letters
 
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 _ORDERS = 9
-# Airflow's own pages take their time where two cores do everything.
+# Airflow's own pages are slow on two cores.
 expect.set_options(timeout=30_000)
 
 
 @pytest.fixture(scope="session")
 def nats() -> Iterator[NatsServer]:
-    """The server of these tests, in place of the one of all others: the example DAGs' streams have fixed names."""
+    """The server of these tests instead of the one of all other tests: the example DAGs' streams have fixed names."""
     with NatsServer() as server:
         yield server
 
@@ -50,7 +50,7 @@ def fragile_nats() -> Iterator[NatsServer]:
 @pytest.fixture(scope="session")
 def airflow(nats: NatsServer, fragile_nats: NatsServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
     folder = tmp_path_factory.mktemp("airflow")
-    # Not the scheduled DAG, which would bring the store's letters back by itself.
+    # Without the scheduled DAG, which would redrive the store's letters.
     shutil.copytree(ROOT / "example_dags" / "queues", folder / "dags" / "example_dags" / "queues")
     shutil.copy(ROOT / "example_dags" / "jetstream_redrive.py", folder / "dags" / "example_dags")
     shutil.copytree(Path(__file__).parent / "dags", folder / "dags" / "ui")
@@ -66,7 +66,7 @@ def airflow(nats: NatsServer, fragile_nats: NatsServer, tmp_path_factory: pytest
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": ", ".join(connections),
             "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
         },
-        # Where the page has to live with relative addresses only.
+        # Under such a path only relative addresses work.
         path="/team",
     )
     instance.start("shop", "jetstream_redrive", timeout=300)
@@ -76,7 +76,7 @@ def airflow(nats: NatsServer, fragile_nats: NatsServer, tmp_path_factory: pytest
 
 @pytest.fixture(scope="session")
 def shop(airflow: Airflow, settings: ConnectionSettings, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The run of the DAG that published the store's orders, all of which are dead letters when this is given."""
+    """The run of the DAG that published the store's orders; all of them are dead letters."""
     run_id = airflow.trigger("shop")
     run = airflow.wait_for_run("shop", run_id, timeout=300)
     assert run["state"] == "success", airflow.task_instances("shop", run_id)
@@ -90,7 +90,7 @@ def shop(airflow: Airflow, settings: ConnectionSettings, tmp_path_factory: pytes
         concurrency=4,
     )
     try:
-        blocking(letters_of(settings, WorkQueue.load(STORE), _ORDERS))
+        blocking(wait_for_letters(settings, WorkQueue.load(STORE), _ORDERS))
         yield run_id
     finally:
         worker.terminate(10)
@@ -115,7 +115,7 @@ def browser(playwright: Playwright) -> Iterator[Browser]:
 
 @pytest.fixture
 def browsing(browser: Browser, airflow: Airflow) -> Iterator[Browsing]:
-    """Opens pages; the test fails where one of them complained."""
+    """Opens pages; the test fails if the browser reports an error."""
     opened = Browsing(browser, airflow.url)
     yield opened
     opened.close()

@@ -1,4 +1,4 @@
-"""Counting, redriving and parking, as who may and as who may not."""
+"""Counting, redriving and parking, with and without the permission to act."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from playwright.sync_api import expect
 from ui_browsing import PHONE, picture, row
-from ui_steps import unlucky
+from ui_steps import dead_orders
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
@@ -21,7 +21,7 @@ DAG = "jetstream_redrive"
 SLOW = 60_000
 
 
-def test_who_may_only_look_sees_everything_and_can_do_nothing(browsing: Browsing, shop: str) -> None:
+def test_a_viewer_sees_everything_and_every_button_is_disabled(browsing: Browsing, shop: str) -> None:
     page = browsing.open(f"{STORE}/dead", user="viewer")
     expect(row(page, "BankBusyError")).to_contain_text("6")
     buttons = page.get_by_role("button", name=re.compile("Redrive|Park|Requeue"))
@@ -35,14 +35,16 @@ def test_who_may_only_look_sees_everything_and_can_do_nothing(browsing: Browsing
     expect(page.get_by_role("button", name="Redrive")).to_be_disabled()
 
 
-def test_keys_alone_park_a_group(browsing: Browsing, settings: ConnectionSettings, airflow: Airflow) -> None:
-    with unlucky(settings, "returns"):
+def test_a_group_is_parked_with_the_keyboard(
+    browsing: Browsing, settings: ConnectionSettings, airflow: Airflow
+) -> None:
+    with dead_orders(settings, "returns"):
         park_with_keys(browsing.open("#/queues"))
-    assert airflow.runs(DAG)[-1]["conf"]["why"] == "for a person to look at"
+    assert airflow.runs(DAG)[-1]["conf"]["why"] == "a person has to inspect it"
 
 
 def park_with_keys(page: Page) -> None:
-    """Find the malformed orders, look what parking them would do, and park them."""
+    """Find the malformed orders, open and close the dialog, and park them."""
     tab_to(page, "link", "returns")
     page.keyboard.press("Enter")
     expect(page.get_by_role("heading", name="Consumers")).to_be_visible()
@@ -60,7 +62,7 @@ def park_with_keys(page: Page) -> None:
     assert "Park 2 letters" in str(page.evaluate("document.activeElement.ariaLabel"))
     page.keyboard.press("Enter")
     expect(dialog).to_contain_text("2 letters match now")
-    page.keyboard.type("for a person to look at")
+    page.keyboard.type("a person has to inspect it")
     tab_to(page, "button", "Park 2 letters", at_most=4)
     page.keyboard.press("Enter")
     expect(page.get_by_text("2 letters of returns parked")).to_be_visible(timeout=SLOW)
@@ -70,13 +72,13 @@ def park_with_keys(page: Page) -> None:
     expect(row(page, "MalformedOrderError")).to_contain_text("2")
     row(page, "MalformedOrderError").get_by_role("link").click()
     page.locator("th.head a").first.click()
-    expect(page.get_by_text("for a person to look at").first).to_be_visible()
+    expect(page.get_by_text("a person has to inspect it").first).to_be_visible()
 
 
 def test_letters_are_counted_redriven_and_gone(
     browsing: Browsing, settings: ConnectionSettings, airflow: Airflow
 ) -> None:
-    with unlucky(settings, "refunds"):
+    with dead_orders(settings, "refunds"):
         page = browsing.open("#/queues/nats_default/refunds/dead")
         redrive_the_busy(page)
     run = airflow.runs(DAG)[-1]
@@ -104,7 +106,7 @@ def redrive_the_busy(page: Page) -> None:
     picture(page, "redriven")
 
 
-def test_nothing_is_done_where_nothing_matches(browsing: Browsing, shop: str) -> None:
+def test_a_cancelled_dialog_does_nothing(browsing: Browsing, shop: str) -> None:
     page = browsing.open(f"{STORE}/letters?reasons=deadline")
     expect(page.get_by_text("No letter matches")).to_be_visible()
     page.goto(f"{browsing.url}/jetstream/{STORE}/dead")
@@ -115,7 +117,7 @@ def test_nothing_is_done_where_nothing_matches(browsing: Browsing, shop: str) ->
     expect(dialog).to_be_hidden()
 
 
-def test_a_phone_is_enough_to_redrive(browsing: Browsing, shop: str) -> None:
+def test_the_page_works_on_a_phone(browsing: Browsing, shop: str) -> None:
     page = browsing.open("#/queues", viewport=PHONE, has_touch=True, is_mobile=True)
     for address in ("", "/nats_default/store", "/nats_default/store/dead", "/nats_default/store/letters"):
         page.goto(f"{browsing.url}/jetstream/#/queues{address}")
@@ -132,10 +134,10 @@ def test_a_phone_is_enough_to_redrive(browsing: Browsing, shop: str) -> None:
 
 def tab_to(page: Page, role: str, name: str, *, at_most: int = 60) -> None:
     """Press Tab until an element has the focus."""
-    wanted = page.get_by_role(role, name=re.compile(f"^{name}"))  # type: ignore[arg-type]
-    expect(wanted.first).to_be_visible()
+    element = page.get_by_role(role, name=re.compile(f"^{name}"))  # type: ignore[arg-type]
+    expect(element.first).to_be_visible()
     for _ in range(at_most):
         page.keyboard.press("Tab")
-        if any(each.evaluate("element => element === document.activeElement") for each in wanted.all()):
+        if any(match.evaluate("element => element === document.activeElement") for match in element.all()):
             return
     raise AssertionError(f"{role} {name} can't be reached with the Tab key")

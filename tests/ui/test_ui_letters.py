@@ -1,4 +1,4 @@
-"""Dead letters: groups, the letters of one, one letter, and the way back to the task that made it."""
+"""Dead letters: groups, the letters of a group, one letter, and the link to its task."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 STORE = "#/queues/nats_default/store"
 
 
-def test_from_a_group_to_a_letter_to_the_task_that_published_it(browsing: Browsing, shop: str) -> None:
+def test_a_group_links_to_its_letters_and_a_letter_to_its_task(browsing: Browsing, shop: str) -> None:
     page = browsing.open()
     expect(cell(page, "store", "Dead")).to_contain_text("9")
     picture(page, "queues")
@@ -38,7 +38,7 @@ def test_from_a_group_to_a_letter_to_the_task_that_published_it(browsing: Browsi
     expect(page.get_by_text("publish").first).to_be_visible()
 
 
-def test_inside_airflow_links_lead_to_airflow_and_back(browsing: Browsing, shop: str) -> None:
+def test_links_work_inside_airflow(browsing: Browsing, shop: str) -> None:
     page = browsing.open("plugin/jetstream", airflow=True)
     frame = page.frame_locator("iframe")
     frame.locator("tr").filter(has_text="store").get_by_role("link", name="store", exact=True).click()
@@ -50,12 +50,12 @@ def test_inside_airflow_links_lead_to_airflow_and_back(browsing: Browsing, shop:
     expect(page.get_by_role("link", name="JetStream jobs").first).to_be_visible()
     page.go_back()
     expect(frame.get_by_role("table", name="Letters")).to_be_visible()
-    # The address in Airflow's own bar leads here again.
+    # The address in the browser's bar opens the same view.
     page.reload()
     expect(frame.get_by_role("table", name="Letters")).to_be_visible()
 
 
-def test_letters_come_in_pages_and_filters_can_be_dropped(browsing: Browsing, shop: str) -> None:
+def test_filters_and_groupings_are_part_of_the_address(browsing: Browsing, shop: str) -> None:
     page = browsing.open(f"{STORE}/dead")
     page.get_by_label("Fingerprint").uncheck()
     page.get_by_label("Subject").check()
@@ -74,7 +74,7 @@ def test_letters_come_in_pages_and_filters_can_be_dropped(browsing: Browsing, sh
     expect(page.get_by_role("button", name="Previous")).to_be_disabled()
 
 
-def test_a_payload_is_text_and_nothing_else(browsing: Browsing, shop: str) -> None:
+def test_a_payload_is_only_shown_as_text(browsing: Browsing, shop: str) -> None:
     page = browsing.open(f"{STORE}/letters?reasons=terminated")
     page.locator("th.head a").first.click()
     expect(page.get_by_label("Payload", exact=True)).to_contain_text(

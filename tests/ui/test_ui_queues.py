@@ -1,4 +1,4 @@
-"""The first view: queues fill and drain before one's eyes, and a server that goes away comes back by itself."""
+"""The view of all queues: live numbers, search, polling, and a server that is away."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
 
 
-def test_a_queue_fills_and_drains_before_ones_eyes(browsing: Browsing, settings: ConnectionSettings) -> None:
+def test_the_numbers_of_a_queue_are_live(browsing: Browsing, settings: ConnectionSettings) -> None:
     queue = blocking(with_connection(settings, make_queue, "parcels", max_msgs=40))
     page = browsing.open()
     expect(cell(page, "parcels", "Pending")).to_have_text("0")
@@ -31,16 +31,16 @@ def test_a_queue_fills_and_drains_before_ones_eyes(browsing: Browsing, settings:
     expect(cell(page, "parcels", "Limit")).to_have_text("93 %")
     page.get_by_role("link", name="parcels", exact=True).click()
     expect(page.get_by_role("heading", name="parcels")).to_be_visible()
-    expect(page.get_by_text("none asks")).to_be_visible()
+    expect(page.get_by_text("no open pull")).to_be_visible()
     with working(settings, queue):
         expect(page.locator(".tile").filter(has_text="Pending").locator("strong")).to_have_text("0")
         page.get_by_role("link", name="JetStream").click()
         expect(cell(page, "parcels", "State")).to_have_text("Idle")
-        expect(cell(page, "parcels", "Asking")).to_have_text("1")
+        expect(cell(page, "parcels", "Pulls")).to_have_text("1")
     assert page.get_by_role("img", name="Pending, last hour").count()
 
 
-def test_a_server_that_is_away_comes_back_by_itself(browsing: Browsing, fragile_nats: NatsServer) -> None:
+def test_a_server_that_is_away_is_shown_until_it_is_back(browsing: Browsing, fragile_nats: NatsServer) -> None:
     settings = connection_settings({"servers": (fragile_nats.url,), "timeout": 5})
     blocking(with_connection(settings, make_queue, "letterbox"))
     page = browsing.open()
@@ -48,7 +48,7 @@ def test_a_server_that_is_away_comes_back_by_itself(browsing: Browsing, fragile_
     fragile_nats.stop()
     notice = page.get_by_role("alert").filter(has_text="The server of nats_fragile is away")
     expect(notice).to_be_visible()
-    expect(notice).to_contain_text("seen")
+    expect(notice).to_contain_text("are from")
     expect(row(page, "letterbox")).to_be_visible()
     picture(page, "server-away")
     fragile_nats.start()
@@ -77,43 +77,43 @@ def test_queues_can_be_found_and_sorted(browsing: Browsing, settings: Connection
     expect(page.get_by_text("No queue matches")).to_be_visible()
 
 
-def test_the_page_asks_only_while_somebody_looks(browsing: Browsing) -> None:
+def test_the_page_polls_only_while_it_is_visible_and_live(browsing: Browsing) -> None:
     page = browsing.open()
     expect(page.get_by_role("table", name="Queues")).to_be_visible()
-    asked: list[str] = []
-    page.on("request", lambda request: asked.append(request.url))
+    requests: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
     page.evaluate(
         "Object.defineProperty(document, 'hidden', {value: true, configurable: true});"
         "document.dispatchEvent(new Event('visibilitychange'))"
     )
     page.wait_for_timeout(200)
-    asked.clear()
+    requests.clear()
     page.wait_for_timeout(2500)
-    assert not asked
+    assert not requests
     with page.expect_request("**/api/snapshot"):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
     page.get_by_role("button", name="Live").click()
     page.wait_for_timeout(200)
-    asked.clear()
+    requests.clear()
     page.wait_for_timeout(2500)
-    assert not asked
+    assert not requests
     with page.expect_request("**/api/snapshot"):
         page.get_by_role("button", name="Paused").click()
 
 
-def test_a_queue_without_dead_letter_queue_says_so(browsing: Browsing, settings: ConnectionSettings) -> None:
+def test_a_queue_without_a_dead_letter_queue(browsing: Browsing, settings: ConnectionSettings) -> None:
     async def by_hand(connection: Connection) -> None:
         config = {"name": "byhand", "subjects": ["byhand.>"], "retention": "workqueue"}
         await connection.api("STREAM.CREATE.byhand", config)
 
     blocking(with_connection(settings, by_hand))
-    browsing.expect_complaint("409")
+    browsing.expect_error("409")
     page = browsing.open()
     page.get_by_role("link", name="byhand", exact=True).click()
-    expect(page.get_by_text("none: deaths aren't kept")).to_be_visible()
-    expect(page.get_by_text("No consumer: nobody can do its jobs")).to_be_visible()
+    expect(page.get_by_text("none: dead letters aren't captured")).to_be_visible()
+    expect(page.get_by_text("No consumer: no worker can process its jobs")).to_be_visible()
     page.get_by_role("link", name="Dead letters").click()
-    expect(page.get_by_text("This queue keeps no dead letters")).to_be_visible()
+    expect(page.get_by_text("This queue has no dead letter queue")).to_be_visible()
 
 
 def test_the_dashboard_has_a_card(browsing: Browsing, shop: str) -> None:
@@ -121,7 +121,7 @@ def test_the_dashboard_has_a_card(browsing: Browsing, shop: str) -> None:
     frame = page.frame_locator('iframe[title="JetStream"]')
     letters = frame.locator(".tile").filter(has_text="Dead letters").locator("strong")
     expect(letters).not_to_have_text("0")
-    # All of it is seen, and nothing else is in it.
+    # The frame shows the whole card and nothing else.
     expect(frame.get_by_role("table")).to_have_count(0)
     page.wait_for_function(
         """() => {

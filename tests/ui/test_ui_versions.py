@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 
 LOCKED = "locked"
 VERSIONS = os.environ.get("AIRFLOW_VERSIONS", f"3.1.8 3.2.2 {LOCKED}").split()
-# Airflow 3.2's own API server doesn't start with later ones, and doesn't say so to installers.
-AT_THAT_TIME = ("cadwyn<8", "fastapi<0.137")
+# Airflow 3.2's own API server doesn't start with later versions, though its metadata allows them.
+OLDER_PACKAGES = ("cadwyn<8", "fastapi<0.137")
 DAG = "jetstream_redrive"
 QUEUE = "voyage"
 SLOW = 90_000
@@ -48,12 +48,12 @@ async def fill(connection: NatsPyConnection) -> None:
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Airflow]:
-    """An Airflow of that version, with a queue to look at."""
+    """An Airflow of that version, with a queue that has dead letters."""
     folder: Path = tmp_path_factory.mktemp(f"airflow-{request.param}")
     python = sys.executable
     if request.param != LOCKED:
-        wanted = [f"apache-airflow=={request.param}", *AT_THAT_TIME, str(ROOT)]
-        python = str(create_environment(folder / "venv", lowest_python(), wanted))
+        packages = [f"apache-airflow=={request.param}", *OLDER_PACKAGES, str(ROOT)]
+        python = str(create_environment(folder / "venv", lowest_python(), packages))
     (folder / "dags").mkdir()
     shutil.copy(ROOT / "example_dags" / f"{DAG}.py", folder / "dags")
     with NatsServer(folder / "nats") as nats:
@@ -75,16 +75,16 @@ def other(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture
-def looking(browser: Browser, other: Airflow) -> Iterator[Browsing]:
+def browsing_other(browser: Browser, other: Airflow) -> Iterator[Browsing]:
     """Opens its pages."""
     opened = Browsing(browser, other.url)
     yield opened
     opened.close()
 
 
-def test_the_page_is_shown_and_acts_from_within_airflow(other: Airflow, looking: Browsing) -> None:
+def test_the_page_is_shown_and_acts_from_within_airflow(other: Airflow, browsing_other: Browsing) -> None:
     assert other.api("GET", "plugins/importErrors")["import_errors"] == []
-    page = looking.open(airflow=True)
+    page = browsing_other.open(airflow=True)
     card = page.frame_locator('iframe[title="JetStream"]')
     expect(card.locator(".tile").filter(has_text="Dead letters").locator("strong")).to_have_text("3")
     card.get_by_role("link", name="JetStream").click()
@@ -113,8 +113,8 @@ def test_the_page_is_shown_and_acts_from_within_airflow(other: Airflow, looking:
     expect(frame.get_by_role("heading", name="Jobs of this task")).to_be_visible()
 
 
-def test_it_follows_airflows_theme(other: Airflow, looking: Browsing) -> None:
-    page = looking.open("plugin/jetstream", airflow=True)
+def test_it_follows_airflows_theme(other: Airflow, browsing_other: Browsing) -> None:
+    page = browsing_other.open("plugin/jetstream", airflow=True)
     frame = page.frame_locator("iframe")
     expect(frame.get_by_role("heading", name="Queues")).to_be_visible()
     for theme, light in (("dark", False), ("light", True)):

@@ -1,4 +1,4 @@
-"""Pages of the monitor in a real browser, and everything that they complain of."""
+"""Pages of the monitor in a real browser, and the errors that the browser reports."""
 
 from __future__ import annotations
 
@@ -24,34 +24,26 @@ _LIGHTNESS = """element => {
 
 
 class Browsing:
-    """
-    What people have open in a test.
+    """The pages that a test opens.
 
-    :param browser: the browser
-    :param url: where Airflow is
+    :param url: the address of Airflow
     """
 
     def __init__(self, browser: Browser, url: str) -> None:
         self._browser = browser
         self.url = url
-        self.complaints: list[str] = []
+        self.errors: list[str] = []
         self._expected: list[str] = []
         self._contexts: list[BrowserContext] = []
 
-    def expect_complaint(self, part: str) -> None:
-        """
-        Put up with what a browser says about an answer that the test brings about.
-
-        :param part: of the text
-        """
+    def expect_error(self, part: str) -> None:
+        """Expect an error that contains a text."""
         self._expected.append(part)
 
     def open(self, address: str = "", *, user: str = "admin", airflow: bool = False, **options: Any) -> Page:
-        """
-        Open a page as a user who is logged in.
+        """Open a page as a user who is logged in.
 
-        :param address: behind the monitor's, such as ``#/queues``; behind Airflow's with ``airflow``
-        :param user: who it is
+        :param address: relative to the monitor's, such as ``#/queues``; with ``airflow``, to Airflow's
         :param airflow: open a page of Airflow's own
         :param options: of the browser's context
         """
@@ -62,32 +54,29 @@ class Browsing:
         client.close()
         page = context.new_page()
         page.set_default_timeout(30_000)
-        page.on("console", self._listen)
-        page.on("pageerror", lambda error: self.complaints.append(f"error: {error}"))
-        page.on("dialog", lambda dialog: self.complaints.append(f"dialog: {dialog.message}"))
+        page.on("console", self._record)
+        page.on("pageerror", lambda error: self.errors.append(f"error: {error}"))
+        page.on("dialog", lambda dialog: self.errors.append(f"dialog: {dialog.message}"))
         page.goto(f"{self.url}/{address}" if airflow else f"{self.url}{_PAGE}{address}")
         return page
 
     def close(self) -> None:
-        """Close every page, and fail where one complained."""
+        """Close every page; fail if the browser reported an unexpected error."""
         for context in self._contexts:
             context.close()
-        found = [each for each in self.complaints if not any(part in each for part in self._expected)]
-        assert not found, found
+        unexpected = [error for error in self.errors if not any(part in error for part in self._expected)]
+        assert not unexpected, unexpected
 
-    def _listen(self, message: ConsoleMessage) -> None:
+    def _record(self, message: ConsoleMessage) -> None:
         own = _PAGE in message.location["url"]
         if (message.type == "error" and own) or "Content Security Policy" in message.text:
-            self.complaints.append(f"{message.type}: {message.text} ({message.location['url']})")
+            self.errors.append(f"{message.type}: {message.text} ({message.location['url']})")
 
 
 def picture(page: Page, name: str, *, whole: bool = False) -> None:
-    """
-    Keep pictures of a page for the documentation, light and dark, where they are asked for.
+    """Take screenshots of a page for the documentation, light and dark, if ``SCREENSHOTS`` is set.
 
-    :param page: the page
-    :param name: of the files
-    :param whole: all of the page, rather than what fits the window
+    :param whole: the whole page rather than the visible section
     """
     if os.environ.get("SCREENSHOTS") != "1":
         return
@@ -99,30 +88,15 @@ def picture(page: Page, name: str, *, whole: bool = False) -> None:
 
 
 def row(page: Page | Frame, name: str) -> Locator:
-    """
-    Find the row of a table by what it says.
-
-    :param page: the page, or the frame
-    :param name: a part of what it says
-    """
+    """Return the row of a table that contains a text."""
     return page.get_by_role("row").filter(has_text=name)
 
 
 def cell(page: Page | Frame, name: str, label: str) -> Locator:
-    """
-    Find a cell.
-
-    :param page: the page, or the frame
-    :param name: a part of what its row says
-    :param label: its column
-    """
+    """Return the cell of a column in the row that contains a text."""
     return row(page, name).locator(f'td[data-label="{label}"]')
 
 
 def lightness(page: Page | FrameLocator) -> float:
-    """
-    Tell how light the background is.
-
-    :param page: the page, or the frame
-    """
+    """Return the lightness of the background, from 0 to 1."""
     return float(page.locator("body").evaluate(_LIGHTNESS))

@@ -1,4 +1,4 @@
-"""What the tests of the page have servers do."""
+"""Steps of the page's tests: queues, dead letters and workers on a server."""
 
 from __future__ import annotations
 
@@ -24,33 +24,35 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 STORE = ROOT / "example_dags" / "queues" / "store.yaml"
 
-_Found = TypeVar("_Found")
+_Result = TypeVar("_Result")
 
 
-def blocking(work: Coroutine[Any, Any, _Found]) -> _Found:
-    """Run a coroutine; Playwright has the loop of this thread."""
+def blocking(coroutine: Coroutine[Any, Any, _Result]) -> _Result:
+    """Run a coroutine in another thread, since Playwright occupies the event loop of this one."""
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
+        return pool.submit(asyncio.run, coroutine).result()
 
 
-async def letters_of(settings: ConnectionSettings, queue: WorkQueue, count: int) -> None:
+async def wait_for_letters(settings: ConnectionSettings, queue: WorkQueue, count: int) -> None:
     """Wait until a queue has so many dead letters."""
     async with connect(settings) as connection:
 
-        async def died() -> bool:
+        async def all_dead() -> bool:
             return (await summarise_dead_letters(connection, queue)).dead == count
 
-        await eventually(died, within=120)
+        await eventually(all_dead, within=120)
 
 
-async def do(_: Delivery) -> None:
-    """Do a job; a few dozen a second."""
+async def complete(_: Delivery) -> None:
+    """Complete a job; a few dozen a second."""
     await asyncio.sleep(0.02)
 
 
 @contextmanager
-def working(settings: ConnectionSettings, queue: WorkQueue, handler: Callable[..., object] = do) -> Iterator[None]:
-    """Have a worker do the jobs of a queue."""
+def working(
+    settings: ConnectionSettings, queue: WorkQueue, handler: Callable[..., object] = complete
+) -> Iterator[None]:
+    """Run a worker for a queue."""
     started: list[tuple[asyncio.AbstractEventLoop, Worker]] = []
 
     async def run() -> None:
@@ -68,19 +70,19 @@ def working(settings: ConnectionSettings, queue: WorkQueue, handler: Callable[..
             running.result(20)
 
 
-async def with_connection(settings: ConnectionSettings, work: Any, *args: Any, **kwargs: Any) -> Any:
+async def with_connection(settings: ConnectionSettings, function: Any, *args: Any, **kwargs: Any) -> Any:
     """Call an async function with an open connection before its other arguments."""
     async with connect(settings) as connection:
-        return await work(connection, *args, **kwargs)
+        return await function(connection, *args, **kwargs)
 
 
 @contextmanager
-def unlucky(settings: ConnectionSettings, name: str) -> Iterator[None]:
-    """Make a queue of whose jobs four died of a busy bank and two of their form; keep its worker."""
+def dead_orders(settings: ConnectionSettings, name: str) -> Iterator[None]:
+    """Make a queue with four dead letters of a busy bank and two malformed ones; run its worker."""
     busy = [json.dumps({"id": f"{name}-{number}", "amount": 1, "bank": "slow"}) for number in range(4)]
     malformed = [json.dumps({"id": f"{name}-{number}", "amount": "1,5", "bank": "fast"}) for number in (4, 5)]
     queue = blocking(with_connection(settings, make_queue, name))
     blocking(with_connection(settings, publish_jobs, queue, [*busy, *malformed]))
     with working(settings, queue, process):
-        blocking(letters_of(settings, queue, 6))
+        blocking(wait_for_letters(settings, queue, 6))
         yield

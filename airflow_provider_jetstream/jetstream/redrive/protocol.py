@@ -127,7 +127,10 @@ def target_problem(subject: str, snapshot: QueueSnapshot) -> str:
             f" {subject}: a dead letter comes back as a job of the same queue"
         )
     if snapshot.consumer_for(subject) is None:
-        return f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: no worker would get the jobs"
+        return (
+            f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: no worker would get the"
+            " jobs"
+        )
     return ""
 
 

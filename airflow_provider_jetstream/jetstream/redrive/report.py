@@ -155,8 +155,8 @@ class RedriveReport:
         done = len(self.redriven) + len(self.parked)
         if self.cancelled:
             raise RedriveError(
-                f"stopped after {done} dead letters, as requested; the others stayed where they were, and running it again"
-                " goes on with them"
+                f"stopped after {done} dead letters, as requested; the others stayed where they were, and running it"
+                " again goes on with them"
             )
         if self.failures:
             named = "; ".join(f"{sequence}: {reason}" for sequence, reason in sorted(self.failed.items())[:5])

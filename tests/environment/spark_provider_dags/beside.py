@@ -42,4 +42,4 @@ with DAG("beside", schedule=None) as dag:
     report = JetStreamDeadLetterReportOperator(task_id="report", work_queue=QUEUE, directory=str(FOLDER / "reports"))
 
     # The decorator passes the session.
-    submit >> count() >> report  # type: ignore[call-arg]
+    submit >> count() >> report  # type: ignore[call-arg, misc]

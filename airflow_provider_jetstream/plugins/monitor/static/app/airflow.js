@@ -1,4 +1,4 @@
-/** Airflow around the page: its addresses, and how to get there from inside its iframe. */
+/** Addresses of Airflow's own pages, and navigation to them from inside its iframe. */
 
 import { html } from "./html.js";
 
@@ -11,28 +11,28 @@ export const host = (() => {
   }
 })();
 
-const part = encodeURIComponent;
+const encode = encodeURIComponent;
 
-/** @returns {string} where Airflow shows a DAG, relative to the page */
-export const dagAddress = (dagId) => `../dags/${part(dagId)}`;
+/** @returns {string} the address of a DAG, relative to the page */
+export const dagAddress = (dagId) => `../dags/${encode(dagId)}`;
 
-/** @returns {string} where Airflow shows a run */
-export const runAddress = (dagId, runId) => `${dagAddress(dagId)}/runs/${part(runId)}`;
+/** @returns {string} the address of a DAG run */
+export const runAddress = (dagId, runId) => `${dagAddress(dagId)}/runs/${encode(runId)}`;
 
-/** @returns {string} where Airflow shows a task instance */
+/** @returns {string} the address of a task instance */
 export function taskAddress({ dag_id: dagId, run_id: runId, task_id: taskId, map_index: mapIndex }) {
-  const address = `${runAddress(dagId, runId)}/tasks/${part(taskId)}`;
+  const address = `${runAddress(dagId, runId)}/tasks/${encode(taskId)}`;
   return mapIndex >= 0 ? `${address}/mapped/${mapIndex}` : address;
 }
 
-/** Where Airflow shows the page. */
+/** The address of the page inside Airflow. */
 export const pageAddress = "../plugin/jetstream";
 
-/** @returns {string} where Airflow has people log in */
+/** @returns {string} the address of Airflow's login */
 export const loginAddress = "../auth/login";
 
-/** Airflow's iframe lets no link leave it, so its router is told instead. */
-function leave(event) {
+/** Navigate by Airflow's own router, since no link can leave Airflow's iframe. */
+function navigate(event) {
   if (!host || event.defaultPrevented || event.button || event.ctrlKey || event.metaKey || event.shiftKey) return;
   event.preventDefault();
   host.history.pushState({}, "", event.currentTarget.href);
@@ -41,13 +41,13 @@ function leave(event) {
 
 /** A link to a page of Airflow's own. */
 export function AirflowLink({ to, children, ...rest }) {
-  return html`<a href=${to} onClick=${leave} ...${rest}>${children}</a>`;
+  return html`<a href=${to} onClick=${navigate} ...${rest}>${children}</a>`;
 }
 
 /**
- * Keep the address that Airflow mirrors in its own up to date, so that reloading and sharing it work.
+ * Update the copy of the page's address in Airflow's own address, so that reloading and sharing it work.
  *
- * Airflow 3.3 writes the iframe's address into its own when the frame has loaded, and not when its hash changes.
+ * Airflow 3.3 copies the iframe's address when the frame has loaded, but not when its hash changes.
  */
 export function mirrorAddress() {
   if (!host) return;

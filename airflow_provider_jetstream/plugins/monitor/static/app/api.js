@@ -1,13 +1,13 @@
-/** What the page asks the monitor and Airflow for; `docs/monitor-api.md` says what they answer. */
+/** Requests to the monitor and to Airflow; `docs/monitor-api.md` describes the answers. */
 
 const TIMEOUT = 30_000;
 
-/** An answer that isn't one, with what to tell the person. */
+/** A failed request, with a message for the user. */
 export class ApiError extends Error {
   /**
    * @param {number} status HTTP status; 0 where nothing answered
-   * @param {string} code stays the same
-   * @param {string} message for people
+   * @param {string} code stays the same between releases
+   * @param {string} message for the user
    */
   constructor(status, code, message) {
     super(message);
@@ -15,14 +15,14 @@ export class ApiError extends Error {
     this.code = code;
   }
 
-  /** Whether the same question may be answered later. */
-  get passing() {
+  /** Whether the same request may succeed later. */
+  get transient() {
     return this.status === 0 || this.status >= 500;
   }
 }
 
-/** Ask, and give the JSON that comes back. */
-async function ask(path, { signal, body } = {}) {
+/** Send a request, and return the JSON of its answer. */
+async function request(path, { signal, body } = {}) {
   const limit = AbortSignal.timeout(TIMEOUT);
   const init = { signal: signal ? AbortSignal.any([signal, limit]) : limit, credentials: "same-origin" };
   if (body !== undefined) {
@@ -33,13 +33,13 @@ async function ask(path, { signal, body } = {}) {
     answer = await fetch(path, init);
   } catch (error) {
     if (signal?.aborted) throw error;
-    throw new ApiError(0, "unreachable", "Airflow doesn't answer. The page goes on asking.");
+    throw new ApiError(0, "unreachable", "Airflow doesn't answer. The page keeps trying.");
   }
-  if (!answer.ok) throw await refusal(answer);
+  if (!answer.ok) throw await errorOf(answer);
   return answer.json();
 }
 
-async function refusal(answer) {
+async function errorOf(answer) {
   let detail;
   try {
     detail = (await answer.json()).detail;
@@ -51,36 +51,36 @@ async function refusal(answer) {
   return new ApiError(answer.status, String(answer.status), text);
 }
 
-const part = encodeURIComponent;
-const queuePath = (connection, queue) => `api/queues/${part(connection)}/${part(queue)}`;
-const dagPath = (dagId) => `../api/v2/dags/${part(dagId)}`;
+const encode = encodeURIComponent;
+const queuePath = (connection, queue) => `api/queues/${encode(connection)}/${encode(queue)}`;
+const dagPath = (dagId) => `../api/v2/dags/${encode(dagId)}`;
 
-export const getMe = (signal) => ask("api/me", { signal });
+export const getMe = (signal) => request("api/me", { signal });
 
-export const getSnapshot = (signal) => ask("api/snapshot", { signal });
+export const getSnapshot = (signal) => request("api/snapshot", { signal });
 
-export const getQueue = (connection, queue, signal) => ask(queuePath(connection, queue), { signal });
+export const getQueue = (connection, queue, signal) => request(queuePath(connection, queue), { signal });
 
 /** @param {URLSearchParams} query the selection, and `group_by` */
 export const getGroups = (connection, queue, query, signal) =>
-  ask(`${queuePath(connection, queue)}/groups?${query}`, { signal });
+  request(`${queuePath(connection, queue)}/groups?${query}`, { signal });
 
 /** @param {URLSearchParams} query the selection, `after` and `limit` */
 export const getLetters = (connection, queue, query, signal) =>
-  ask(`${queuePath(connection, queue)}/letters?${query}`, { signal });
+  request(`${queuePath(connection, queue)}/letters?${query}`, { signal });
 
 export const getLetter = (connection, queue, sequence, signal) =>
-  ask(`${queuePath(connection, queue)}/letters/${part(sequence)}`, { signal });
+  request(`${queuePath(connection, queue)}/letters/${encode(sequence)}`, { signal });
 
 /** @param {URLSearchParams} query `dag_id`, `run_id`, `task_id`, `map_index` */
-export const getJobs = (query, signal) => ask(`api/jobs?${query}`, { signal });
+export const getJobs = (query, signal) => request(`api/jobs?${query}`, { signal });
 
 export const dryRun = (connection, queue, select, action, signal) =>
-  ask(`${queuePath(connection, queue)}/dry-run`, { signal, body: { select, action } });
+  request(`${queuePath(connection, queue)}/dry-run`, { signal, body: { select, action } });
 
-/** Have Airflow start the DAG that acts, as the person who is logged in. */
-export const triggerDag = (dagId, conf) => ask(`${dagPath(dagId)}/dagRuns`, { body: { logical_date: null, conf } });
+/** Trigger the DAG that acts, as the user who is logged in. */
+export const triggerDag = (dagId, conf) => request(`${dagPath(dagId)}/dagRuns`, { body: { logical_date: null, conf } });
 
-export const getDag = (dagId, signal) => ask(dagPath(dagId), { signal });
+export const getDag = (dagId, signal) => request(dagPath(dagId), { signal });
 
-export const getRun = (dagId, runId, signal) => ask(`${dagPath(dagId)}/dagRuns/${part(runId)}`, { signal });
+export const getRun = (dagId, runId, signal) => request(`${dagPath(dagId)}/dagRuns/${encode(runId)}`, { signal });

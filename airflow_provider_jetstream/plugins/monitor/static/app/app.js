@@ -1,16 +1,16 @@
-/** The page around the views: where one is, whether it is live, and what was started. */
+/** The frame around the views: breadcrumb, live button, started DAG runs. */
 
 import { getMe } from "./api.js";
-import { Confirmation } from "./confirm.js";
+import { Confirmation } from "./confirmation.js";
 import { Component, html, useEffect, useRef } from "./html.js";
-import { Failure, Loading, Notice } from "./parts.js";
+import { Failure, Loading, Notice } from "./components.js";
 import { setLive, useLive, usePoll } from "./polling.js";
 import { queueAddress, groupsAddress, jobsAddress, lettersAddress, queuesAddress, useRoute } from "./routing.js";
 import { Runs } from "./runs.js";
 import { selectionOf } from "./selection.js";
 import { Session } from "./session.js";
 import { CardView } from "./views/card.js";
-import { DeadView } from "./views/dead.js";
+import { GroupsView } from "./views/groups.js";
 import { JobsView } from "./views/jobs.js";
 import { LetterView } from "./views/letter.js";
 import { LettersView } from "./views/letters.js";
@@ -21,41 +21,41 @@ const VIEWS = {
   card: CardView,
   queues: QueuesView,
   queue: QueueView,
-  dead: DeadView,
+  dead: GroupsView,
   letters: LettersView,
   letter: LetterView,
   jobs: JobsView,
 };
 const ME_SECONDS = 60;
 
-/** All there is. */
+/** The whole page. */
 export function App() {
   const route = useRoute();
   const me = usePoll(getMe, ME_SECONDS, "me");
   const main = useRef(null);
-  const began = useRef(true);
-  const place = JSON.stringify([route.view, route.connection, route.queue, route.sequence]);
+  const firstRender = useRef(true);
+  const address = JSON.stringify([route.view, route.connection, route.queue, route.sequence]);
   useEffect(() => {
     document.title = titleOf(route);
-    // Those who listen or use keys begin at what is new.
-    if (!began.current) {
+    // Screen readers and keyboards start at the new content.
+    if (!firstRender.current) {
       main.current.focus({ preventScroll: true });
       window.scrollTo(0, 0);
     }
-    began.current = false;
-  }, [place]);
+    firstRender.current = false;
+  }, [address]);
   const View = VIEWS[route.view];
   const card = route.view === "card";
   return html`
     ${
       !card &&
       html`<header class="top">
-        <${Trail} route=${route} />
+        <${Breadcrumb} route=${route} />
         <${Live} />
       </header>`
     }
     <main ref=${main} tabindex="-1" class=${card ? "card" : ""}>
-      <${Guard} key=${place}>
+      <${ErrorBoundary} key=${address}>
         ${!me.data && me.error && html`<${Failure} error=${me.error} reload=${me.reload} />`}
         ${!me.data && !me.error && html`<${Loading} what="the page" rows=${6} />`}
         ${
@@ -75,8 +75,8 @@ export function App() {
 const titleOf = ({ view, queue, sequence }) =>
   [view === "letter" && `seq ${sequence}`, view === "dead" && "Dead letters", queue, "JetStream"].filter(Boolean).join(" · ");
 
-/** Where one is, each part a way back. */
-function Trail({ route }) {
+/** The path to the current view, with links. */
+function Breadcrumb({ route }) {
   const { view, connection, queue, sequence, query } = route;
   const steps = [["JetStream", queuesAddress()]];
   if (view === "jobs") steps.push(["Jobs", jobsAddress(query)]);
@@ -90,7 +90,7 @@ function Trail({ route }) {
   }
   if (view === "letter") steps.push([`seq ${sequence}`, window.location.hash]);
   return html`
-    <nav class="trail" aria-label="Where you are">
+    <nav class="trail" aria-label="Breadcrumb">
       <ol>
         ${steps.map(
           ([name, to], index) => html`<li key=${to}>
@@ -110,14 +110,14 @@ function Live() {
   const live = useLive();
   return html`
     <button type="button" class="live" aria-pressed=${live} onClick=${() => setLive(!live)}
-      title=${live ? "Numbers refresh by themselves. Press to hold them still." : "Press to refresh again."}>
+      title=${live ? "Numbers refresh automatically. Press to pause." : "Press to resume refreshing."}>
       <span class="dot ${live ? "on" : ""}" aria-hidden="true"></span>${live ? "Live" : "Paused"}
     </button>
   `;
 }
 
-/** Keeps the page there when a view breaks. */
-class Guard extends Component {
+/** Shows an error in place of a view that fails. */
+class ErrorBoundary extends Component {
   state = { error: null };
 
   componentDidCatch(error) {
@@ -127,7 +127,7 @@ class Guard extends Component {
 
   render({ children }, { error }) {
     if (!error) return children;
-    return html`<${Notice} tone="bad" title="This view broke">
+    return html`<${Notice} tone="bad" title="This view failed">
       ${error.message}. Go back to <a href=${queuesAddress()}>the queues</a>, or reload the page.
     <//>`;
   }

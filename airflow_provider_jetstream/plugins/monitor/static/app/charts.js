@@ -8,32 +8,32 @@ import { colour, onTheme } from "./theme.js";
 const perSecond = new Intl.NumberFormat("en", { maximumFractionDigits: 2 });
 const SPARK = { width: 88, height: 24 };
 
-/** Draw, and draw anew with other colours; new data is only put in. */
+/** Draw a chart, redraw it when the theme changes, and update its data. */
 function useChart(options, data) {
-  const place = useRef(null);
+  const element = useRef(null);
   const chart = useRef(null);
   const latest = useRef(data);
   latest.current = data;
   useEffect(() => {
     const draw = () => {
       chart.current?.destroy();
-      chart.current = new uPlot(options(place.current), latest.current, place.current);
+      chart.current = new uPlot(options(element.current), latest.current, element.current);
     };
     draw();
-    const forget = onTheme(draw);
+    const unsubscribe = onTheme(draw);
     const resized = new ResizeObserver(([entry]) => {
       const width = Math.floor(entry.contentRect.width);
       if (width && chart.current.width !== width) chart.current.setSize({ width, height: chart.current.height });
     });
-    resized.observe(place.current);
+    resized.observe(element.current);
     return () => {
-      forget();
+      unsubscribe();
       resized.disconnect();
       chart.current.destroy();
     };
   }, []);
   useEffect(() => chart.current.setData(data), [data]);
-  return place;
+  return element;
 }
 
 const spark = () => ({
@@ -49,27 +49,27 @@ const spark = () => ({
 /** A line without axes. @param {{values: number[], what: string}} props oldest first */
 export function Sparkline({ values, what }) {
   const shown = values.length > 1 ? values : [values[0] ?? 0, values[0] ?? 0];
-  const place = useChart(spark, [shown.map((_, index) => index), shown]);
-  const told = values.length
+  const element = useChart(spark, [shown.map((_, index) => index), shown]);
+  const label = values.length
     ? `${what}, last hour: from ${exact(values[0])} to ${exact(values.at(-1))}, at most ${exact(Math.max(...values))}`
-    : `${what}: nothing known yet`;
-  return html`<span class="spark" ref=${place} role="img" aria-label=${told} title=${told}></span>`;
+    : `${what}: no data yet`;
+  return html`<span class="spark" ref=${element} role="img" aria-label=${label} title=${label}></span>`;
 }
 
-const trend = (lines, asRate, height) => (place) => {
+const trend = (lines, asRate, height) => (element) => {
   const show = (value) => (asRate ? rate(value) : exact(value));
   const axis = { stroke: colour("--fg-muted"), grid: { stroke: colour("--grid"), width: 1 }, ticks: { show: false } };
-  const mark = (value) => (asRate ? `${perSecond.format(value)}/s` : value % 1 ? "" : exact(value));
+  const tick = (value) => (asRate ? `${perSecond.format(value)}/s` : value % 1 ? "" : exact(value));
   const font = "11px system-ui, sans-serif";
   return {
-    width: Math.floor(place.clientWidth) || 300,
+    width: Math.floor(element.clientWidth) || 300,
     height,
     padding: [8, 8, 0, 0],
     cursor: { y: false, points: { size: 6 } },
     scales: { y: { range: (_, low, high) => [0, Math.max(1, high * 1.1)] } },
     axes: [
       { ...axis, font, size: 28, grid: { show: false }, space: 70, values: "{HH}:{mm}" },
-      { ...axis, font, size: 52, values: (_, splits) => splits.map(mark) },
+      { ...axis, font, size: 52, values: (_, splits) => splits.map(tick) },
     ],
     series: [
       { value: "{HH}:{mm}:{ss}", label: "Time" },
@@ -98,14 +98,14 @@ const trend = (lines, asRate, height) => (place) => {
 export function Trend({ title, points, lines, asRate = false, height = 180 }) {
   const data = [points.map((point) => Date.parse(point.at) / 1000)];
   for (const line of lines) data.push(points.map((point) => point[line.key]));
-  const place = useChart(trend(lines, asRate, height), data);
+  const element = useChart(trend(lines, asRate, height), data);
   const last = points.at(-1);
   const show = (value) => (asRate ? rate(value) : exact(value));
-  const told = last ? lines.map((line) => `${line.label} ${show(last[line.key])}`).join(", ") : "nothing known yet";
+  const label = last ? lines.map((line) => `${line.label} ${show(last[line.key])}`).join(", ") : "no data yet";
   return html`
     <figure class="trend">
       <figcaption>${title}</figcaption>
-      <div ref=${place} role="img" aria-label=${`${title}, last hour; now ${told}`}></div>
+      <div ref=${element} role="img" aria-label=${`${title}, last hour; now ${label}`}></div>
     </figure>
   `;
 }

@@ -1,4 +1,4 @@
-/** Numbers and times as people read them. */
+/** Numbers and times as text for people. */
 
 const whole = new Intl.NumberFormat("en");
 const compact = new Intl.NumberFormat("en", { notation: "compact", maximumFractionDigits: 1 });
@@ -14,7 +14,7 @@ export const NONE = "–";
 /** @returns {string} every digit */
 export const exact = (number) => (number == null ? NONE : whole.format(number));
 
-/** @returns {string} as many digits as a table has room for */
+/** @returns {string} abbreviated from 100,000 on */
 export const count = (number) => {
   if (number == null) return NONE;
   return number < 100_000 ? whole.format(number) : compact.format(number);
@@ -23,7 +23,7 @@ export const count = (number) => {
 /** @returns {string} "1 letter", "2 letters" */
 export const counted = (number, noun, nouns = `${noun}s`) => `${exact(number)} ${number === 1 ? noun : nouns}`;
 
-/** @returns {string} per second, or per minute where that says more */
+/** @returns {string} per second, or per minute for low rates */
 export function rate(perSecond) {
   if (perSecond == null) return NONE;
   if (perSecond === 0) return "0/s";
@@ -43,7 +43,7 @@ export function bytes(size) {
   return `${unit ? one.format(size) : whole.format(size)} ${units[unit]}`;
 }
 
-/** @returns {string} the largest unit that fits, and the next one where that matters */
+/** @returns {string} in its largest unit, with the next one for hours and days */
 export function duration(seconds) {
   if (seconds == null) return NONE;
   if (seconds < 60) return `${Math.max(0, Math.round(seconds))} s`;

@@ -1,4 +1,4 @@
-/** The one place that knows which library draws: Preact with htm, without a build step. */
+/** The rendering library: Preact with htm, without a build step; only this module imports it. */
 
 import { Component, createContext, h, render } from "../vendor/preact.js";
 import htm from "../vendor/htm.js";

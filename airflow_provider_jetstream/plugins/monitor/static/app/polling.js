@@ -1,30 +1,30 @@
-/** Live data: asked for again every few seconds, but neither while nobody looks nor while the person has stopped it. */
+/** Polling: data is requested every few seconds, except while the page is hidden or the user has paused it. */
 
 import { useEffect, useState } from "./html.js";
 
-/** Seconds until a question is asked again that wasn't answered. */
+/** Seconds until a failed request is repeated. */
 const RETRY = 3;
 
 let live = true;
 const listeners = new Set();
 
-/** Tell whether pages refresh by themselves. */
+/** @returns {boolean} whether the page refreshes automatically */
 export const isLive = () => live;
 
-/** Stop or go on refreshing. */
+/** Pause or resume refreshing. */
 export function setLive(on) {
   live = on;
   for (const listener of listeners) listener();
 }
 
-/** Draw again when refreshing was stopped or goes on. */
+/** Render again when refreshing is paused or resumed. */
 export function useLive() {
-  const [, draw] = useState(0);
-  useEffect(() => watch(() => draw((count) => count + 1)), []);
+  const [, render] = useState(0);
+  useEffect(() => subscribe(() => render((count) => count + 1)), []);
   return live;
 }
 
-function watch(listener) {
+function subscribe(listener) {
   listeners.add(listener);
   document.addEventListener("visibilitychange", listener);
   return () => {
@@ -34,12 +34,12 @@ function watch(listener) {
 }
 
 /**
- * Keep data fresh. While an answer is missing the last one stays, together with the error.
+ * Poll data. After a failed request the last data stays, together with the error.
  *
  * @template T
- * @param {(signal: AbortSignal) => Promise<T>} load asks for it
- * @param {number} seconds between an answer and the next question
- * @param {string} key what the data is about; other data starts from nothing
+ * @param {(signal: AbortSignal) => Promise<T>} load requests it
+ * @param {number} seconds between an answer and the next request
+ * @param {string} key identifies the data; another key starts without data
  * @returns {{data?: T, error?: Error, at?: number, reload: () => void}}
  */
 export function usePoll(load, seconds, key) {
@@ -47,34 +47,34 @@ export function usePoll(load, seconds, key) {
   const [round, setRound] = useState(0);
   useEffect(() => {
     let timer;
-    let asked;
+    let controller;
     let ended = false;
-    const look = async () => {
+    const poll = async () => {
       clearTimeout(timer);
-      asked?.abort();
-      const mine = (asked = new AbortController());
-      let found;
+      controller?.abort();
+      const current = (controller = new AbortController());
+      let next;
       try {
-        found = { key, data: await load(mine.signal), error: undefined, at: Date.now() };
+        next = { key, data: await load(current.signal), error: undefined, at: Date.now() };
       } catch (error) {
-        found = { key, error };
+        next = { key, error };
       }
-      if (ended || mine.signal.aborted) return;
-      asked = undefined;
-      setState((old) => (old.key === key ? { ...old, ...found } : found));
-      const pause = found.error ? Math.min(seconds, RETRY) : seconds;
-      if (live && !document.hidden) timer = setTimeout(look, pause * 1000);
+      if (ended || current.signal.aborted) return;
+      controller = undefined;
+      setState((old) => (old.key === key ? { ...old, ...next } : next));
+      const pause = next.error ? Math.min(seconds, RETRY) : seconds;
+      if (live && !document.hidden) timer = setTimeout(poll, pause * 1000);
     };
-    const unwatch = watch(() => {
+    const unsubscribe = subscribe(() => {
       clearTimeout(timer);
-      if (live && !document.hidden) look();
+      if (live && !document.hidden) poll();
     });
-    look();
+    poll();
     return () => {
       ended = true;
       clearTimeout(timer);
-      asked?.abort();
-      unwatch();
+      controller?.abort();
+      unsubscribe();
     };
   }, [key, seconds, round]);
   const reload = () => setRound((count) => count + 1);

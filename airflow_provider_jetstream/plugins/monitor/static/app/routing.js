@@ -1,9 +1,9 @@
-/** Addresses inside the page. They stand behind the `#`, so that they work in an iframe and under any path. */
+/** Addresses inside the page: in the hash, so that they work in an iframe and under any path. */
 
 import { host, mirrorAddress } from "./airflow.js";
 import { useEffect, useState } from "./html.js";
 
-const part = encodeURIComponent;
+const encode = encodeURIComponent;
 
 /** @param {URLSearchParams | Record<string, string>} [query] */
 function address(path, query) {
@@ -12,13 +12,13 @@ function address(path, query) {
 }
 
 export const queuesAddress = () => "#/queues";
-export const queueAddress = (connection, queue) => `#/queues/${part(connection)}/${part(queue)}`;
+export const queueAddress = (connection, queue) => `#/queues/${encode(connection)}/${encode(queue)}`;
 export const groupsAddress = (connection, queue, query) =>
-  address(`/queues/${part(connection)}/${part(queue)}/dead`, query);
+  address(`/queues/${encode(connection)}/${encode(queue)}/dead`, query);
 export const lettersAddress = (connection, queue, query) =>
-  address(`/queues/${part(connection)}/${part(queue)}/letters`, query);
+  address(`/queues/${encode(connection)}/${encode(queue)}/letters`, query);
 export const letterAddress = (connection, queue, sequence, query) =>
-  address(`/queues/${part(connection)}/${part(queue)}/letters/${part(sequence)}`, query);
+  address(`/queues/${encode(connection)}/${encode(queue)}/letters/${encode(sequence)}`, query);
 export const jobsAddress = (query) => address("/jobs", query);
 
 /**
@@ -30,17 +30,17 @@ export const jobsAddress = (query) => address("/jobs", query);
  * @property {URLSearchParams} query
  */
 
-/** @returns {Route} what an address is about */
+/** @returns {Route} the route of an address */
 export function parse(hash) {
   const [path, text] = hash.replace(/^#/, "").split("?", 2);
   const query = new URLSearchParams(text ?? "");
-  let parts;
+  let segments;
   try {
-    parts = path.split("/").filter(Boolean).map(decodeURIComponent);
+    segments = path.split("/").filter(Boolean).map(decodeURIComponent);
   } catch {
-    parts = [];
+    segments = [];
   }
-  const [first, connection, queue, tab, sequence] = parts;
+  const [first, connection, queue, tab, sequence] = segments;
   if (first === "jobs") return { view: "jobs", query };
   if (first === "card") return { view: "card", query };
   if (first !== "queues" || !queue) return { view: "queues", query };
@@ -50,37 +50,37 @@ export function parse(hash) {
   return { view: "queue", ...at };
 }
 
-/** What the page was opened for: a run's or a task's view, or a link that a task has left. */
-function opened() {
+/** @returns {string} the first address, from the query of a view of a run or task, or of a task's link */
+function initialAddress() {
   const own = new URLSearchParams(window.location.search);
-  const given = own.size ? own : new URLSearchParams(host?.location.search ?? "");
-  const [connection, queue, view] = ["connection", "queue", "view"].map((name) => given.get(name));
-  const who = new URLSearchParams();
+  const query = own.size ? own : new URLSearchParams(host?.location.search ?? "");
+  const [connection, queue, view] = ["connection", "queue", "view"].map((name) => query.get(name));
+  const origin = new URLSearchParams();
   for (const name of ["dag_id", "run_id", "task_id", "map_index"]) {
-    const value = given.get(name);
-    // Airflow leaves what it has no value for as it is.
+    const value = query.get(name);
+    // Airflow leaves placeholders without a value unchanged.
     const absent = !value || /^\{.*\}$/.test(value) || (name === "map_index" && value === "-1");
-    if (!absent) who.set(name, value);
+    if (!absent) origin.set(name, value);
   }
   if (view === "letters" && connection && queue) {
-    who.delete("map_index");
-    return lettersAddress(connection, queue, who);
+    origin.delete("map_index");
+    return lettersAddress(connection, queue, origin);
   }
-  if (view === "jobs" || (who.size && !queue)) return jobsAddress(who);
+  if (view === "jobs" || (origin.size && !queue)) return jobsAddress(origin);
   return connection && queue ? queueAddress(connection, queue) : queuesAddress();
 }
 
-/** Give the page an address if it has none yet. */
+/** Set the first address if there is none. */
 export function startRouting() {
-  if (!window.location.hash) history.replaceState(null, "", opened());
+  if (!window.location.hash) history.replaceState(null, "", initialAddress());
 }
 
-/** Go somewhere else in the page. */
+/** Navigate to an address of the page. */
 export function go(hash) {
   window.location.hash = hash;
 }
 
-/** @returns {Route} where the page is, drawn again when that changes */
+/** @returns {Route} the current route; renders again when it changes */
 export function useRoute() {
   const [route, setRoute] = useState(() => parse(window.location.hash));
   useEffect(() => {

@@ -1,15 +1,15 @@
-/** The DAG runs that this person has started from here: followed until they end, and kept while the tab lives. */
+/** The DAG runs that the user has started on the page: polled until they end, and stored until the tab is closed. */
 
 import { AirflowLink, dagAddress, runAddress } from "./airflow.js";
 import { getDag, getRun } from "./api.js";
 import { counted } from "./format.js";
 import { html, useEffect, useState } from "./html.js";
-import { Notice } from "./parts.js";
+import { Notice } from "./components.js";
 import { usePoll } from "./polling.js";
 
-const KEPT = "jetstream-runs";
-const SHOWN = 3;
-const DONE = { redrive: "redriven", park: "parked", in_place: "requeued" };
+const STORAGE_KEY = "jetstream-runs";
+const MAX_RUNS = 3;
+const PARTICIPLES = { redrive: "redriven", park: "parked", in_place: "requeued" };
 const listeners = new Set();
 
 /**
@@ -22,29 +22,29 @@ const listeners = new Set();
  */
 
 /** @returns {Started[]} newest first */
-function kept() {
+function storedRuns() {
   try {
-    return JSON.parse(sessionStorage.getItem(KEPT) ?? "[]");
+    return JSON.parse(sessionStorage.getItem(STORAGE_KEY) ?? "[]");
   } catch {
     return [];
   }
 }
 
-function keep(runs) {
-  sessionStorage.setItem(KEPT, JSON.stringify(runs.slice(0, SHOWN)));
+function storeRuns(runs) {
+  sessionStorage.setItem(STORAGE_KEY, JSON.stringify(runs.slice(0, MAX_RUNS)));
   for (const listener of listeners) listener(runs);
 }
 
 /** @param {Started} run */
-export const addRun = (run) => keep([run, ...kept()]);
+export const addRun = (run) => storeRuns([run, ...storedRuns()]);
 
-const dismiss = (runId) => keep(kept().filter((run) => run.runId !== runId));
+const dismiss = (runId) => storeRuns(storedRuns().filter((run) => run.runId !== runId));
 
 /** The runs, above every view. */
 export function Runs() {
-  const [runs, setRuns] = useState(kept);
+  const [runs, setRuns] = useState(storedRuns);
   useEffect(() => {
-    const changed = () => setRuns(kept());
+    const changed = () => setRuns(storedRuns());
     listeners.add(changed);
     return () => listeners.delete(changed);
   }, []);
@@ -58,7 +58,7 @@ const TONES = { success: "good", failed: "bad" };
 function Run({ run }) {
   const { dagId, runId } = run;
   const [ended, setEnded] = useState(false);
-  const poll = usePoll((signal) => look(dagId, runId, signal), ended ? 3600 : 1.5, runId);
+  const poll = usePoll((signal) => runState(dagId, runId, signal), ended ? 3600 : 1.5, runId);
   const state = poll.data?.state ?? "queued";
   useEffect(() => {
     if (state === "success" || state === "failed") setEnded(true);
@@ -69,9 +69,9 @@ function Run({ run }) {
   return html`
     <${Notice} tone=${TONES[state] ?? "info"} actions=${close}>
       <span class="run" data-state=${state}>
-        ${state === "success" && html`${letters} of ${run.queue} ${DONE[run.action]} by the ${link}.`}
-        ${state === "failed" && html`The ${link} failed; its log says why. Letters it didn't treat stay where they are.`}
-        ${state === "running" && html`<${Spinner} /> ${letters} of ${run.queue} being ${DONE[run.action]}: the ${link} is running.`}
+        ${state === "success" && html`${letters} of ${run.queue} ${PARTICIPLES[run.action]} by the ${link}.`}
+        ${state === "failed" && html`The ${link} failed; its log says why. The other letters stay where they are.`}
+        ${state === "running" && html`<${Spinner} /> ${letters} of ${run.queue} being ${PARTICIPLES[run.action]}: the ${link} is running.`}
         ${state === "queued" && html`<${Spinner} /> The ${link} for ${letters} of ${run.queue} is queued.`}
         ${
           poll.data?.paused &&
@@ -84,7 +84,7 @@ function Run({ run }) {
   `;
 }
 
-async function look(dagId, runId, signal) {
+async function runState(dagId, runId, signal) {
   const { state } = await getRun(dagId, runId, signal);
   return { state, paused: state === "queued" && (await getDag(dagId, signal)).is_paused };
 }

@@ -1,6 +1,6 @@
-/** The filter of dead letters: as the address has it, as the monitor takes it, and in words. */
+/** The selection of dead letters: as query parameters, as JSON, and as text. */
 
-/** Field names, and what people call them. */
+/** Field names and their labels. */
 export const FIELDS = {
   reasons: "reason",
   error_class: "error class",
@@ -13,7 +13,7 @@ export const FIELDS = {
   task_id: "task",
 };
 
-/** What letters can be grouped by, in the order in which it is offered. */
+/** The fields to group letters by, in display order. */
 export const GROUPINGS = {
   reason: "Reason",
   error_class: "Error class",
@@ -26,26 +26,26 @@ export const GROUPINGS = {
   task_id: "Task",
 };
 
-/** What each reason means, in a few words. */
+/** The meaning of each reason. */
 export const REASONS = {
   max_deliveries: "used up its deliveries",
-  terminated: "given up by a worker",
-  deadline: "ran past its deadline",
-  expired: "was over before it was done",
-  orphan: "dead without a word; found by counting",
-  undeliverable: "no consumer takes it",
+  terminated: "terminated by a worker",
+  deadline: "exceeded its deadline",
+  expired: "expired before it was completed",
+  orphan: "dead without an advisory; found by counting",
+  undeliverable: "matches no consumer's filter",
 };
 
 /** @returns {URLSearchParams} a selection as query parameters */
 export function asQuery(select) {
   const query = new URLSearchParams();
   for (const [name, value] of Object.entries(select)) {
-    for (const each of Array.isArray(value) ? value : [value]) query.append(name, String(each));
+    for (const item of Array.isArray(value) ? value : [value]) query.append(name, String(item));
   }
   return query;
 }
 
-/** @returns {object} the selection among query parameters, as JSON takes it */
+/** @returns {object} the selection among query parameters, as JSON */
 export function asSelect(query) {
   const select = {};
   for (const name of Object.keys(FIELDS)) {
@@ -59,8 +59,8 @@ export function asSelect(query) {
 /** @returns {URLSearchParams} only the selection among query parameters */
 export const selectionOf = (query) => asQuery(asSelect(query));
 
-/** @returns {string} a selection in words */
-export function inWords(select) {
+/** @returns {string} a selection as text for people */
+export function describe(select) {
   const named = Object.entries(select)
     .filter(([name]) => name !== "parked")
     .map(([name, value]) => {

@@ -1,4 +1,4 @@
-/** Who is looking, and what they may do. */
+/** The user's permissions and the page's settings. */
 
 import { createContext, useContext } from "./html.js";
 

@@ -1,4 +1,4 @@
-/** A table that becomes cards where there is no room for it, and stays a table for those who listen to it. */
+/** A table that is shown as cards on a narrow screen, and stays a table for screen readers. */
 
 import { html } from "./html.js";
 
@@ -6,17 +6,17 @@ import { html } from "./html.js";
  * @typedef {object} Column
  * @property {string} key
  * @property {string} label
- * @property {(row: any) => any} cell what is shown
- * @property {boolean} [numeric] aligned by digits
- * @property {string} [hint] shown where the pointer rests
+ * @property {(row: any) => any} cell the content
+ * @property {boolean} [numeric] right-aligned
+ * @property {string} [hint] tooltip
  * @property {boolean} [head] names the row
  * @property {boolean} [sortable]
- * @property {boolean} [wide] takes more room on a phone
+ * @property {boolean} [wide] takes the whole width on a phone
  */
 
 /**
  * @param {object} props
- * @param {string} props.caption what the table is about, for those who listen
+ * @param {string} props.caption for screen readers
  * @param {Column[]} props.columns
  * @param {any[]} props.rows
  * @param {(row: any) => string} props.rowKey

@@ -1,9 +1,9 @@
-/** Light and dark as Airflow has it; as the system has it where the page is opened by itself. */
+/** Light or dark: Airflow's theme inside Airflow, else the system's. */
 
 import { host } from "./airflow.js";
 
 const root = document.documentElement;
-/** What a deployment's own theme may have changed, and what it is called here. */
+/** Airflow's custom properties that a deployment's theme may change, and the page's. */
 const TOKENS = {
   "--chakra-colors-bg": "--bg",
   "--chakra-colors-fg": "--fg",
@@ -13,43 +13,43 @@ const TOKENS = {
 };
 const listeners = new Set();
 
-/** Call back whenever colours have changed, for what isn't drawn by CSS. */
+/** Call a listener when colours have changed, for content that CSS doesn't draw. */
 export function onTheme(listener) {
   listeners.add(listener);
   return () => listeners.delete(listener);
 }
 
-/** @returns {string} the colour that a custom property stands for, as a canvas takes it */
+/** @returns {string} the colour of a custom property, in a form that a canvas accepts */
 export function colour(name) {
   const probe = document.createElement("i");
   probe.style.color = `var(${name})`;
   document.body.append(probe);
-  const found = getComputedStyle(probe).color;
+  const { color } = getComputedStyle(probe);
   probe.remove();
-  return found;
+  return color;
 }
 
-function follow() {
-  const theirs = host.document.documentElement;
-  const style = host.getComputedStyle(theirs);
-  root.classList.toggle("dark", theirs.classList.contains("dark"));
-  root.classList.toggle("light", !theirs.classList.contains("dark"));
+function copyTheme() {
+  const hostRoot = host.document.documentElement;
+  const style = host.getComputedStyle(hostRoot);
+  root.classList.toggle("dark", hostRoot.classList.contains("dark"));
+  root.classList.toggle("light", !hostRoot.classList.contains("dark"));
   for (const [token, own] of Object.entries(TOKENS)) {
     const value = style.getPropertyValue(token).trim();
     if (value) root.style.setProperty(own, value);
     else root.style.removeProperty(own);
   }
-  tell();
+  notify();
 }
 
-function tell() {
+function notify() {
   for (const listener of listeners) listener();
 }
 
-/** Follow the theme from now on. */
+/** Apply the theme, and follow its changes. */
 export function startTheme() {
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", tell);
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", notify);
   if (!host) return;
-  follow();
-  new MutationObserver(follow).observe(host.document.documentElement, { attributeFilter: ["class", "style"] });
+  copyTheme();
+  new MutationObserver(copyTheme).observe(host.document.documentElement, { attributeFilter: ["class", "style"] });
 }

@@ -1,14 +1,14 @@
-/** The card on Airflow's dashboard: all queues in five numbers, and the way to the page. */
+/** The card on Airflow's dashboard: all queues in five numbers, and a link to the page. */
 
 import { getSnapshot } from "../api.js";
 import { AirflowLink, pageAddress } from "../airflow.js";
 import { html, useEffect } from "../html.js";
-import { Loading, ServerState, Stale } from "../parts.js";
+import { Loading, ServerState, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { useMe } from "../session.js";
 import { Tiles } from "./tiles.js";
 
-/** As high as it is, since a frame doesn't grow by itself. */
+/** Set the frame's height to that of its content, since a frame doesn't grow automatically. */
 function useFullHeight() {
   useEffect(() => {
     const frame = window.frameElement;
@@ -22,7 +22,7 @@ function useFullHeight() {
   }, []);
 }
 
-/** What the frame on the dashboard shows. */
+/** The content of the frame on the dashboard. */
 export function CardView() {
   const me = useMe();
   const poll = usePoll(getSnapshot, me.refresh_seconds, "snapshot");
@@ -30,12 +30,12 @@ export function CardView() {
   const connections = poll.data?.connections ?? [];
   return html`
     <h2 class="title"><${AirflowLink} to=${pageAddress}>JetStream<//></h2>
-    <${Stale} poll=${poll} />
+    <${PollError} poll=${poll} />
     ${connections.map(
-      (each) => html`<${ServerState} key=${each.connection} connection=${each.connection} state=${each.state}
-        problem=${each.problem} age=${each.queues.length ? each.age_seconds : null} />`,
+      (item) => html`<${ServerState} key=${item.connection} connection=${item.connection} state=${item.state}
+        problem=${item.problem} age=${item.queues.length ? item.age_seconds : null} />`,
     )}
     ${!poll.data && !poll.error && html`<${Loading} what="the queues" rows=${2} />`}
-    ${poll.data && html`<${Tiles} queues=${connections.flatMap((each) => each.queues)} />`}
+    ${poll.data && html`<${Tiles} queues=${connections.flatMap((item) => item.queues)} />`}
   `;
 }

@@ -1,10 +1,10 @@
-/** What a DAG run, or one of its tasks, did with queues: its jobs and its dead letters. */
+/** The jobs and dead letters of a DAG run, or of one of its tasks, by queue. */
 
 import { AirflowLink, runAddress, taskAddress } from "../airflow.js";
 import { getJobs } from "../api.js";
 import { NONE, counted, exact } from "../format.js";
 import { html } from "../html.js";
-import { Ago, Badge, Empty, Loading, ServerState, Stale } from "../parts.js";
+import { Ago, Badge, Empty, Loading, ServerState, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress } from "../routing.js";
 import { asQuery } from "../selection.js";
@@ -23,40 +23,40 @@ const columns = [
   { key: "stored", label: "In the queue", numeric: true, hint: "Dead letters among them", cell: (row) => exact(row.stored) },
   { key: "letters", label: "Dead", numeric: true, cell: (row) => letters(row, row.letters, {}) },
   { key: "parked", label: "Parked", numeric: true, cell: (row) => letters(row, row.parked, { parked: true }) },
-  { key: "state", label: "Task", cell: (row) => (row.closed == null ? NONE : row.closed ? "ended" : html`<${Badge} tone="info">waits for them<//>`) },
+  { key: "state", label: "Task", cell: (row) => (row.closed == null ? NONE : row.closed ? "ended" : html`<${Badge} tone="info">waiting<//>`) },
 ];
 
-function letters(row, number, more) {
+function letters(row, number, extra) {
   if (!number) return "0";
-  const to = groupsAddress(row.connection, row.queue, asQuery({ ...row.select, ...more }));
+  const to = groupsAddress(row.connection, row.queue, asQuery({ ...row.select, ...extra }));
   return html`<a class="number-bad" href=${to} aria-label=${counted(number, "letter")}>${exact(number)}</a>`;
 }
 
-/** The jobs of whom the address names. */
+/** The jobs of the run or task in the address. */
 export function JobsView({ query }) {
   const me = useMe();
   const poll = usePoll((signal) => getJobs(query, signal), me.refresh_seconds, query.toString());
-  const found = poll.data;
+  const jobs = poll.data;
   return html`
     <h1 class="title">Jobs of ${query.has("task_id") ? "this task" : "this run"}</h1>
-    <p class="why"><${Whose} query=${query} /></p>
-    <${Stale} poll=${poll} />
-    ${!found && !poll.error && html`<${Loading} what="the jobs" />`}
-    ${found?.connections.map((each) => html`<${ServerState} key=${each.connection} ...${each} />`)}
-    ${found?.scanning.length > 0 && html`<p class="hint" role="status">Still looking for dead letters in ${found.scanning.join(", ")}.</p>`}
+    <p class="why"><${JobsOrigin} query=${query} /></p>
+    <${PollError} poll=${poll} />
+    ${!jobs && !poll.error && html`<${Loading} what="the jobs" />`}
+    ${jobs?.connections.map((item) => html`<${ServerState} key=${item.connection} ...${item} />`)}
+    ${jobs?.scanning.length > 0 && html`<p class="hint" role="status">Still scanning dead letters of ${jobs.scanning.join(", ")}.</p>`}
     ${
-      found &&
-      (found.queues.length
-        ? html`<div class="panel"><${Table} caption="Queues that got jobs" columns=${columns} rows=${found.queues}
+      jobs &&
+      (jobs.queues.length
+        ? html`<div class="panel"><${Table} caption="Queues with jobs" columns=${columns} rows=${jobs.queues}
             rowKey=${(row) => [row.connection, row.queue, row.task_id, row.map_index].join("/")} /></div>`
         : html`<${Empty} title="No jobs are known">
-            It published none, or so long ago that the queues remember neither its jobs nor a dead letter of them.
+            It published no jobs, or the queues hold neither a record nor a dead letter of them any more.
           <//>`)
     }
   `;
 }
 
-function Whose({ query }) {
+function JobsOrigin({ query }) {
   const [dagId, runId, taskId] = ["dag_id", "run_id", "task_id"].map((name) => query.get(name));
   if (!taskId) return html`<${AirflowLink} to=${runAddress(dagId, runId)}>${dagId}<//> <span class="aside">${runId}</span>`;
   const index = query.has("map_index") ? Number(query.get("map_index")) : -1;

@@ -1,25 +1,25 @@
-/** One dead letter: why it died, what it says, who made it, and what was done about it. */
+/** One dead letter: its cause of death, payload, origin, history and audit records. */
 
 import { AirflowLink, runAddress } from "../airflow.js";
 import { getLetter } from "../api.js";
-import { Act } from "../acting.js";
+import { ActionButtons } from "../actions.js";
 import { bytes, clock, exact } from "../format.js";
 import { html } from "../html.js";
-import { Ago, Badge, Copy, Facts, Loading, Notice, Stale } from "../parts.js";
+import { Ago, Badge, Copy, Facts, Loading, Notice, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress } from "../routing.js";
 import { REASONS } from "../selection.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
-import { Reason } from "./dead.js";
+import { Reason } from "./groups.js";
 import { Origin, jobName } from "./origin.js";
 
-/** The letter of a sequence. */
+/** The letter with a sequence. */
 export function LetterView({ connection, queue, sequence }) {
   const me = useMe();
   const key = `${connection}/${queue}/${sequence}`;
   const poll = usePoll((signal) => getLetter(connection, queue, sequence, signal), Math.max(5, me.refresh_seconds), key);
-  const found = poll.data;
+  const detail = poll.data;
   const gone = poll.error?.status === 404;
   return html`
     ${
@@ -28,14 +28,14 @@ export function LetterView({ connection, queue, sequence }) {
         It was redriven, or ended in another way. See <a href=${groupsAddress(connection, queue)}>the others</a>.
       <//>`
     }
-    ${!gone && html`<${Stale} poll=${poll} />`}
-    ${!found && !poll.error && html`<${Loading} what="the letter" rows=${8} />`}
-    ${found && html`<${Found} ...${{ connection, queue, found, gone }} />`}
+    ${!gone && html`<${PollError} poll=${poll} />`}
+    ${!detail && !poll.error && html`<${Loading} what="the letter" rows=${8} />`}
+    ${detail && html`<${Letter} ...${{ connection, queue, detail, gone }} />`}
   `;
 }
 
-function Found({ connection, queue, found, gone }) {
-  const { letter } = found;
+function Letter({ connection, queue, detail, gone }) {
+  const { letter } = detail;
   const select = { sequences: [letter.sequence], ...(letter.parked ? { parked: true } : {}) };
   return html`
     <div class="queue-head">
@@ -44,35 +44,35 @@ function Found({ connection, queue, found, gone }) {
       ${letter.parked && html`<${Badge} tone="warn" title=${letter.parked}>parked<//>`}
     </div>
     <div class="toolbar spread">
-      <p class="why">${why(found)}</p>
-      ${!gone && html`<${Act} ...${{ connection, queue, select }} actions=${letter.parked ? ["redrive"] : ["redrive", "park"]} what="this letter" main=${true} />`}
+      <p class="why">${why(detail)}</p>
+      ${!gone && html`<${ActionButtons} ...${{ connection, queue, select }} actions=${letter.parked ? ["redrive"] : ["redrive", "park"]} what="this letter" main=${true} />`}
     </div>
     <div class="letter">
       <div class="main">
         <section>
           <h2>Payload</h2>
-          <${Body} found=${found} />
+          <${Body} detail=${detail} />
         </section>
-        ${!found.hidden && html`<section><h2>Headers</h2><${Headers} headers=${found.headers} /></section>`}
+        ${!detail.hidden && html`<section><h2>Headers</h2><${Headers} headers=${detail.headers} /></section>`}
       </div>
       <div class="side">
-        <section><h2>Facts</h2><div class="panel padded"><${Known} ...${{ found }} /></div></section>
-        <section><h2>What happened</h2><${Attempts} attempts=${found.attempts} /></section>
-        <section><h2>What was done</h2><${Done} audit=${found.audit} /></section>
+        <section><h2>Facts</h2><div class="panel padded"><${LetterFacts} ...${{ detail }} /></div></section>
+        <section><h2>History</h2><${Attempts} attempts=${detail.attempts} /></section>
+        <section><h2>Audit</h2><${AuditLog} audit=${detail.audit} /></section>
       </div>
     </div>
   `;
 }
 
 function why({ letter, explanation }) {
-  const told = letter.error_message ?? explanation;
+  const text = letter.error_message ?? explanation;
   const name = letter.error_class && html`<strong>${letter.error_class}</strong>`;
-  if (name && told) return html`${name}: ${told}`;
-  return name || told || `It ${REASONS[letter.reason] ?? "died"}; nobody told more.`;
+  if (name && text) return html`${name}: ${text}`;
+  return name || text || `It ${REASONS[letter.reason] ?? "died"}; no error was recorded.`;
 }
 
-function Body({ found }) {
-  const { payload } = found;
+function Body({ detail }) {
+  const { payload } = detail;
   if (!payload) {
     return html`<${Notice} tone="warn" title="Payloads are hidden from your role">Ask an administrator of Airflow.<//>`;
   }
@@ -99,16 +99,16 @@ const Headers = ({ headers }) =>
         rows=${headers} rowKey=${(pair) => `${headers.indexOf(pair)}`} /></div>`
     : html`<p class="hint panel padded">None.</p>`;
 
-const Known = ({ found }) => {
-  const { letter } = found;
+const LetterFacts = ({ detail }) => {
+  const { letter } = detail;
   return html`<${Facts}
     pairs=${[
       ["Published by", html`<${Origin} origin=${letter.origin} full=${true} />`],
       ["Job id", html`<code>${letter.job_id}</code>`],
       ["Subject", html`<code>${letter.subject}</code>`],
       ["Consumer", letter.consumer],
-      ["Stored", found.stored_at && clock(found.stored_at)],
-      ["First failure", found.first_failed_at && clock(found.first_failed_at)],
+      ["Stored", detail.stored_at && clock(detail.stored_at)],
+      ["First failure", detail.first_failed_at && clock(detail.first_failed_at)],
       ["Died", html`${clock(letter.died_at)}, <${Ago} time=${letter.died_at} />`],
       ["Deliveries", exact(letter.deliveries)],
       ["Redriven before", letter.redrives ? exact(letter.redrives) : "never"],
@@ -116,8 +116,8 @@ const Known = ({ found }) => {
       ["Failed at", letter.error_place && html`<code>${letter.error_place}</code>`],
       ["Fingerprint", html`<code>${letter.fingerprint}</code>`],
       ["Traceback digest", letter.traceback_digest && html`<code>${letter.traceback_digest}</code>`],
-      ["Explanation", found.explanation !== letter.error_message && found.explanation],
-      ["Body found in", { queue: "the queue", copy: "the dead letter queue", archive: "the archive" }[found.source] ?? found.source],
+      ["Explanation", detail.explanation !== letter.error_message && detail.explanation],
+      ["Body read from", { queue: "the queue", copy: "the dead letter queue", archive: "the archive" }[detail.source] ?? detail.source],
     ]}
   />`;
 };
@@ -125,33 +125,33 @@ const Known = ({ found }) => {
 const Attempts = ({ attempts }) => html`
   <ol class="timeline panel">
     ${attempts.map(
-      (each, index) => html`<li key=${index} class=${each.what}>
-        <span>${each.text}${each.sequence != null && html` <span class="aside">seq ${each.sequence}</span>`}</span>
-        <time class="hint">${each.at ? clock(each.at) : "at an unknown time"}</time>
+      (item, index) => html`<li key=${index} class=${item.what}>
+        <span>${item.text}${item.sequence != null && html` <span class="aside">seq ${item.sequence}</span>`}</span>
+        <time class="hint">${item.at ? clock(item.at) : "at an unknown time"}</time>
       </li>`,
     )}
   </ol>
 `;
 
-const Done = ({ audit }) =>
+const AuditLog = ({ audit }) =>
   audit.length
     ? html`<ol class="timeline panel">
         ${audit.map(
-          (each, index) => html`<li key=${index} class=${each.action}>
+          (item, index) => html`<li key=${index} class=${item.action}>
             <span>
-              <strong>${each.action}</strong> seq ${each.sequence}${each.new_sequence != null && ` as ${each.new_sequence}`}
-              ${each.why && html`, ${each.why}`} <${Doer} who=${each.who} />
+              <strong>${item.action}</strong> seq ${item.sequence}${item.new_sequence != null && ` as ${item.new_sequence}`}
+              ${item.why && html`, ${item.why}`} <${Actor} who=${item.who} />
             </span>
-            <time class="hint">${clock(each.at)}</time>
+            <time class="hint">${clock(item.at)}</time>
           </li>`,
         )}
       </ol>`
     : html`<p class="hint panel padded">Nothing yet: it was never redriven, requeued or parked.</p>`;
 
-function Doer({ who }) {
+function Actor({ who }) {
   if (who.dag_id && who.run_id) {
     return html`by <${AirflowLink} to=${runAddress(who.dag_id, who.run_id)} title=${who.run_id}>a run of ${who.dag_id}<//>`;
   }
-  const told = Object.values(who).join(", ");
-  return told ? `by ${told}` : null;
+  const fields = Object.values(who).join(", ");
+  return fields ? `by ${fields}` : null;
 }

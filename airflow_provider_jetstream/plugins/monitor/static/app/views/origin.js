@@ -1,4 +1,4 @@
-/** Which DAG made a job, as a way there; and what to call the job. */
+/** The origin of a job as a link, and the job's name. */
 
 import { AirflowLink, taskAddress } from "../airflow.js";
 import { html } from "../html.js";
@@ -13,10 +13,10 @@ export function Origin({ origin, full = false }) {
   `;
 }
 
-/** @returns {string} a job's id without what its origin says anyway; a task's jobs are numbered where they have no key */
+/** @returns {string} a job's id without its origin; a number where the task gave no id */
 export function jobName({ job_id: id, origin }) {
-  const made = origin && `${origin.dag_id}/${origin.run_id}/${origin.task_id}/${origin.map_index}/`;
-  if (!made || !id.startsWith(made)) return id;
-  const rest = id.slice(made.length);
+  const prefix = origin && `${origin.dag_id}/${origin.run_id}/${origin.task_id}/${origin.map_index}/`;
+  if (!prefix || !id.startsWith(prefix)) return id;
+  const rest = id.slice(prefix.length);
   return rest.startsWith("#") ? `${origin.task_id} job ${rest.slice(1)}` : rest;
 }

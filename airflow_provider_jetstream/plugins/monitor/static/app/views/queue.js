@@ -1,12 +1,12 @@
-/** One queue: its numbers, the last hour, its consumers, how near its limits are, and what could be lost. */
+/** One queue: its numbers, the last hour, its consumers, limits and risks. */
 
 import { Trend } from "../charts.js";
 import { bytes, count, counted, duration, exact, percent, rate } from "../format.js";
 import { html, useMemo } from "../html.js";
-import { Badge, Facts, Loading, Meter, Notice } from "../parts.js";
-import { deadOf } from "../state.js";
+import { Badge, Facts, Loading, Meter, Notice } from "../components.js";
+import { deadOf } from "../queue_state.js";
 import { Table } from "../table.js";
-import { QueueHead, useQueue } from "./head.js";
+import { QueueHead, useQueue } from "./queue_head.js";
 
 const JOBS = [
   { key: "pending", label: "Pending", colour: "--line" },
@@ -48,7 +48,7 @@ export function QueueView({ connection, queue }) {
 }
 
 const Risks = ({ risks }) => html`
-  <${Notice} tone="warn" title="What could be lost as things are">
+  <${Notice} tone="warn" title="Risks">
     <ul class="notes">${risks.map((risk) => html`<li key=${risk}>${risk}</li>`)}</ul>
   <//>
 `;
@@ -59,7 +59,7 @@ const Numbers = ({ numbers }) => {
     <dl class="tiles">
       <${Number} name="Pending" value=${count(numbers.pending)} note="never delivered" />
       <${Number} name="In flight" value=${count(numbers.in_flight)} note=${`${exact(numbers.redelivered)} redelivered`} />
-      <${Number} name="Dead" value=${count(deadOf(numbers))} note=${uncertain ? `${exact(uncertain)} more may be dead` : "for certain"} bad=${deadOf(numbers) > 0} />
+      <${Number} name="Dead" value=${count(deadOf(numbers))} note=${uncertain ? `${exact(uncertain)} more may be dead` : "proved"} bad=${deadOf(numbers) > 0} />
       <${Number} name="Flow" value=${rate(numbers.out_per_second)} note=${`${rate(numbers.in_per_second)} in`} />
       <${Number} name="Oldest" value=${duration(numbers.oldest_seconds)} note=${`${exact(numbers.stored)} stored, ${bytes(numbers.bytes)}`} />
     </dl>
@@ -73,27 +73,27 @@ const Number = ({ name, value, note, bad }) => html`
 const columns = [
   {
     key: "name", label: "Consumer", head: true,
-    cell: (each) => html`<span class="name">${each.name}</span>${each.paused && html` <${Badge} tone="warn">paused<//>`}`,
+    cell: (item) => html`<span class="name">${item.name}</span>${item.paused && html` <${Badge} tone="warn">paused<//>`}`,
   },
-  { key: "filters", label: "Takes", cell: (each) => html`<code>${each.filters.join(", ")}</code>` },
-  { key: "pending", label: "Pending", numeric: true, cell: (each) => exact(each.pending) },
-  { key: "in_flight", label: "In flight", numeric: true, cell: (each) => exact(each.in_flight) },
-  { key: "redelivered", label: "Redelivered", numeric: true, cell: (each) => exact(each.redelivered) },
-  { key: "lag", label: "Lag", numeric: true, hint: "How far the last delivered job is behind the last stored one", cell: (each) => exact(each.lag) },
-  { key: "rate", label: "Deliveries", numeric: true, cell: (each) => rate(each.deliveries_per_second) },
-  { key: "pulls", label: "Workers", hint: "Open requests of workers for jobs", cell: (each) => html`<${Workers} consumer=${each} />` },
+  { key: "filters", label: "Filters", cell: (item) => html`<code>${item.filters.join(", ")}</code>` },
+  { key: "pending", label: "Pending", numeric: true, cell: (item) => exact(item.pending) },
+  { key: "in_flight", label: "In flight", numeric: true, cell: (item) => exact(item.in_flight) },
+  { key: "redelivered", label: "Redelivered", numeric: true, cell: (item) => exact(item.redelivered) },
+  { key: "lag", label: "Lag", numeric: true, hint: "How far the last delivered job is behind the last stored one", cell: (item) => exact(item.lag) },
+  { key: "rate", label: "Deliveries", numeric: true, cell: (item) => rate(item.deliveries_per_second) },
+  { key: "pulls", label: "Workers", hint: "Open pull requests of workers", cell: (item) => html`<${Workers} consumer=${item} />` },
 ];
 
 function Workers({ consumer }) {
-  if (consumer.open_pulls) return counted(consumer.open_pulls, "open request");
+  if (consumer.open_pulls) return counted(consumer.open_pulls, "open pull");
   if (consumer.in_flight) return "busy";
-  return consumer.pending ? html`<${Badge} tone="bad">none asks<//>` : "none asks";
+  return consumer.pending ? html`<${Badge} tone="bad">no open pull<//>` : "no open pull";
 }
 
 const Consumers = ({ consumers }) =>
   consumers.length
-    ? html`<${Table} caption="Consumers" columns=${columns} rows=${consumers} rowKey=${(each) => each.name} />`
-    : html`<p class="hint padded">No consumer: nobody can do its jobs. Provision the queue with one.</p>`;
+    ? html`<${Table} caption="Consumers" columns=${columns} rows=${consumers} rowKey=${(item) => item.name} />`
+    : html`<p class="hint padded">No consumer: no worker can process its jobs. Provision the queue with one.</p>`;
 
 const LIMITS = { max_msgs: ["Messages", exact], max_bytes: ["Bytes", bytes], max_age: ["Age of the oldest", duration] };
 
@@ -109,7 +109,7 @@ const Limits = ({ limits }) =>
           </li>`;
         })}
       </ul>`
-    : html`<p class="hint panel padded">No limit is set: the queue grows as long as the server's disk lasts.</p>`;
+    : html`<p class="hint panel padded">No limit is set: the queue may fill the server's disk.</p>`;
 
 const Stream = ({ detail }) => html`
   <div class="panel padded">
@@ -118,12 +118,12 @@ const Stream = ({ detail }) => html`
         ["Subjects", html`<code>${detail.subjects.join(", ")}</code>`],
         ["Retention", detail.retention],
         ["Description", detail.description],
-        ["Dead letter queue", detail.dead_letter_queue ?? "none: deaths aren't kept"],
+        ["Dead letter queue", detail.dead_letter_queue ?? "none: dead letters aren't captured"],
         ["Events", detail.events],
         ["Archive", detail.archive],
         ["Audit", detail.audit],
-        ["Taken by no consumer", detail.numbers.undeliverable ? counted(detail.numbers.undeliverable, "job") : null],
-        ["For later", detail.numbers.schedules ? counted(detail.numbers.schedules, "job") : null],
+        ["Matching no filter", detail.numbers.undeliverable ? counted(detail.numbers.undeliverable, "job") : null],
+        ["Scheduled", detail.numbers.schedules ? counted(detail.numbers.schedules, "job") : null],
       ]}
     />
   </div>

@@ -1,14 +1,14 @@
-/** Every queue at a glance: is work flowing, what is stuck, what died. */
+/** All queues: their states, rates and dead letters. */
 
 import { getSnapshot } from "../api.js";
 import { Sparkline } from "../charts.js";
 import { NONE, count, counted, duration, exact, percent, rate } from "../format.js";
 import { html, useMemo, useRef, useState } from "../html.js";
-import { Badge, Empty, Loading, Meter, ServerState, Stale } from "../parts.js";
+import { Badge, Empty, Loading, Meter, ServerState, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress } from "../routing.js";
 import { useMe } from "../session.js";
-import { StateBadge, attention, deadOf } from "../state.js";
+import { StateBadge, attention, deadOf } from "../queue_state.js";
 import { Table } from "../table.js";
 import { Tiles } from "./tiles.js";
 
@@ -27,13 +27,13 @@ const columns = [
       row.redelivered ? html` <span class="aside" title="${exact(row.redelivered)} redelivered">(${count(row.redelivered)})</span>` : ""
     }`,
   },
-  { key: "dead", label: "Dead", sortable: true, numeric: true, hint: "Dead for certain; those that may be dead behind it", cell: (row) => html`<${Dead} row=${row} />` },
+  { key: "dead", label: "Dead", sortable: true, numeric: true, hint: "Proved dead letters, and those that may be dead", cell: (row) => html`<${Dead} row=${row} />` },
   { key: "parked", label: "Parked", numeric: true, hint: "Taken out of circulation", cell: (row) => html`<${Parked} row=${row} />` },
   { key: "in", label: "In", numeric: true, hint: "Jobs stored", cell: (row) => rate(row.in_per_second) },
   { key: "out", label: "Out", numeric: true, hint: "Jobs gone", cell: (row) => rate(row.out_per_second) },
   { key: "oldest", label: "Oldest", sortable: true, numeric: true, hint: "Age of the oldest message, dead letters included", cell: (row) => duration(row.oldest_seconds) },
   {
-    key: "workers", label: "Asking", numeric: true, hint: "Open requests of workers for jobs, over all consumers",
+    key: "workers", label: "Pulls", numeric: true, hint: "Open pull requests of workers, over all consumers",
     cell: (row) => html`<span title=${counted(row.consumers, "consumer")}>${count(row.open_pulls)}</span>`,
   },
   { key: "limit", label: "Limit", hint: "The nearest limit of the stream", cell: (row) => html`<${Limit} limits=${row.limits} />` },
@@ -48,21 +48,21 @@ const SORTS = {
   oldest: (row) => -(row.oldest_seconds ?? 0),
 };
 
-/** The first view. */
+/** The start view. */
 export function QueuesView() {
   const me = useMe();
   const poll = usePoll(getSnapshot, me.refresh_seconds, "snapshot");
   const [text, setText] = useState("");
   const [only, setOnly] = useState(false);
   const [sort, setSort] = useState({ key: "state", down: true });
-  const place = useRef(null);
+  const panel = useRef(null);
   const order = useRef([]);
   const connections = poll.data?.connections ?? [];
-  const all = useMemo(() => connections.flatMap((each) => each.queues), [connections]);
-  const wanted = all.filter((row) => row.queue.includes(text.trim()) && (!only || attention(row) < 3));
-  // Rows that move away from under the pointer or the keys are worse than an order that is a moment old.
-  const held = place.current?.matches(":hover, :focus-within") && order.current;
-  const rows = sorted(wanted, sort, held);
+  const all = useMemo(() => connections.flatMap((item) => item.queues), [connections]);
+  const matching = all.filter((row) => row.queue.includes(text.trim()) && (!only || attention(row) < 3));
+  // The order is kept while the pointer or the focus is on the table, so that rows don't move away.
+  const held = panel.current?.matches(":hover, :focus-within") && order.current;
+  const rows = sorted(matching, sort, held);
   order.current = rows.map(idOf);
   const onSort = (key) => {
     order.current = [];
@@ -70,10 +70,10 @@ export function QueuesView() {
   };
   return html`
     <h1 class="title">Queues</h1>
-    <${Stale} poll=${poll} />
+    <${PollError} poll=${poll} />
     ${connections.map(
-      (each) => html`<${ServerState} key=${each.connection} connection=${each.connection} state=${each.state}
-        problem=${each.problem} age=${each.queues.length ? each.age_seconds : null} />`,
+      (item) => html`<${ServerState} key=${item.connection} connection=${item.connection} state=${item.state}
+        problem=${item.problem} age=${item.queues.length ? item.age_seconds : null} />`,
     )}
     ${!poll.data && !poll.error && html`<${Loading} what="the queues" rows=${8} />`}
     ${poll.data && html`<${Tiles} queues=${all} />`}
@@ -86,7 +86,7 @@ export function QueuesView() {
           <button type="button" aria-pressed=${only} onClick=${() => setOnly(!only)}>Needs attention</button>
           <span class="hint" role="status">${counted(rows.length, "queue")}</span>
         </div>
-        <div class="panel" ref=${place}>
+        <div class="panel" ref=${panel}>
           <${Table} caption="Queues" columns=${columns} rows=${rows} rowKey=${idOf} sort=${sort} onSort=${onSort}
             rowClass=${(row) => (stateOf(connections, row) === "up" ? undefined : "old")} />
           ${!rows.length && html`<${Empty} title="No queue matches">Clear the search, or show all queues.<//>`}
@@ -99,18 +99,18 @@ export function QueuesView() {
 
 const idOf = (row) => `${row.connection}/${row.queue}`;
 
-const stateOf = (connections, row) => connections.find((each) => each.connection === row.connection)?.state;
+const stateOf = (connections, row) => connections.find((item) => item.connection === row.connection)?.state;
 
 function sorted(rows, { key, down }, held) {
   if (held?.length) {
-    const places = new Map(held.map((id, index) => [id, index]));
-    const known = rows.filter((row) => places.has(idOf(row)));
-    const others = rows.filter((row) => !places.has(idOf(row)));
-    return [...known.sort((a, b) => places.get(idOf(a)) - places.get(idOf(b))), ...others];
+    const positions = new Map(held.map((id, index) => [id, index]));
+    const known = rows.filter((row) => positions.has(idOf(row)));
+    const others = rows.filter((row) => !positions.has(idOf(row)));
+    return [...known.sort((a, b) => positions.get(idOf(a)) - positions.get(idOf(b))), ...others];
   }
   const value = SORTS[key];
-  const found = [...rows].sort((a, b) => value(a) - value(b) || idOf(a).localeCompare(idOf(b)));
-  return down ? found : found.reverse();
+  const ordered = [...rows].sort((a, b) => value(a) - value(b) || idOf(a).localeCompare(idOf(b)));
+  return down ? ordered : ordered.reverse();
 }
 
 const Name = ({ row }) => html`
@@ -122,7 +122,7 @@ function Dead({ row }) {
   const dead = deadOf(row);
   if (dead == null) return html`<span title="Not counted yet">${NONE}</span>`;
   const uncertain = row.letters?.uncertain;
-  const more = uncertain ? html` <span class="aside" title="${exact(uncertain)} may be dead; it can't be told yet">+${count(uncertain)}?</span>` : "";
+  const more = uncertain ? html` <span class="aside" title="${exact(uncertain)} may be dead; that isn't proved yet">+${count(uncertain)}?</span>` : "";
   if (!row.declared) return html`<span title="This queue has no dead letter queue">${count(dead)}</span>`;
   return html`<a class=${dead ? "number-bad" : "number-none"} href=${groupsAddress(row.connection, row.queue)}
     aria-label=${`${counted(dead, "dead letter")} of ${row.queue}`}>${count(dead)}</a>${more}`;
@@ -148,9 +148,9 @@ function NoQueues({ connections }) {
       Add an Airflow connection of type <code>nats</code>; docs/monitor.md says how to choose which ones are shown.
     <//>`;
   }
-  if (connections.every((each) => each.state !== "up")) return null;
+  if (connections.every((item) => item.state !== "up")) return null;
   return html`<${Empty} title="No work queue yet">
-    ${connections.map((each) => each.connection).join(", ")} has no stream with WorkQueue retention. Provision one with
-    <code>JetStreamProvisionOperator</code>; it appears here by itself.
+    ${connections.map((item) => item.connection).join(", ")} has no stream with WorkQueue retention. Provision one with
+    <code>JetStreamProvisionOperator</code>; it appears here automatically.
   <//>`;
 }

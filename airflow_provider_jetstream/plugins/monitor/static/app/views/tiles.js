@@ -1,8 +1,8 @@
-/** All queues together, in the order in which an on-call person asks. */
+/** Totals of all queues, most urgent first. */
 
 import { count, counted, rate } from "../format.js";
 import { html } from "../html.js";
-import { deadOf } from "../state.js";
+import { deadOf } from "../queue_state.js";
 
 const sum = (queues, of) => queues.reduce((total, queue) => total + (of(queue) ?? 0), 0);
 
@@ -17,9 +17,9 @@ export function Tiles({ queues }) {
   return html`
     <dl class="tiles">
       <${Tile} name="Flowing" value=${rate(out)} note=${`${rate(into)} in, ${counted(having("working"), "queue")} working`} tone=${out ? "good" : ""} />
-      <${Tile} name="Stuck" value=${stuck} note=${stuck ? "nobody asks for the jobs" : "somebody asks for every job"} tone=${stuck ? "bad" : ""} />
+      <${Tile} name="Stuck" value=${stuck} note=${stuck ? "jobs without an open pull" : "no queue is stuck"} tone=${stuck ? "bad" : ""} />
       <${Tile} name="Pending" value=${count(sum(queues, (queue) => queue.pending))} note=${`${count(sum(queues, (queue) => queue.in_flight))} in flight`} />
-      <${Tile} name="Dead letters" value=${count(dead)} note=${uncertain ? `${count(uncertain)} more may be dead` : "none in doubt"} tone=${dead ? "bad" : ""} />
+      <${Tile} name="Dead letters" value=${count(dead)} note=${uncertain ? `${count(uncertain)} more may be dead` : "all proved"} tone=${dead ? "bad" : ""} />
       <${Tile} name="Parked" value=${count(sum(queues, (queue) => queue.letters?.parked))} note="out of circulation" />
     </dl>
   `;

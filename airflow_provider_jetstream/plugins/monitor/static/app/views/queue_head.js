@@ -1,15 +1,15 @@
-/** What all views of one queue begin with: its name, how it is, and the way to its parts. */
+/** The head of all views of a queue: its name, its state, and tabs. */
 
 import { getQueue } from "../api.js";
 import { count } from "../format.js";
 import { html } from "../html.js";
-import { ServerState, Stale } from "../parts.js";
+import { ServerState, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress } from "../routing.js";
 import { useMe } from "../session.js";
-import { StateBadge, deadOf } from "../state.js";
+import { StateBadge, deadOf } from "../queue_state.js";
 
-/** @returns {ReturnType<typeof usePoll>} one queue, live */
+/** @returns {ReturnType<typeof usePoll>} one queue, polled */
 export function useQueue(connection, queue) {
   const me = useMe();
   return usePoll((signal) => getQueue(connection, queue, signal), me.refresh_seconds, `${connection}/${queue}`);
@@ -17,7 +17,7 @@ export function useQueue(connection, queue) {
 
 /**
  * @param {object} props
- * @param {"overview" | "dead" | "parked"} props.tab where one is
+ * @param {"overview" | "dead" | "parked"} props.tab the current one
  */
 export function QueueHead({ connection, queue, poll, tab }) {
   const numbers = poll.data?.numbers;
@@ -38,7 +38,7 @@ export function QueueHead({ connection, queue, poll, tab }) {
         </a>`,
       )}
     </nav>
-    <${Stale} poll=${poll} />
+    <${PollError} poll=${poll} />
     ${
       poll.data &&
       html`<${ServerState} connection=${connection} state=${poll.data.state} problem=${poll.data.problem}

@@ -1,4 +1,4 @@
-/** Small parts that every view is made of. */
+/** Small components that all views use. */
 
 import { AirflowLink, loginAddress } from "./airflow.js";
 import { ago, clock } from "./format.js";
@@ -8,11 +8,11 @@ import { html, useState } from "./html.js";
 export const Badge = ({ tone = "plain", title, children }) =>
   html`<span class="badge ${tone}" title=${title}>${children}</span>`;
 
-/** A time as its distance, and the time itself where the pointer rests. */
+/** The time elapsed since a time; the time itself is its tooltip. */
 export const Ago = ({ time }) =>
   time ? html`<time dateTime=${time} title=${clock(time)}>${ago(time)}</time>` : html`<span>–</span>`;
 
-/** A message that stays in the flow of the page. */
+/** A message between other content. */
 export function Notice({ tone = "info", title, children, actions }) {
   return html`
     <div class="notice ${tone}" role=${tone === "bad" ? "alert" : "status"}>
@@ -25,7 +25,7 @@ export function Notice({ tone = "info", title, children, actions }) {
   `;
 }
 
-/** What is shown where there is nothing to show, and what to do about it. */
+/** A message in place of missing content, with what to do. */
 export const Empty = ({ title, children }) => html`
   <div class="empty" role="status">
     <strong>${title}</strong>
@@ -33,14 +33,14 @@ export const Empty = ({ title, children }) => html`
   </div>
 `;
 
-/** Room for what is on its way, as large as what comes. */
+/** A placeholder of about the size of the content that is loading. */
 export const Loading = ({ what, rows = 4 }) => html`
   <div class="loading" role="status" aria-label=${`Loading ${what}`}>
     ${Array.from({ length: rows }, (_, row) => html`<div key=${row} class="bone"></div>`)}
   </div>
 `;
 
-/** An error, as something that a person can act on. */
+/** An error, with what the user can do. */
 export function Failure({ error, reload }) {
   if (error.status === 401) {
     return html`<${Notice} tone="warn" title="Your session has ended">
@@ -49,21 +49,21 @@ export function Failure({ error, reload }) {
   }
   const again = html`<button type="button" onClick=${reload}>Try again</button>`;
   const title = {
-    0: "Airflow is away",
-    403: "You may not see this",
-    404: "Nothing here",
-    409: "This queue keeps no dead letters",
+    0: "Airflow doesn't answer",
+    403: "Not allowed",
+    404: "Not found",
+    409: "This queue has no dead letter queue",
     503: "The NATS server is away",
   }[error.status];
-  return html`<${Notice} tone=${error.passing ? "bad" : "warn"} title=${title ?? "This didn't work"} actions=${again}>
+  return html`<${Notice} tone=${error.transient ? "bad" : "warn"} title=${title ?? "The request failed"} actions=${again}>
     ${error.message}
   <//>`;
 }
 
-/** An error beside what is known from before, or all there is. */
-export const Stale = ({ poll }) => (poll.error ? html`<${Failure} error=${poll.error} reload=${poll.reload} />` : null);
+/** The error of the last request, above the data of an earlier one if there is some. */
+export const PollError = ({ poll }) => (poll.error ? html`<${Failure} error=${poll.error} reload=${poll.reload} />` : null);
 
-/** A server that doesn't answer, and how old the numbers are that are shown meanwhile. */
+/** A server that doesn't answer, and the age of the numbers shown. */
 export function ServerState({ connection, state, problem, age }) {
   if (state === "up") return null;
   if (state === "starting") {
@@ -73,8 +73,8 @@ export function ServerState({ connection, state, problem, age }) {
     <${Notice} tone="bad" title=${`The server of ${connection} is away`}>
       <p>${problem?.message ?? "It doesn't answer."}</p>
       <p>
-        ${age != null && `The numbers below were seen ${ago(new Date(Date.now() - age * 1000))}. `}The page goes on by
-        itself when the server is back.
+        ${age != null && `The numbers below are from ${ago(new Date(Date.now() - age * 1000))}. `}The page refreshes
+        automatically when the server is back.
       </p>
     <//>
   `;
@@ -88,7 +88,7 @@ export function Copy({ text, what }) {
     setDone(true);
     setTimeout(() => setDone(false), 1500);
   };
-  // Without a secure origin browsers have no clipboard.
+  // Browsers have no clipboard on an insecure origin.
   if (!navigator.clipboard) return null;
   return html`<button type="button" class="quiet" aria-label=${`Copy ${what}`} onClick=${copy}>
     ${done ? "Copied" : "Copy"}
@@ -104,7 +104,7 @@ export const Facts = ({ pairs }) => html`
   </dl>
 `;
 
-/** How much of a limit is used. */
+/** The used share of a limit, as a bar. */
 export function Meter({ share, label }) {
   const tone = share >= 0.9 ? "bad" : share >= 0.75 ? "warn" : "plain";
   return html`

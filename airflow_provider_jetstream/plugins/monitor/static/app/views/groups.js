@@ -1,48 +1,48 @@
-/** Dead letters by what they have in common, so that a thousand letters are a few causes. */
+/** Groups of dead letters by shared fields, so that a thousand letters are a few causes. */
 
 import { getGroups } from "../api.js";
-import { Act } from "../acting.js";
+import { ActionButtons } from "../actions.js";
 import { count, counted, exact } from "../format.js";
 import { html } from "../html.js";
-import { Ago, Badge, Empty, Loading, Stale } from "../parts.js";
+import { Ago, Badge, Empty, Loading, PollError } from "../components.js";
 import { usePoll } from "../polling.js";
 import { go, groupsAddress, letterAddress, lettersAddress } from "../routing.js";
 import { GROUPINGS, REASONS, asQuery, asSelect } from "../selection.js";
 import { useMe } from "../session.js";
 import { Table } from "../table.js";
 import { Filter, ScanNote, firstScan } from "./filter.js";
-import { QueueHead, useQueue } from "./head.js";
+import { QueueHead, useQueue } from "./queue_head.js";
 
-/** What fits where there is little room. */
+/** Fields with short values. */
 const SHORT = new Set(["fingerprint", "traceback_digest", "consumer"]);
 const BY_CAUSE = ["reason", "error_class", "fingerprint"];
 
-/** The groups of a queue's letters; of the parked ones where the address says so. */
-export function DeadView({ connection, queue, query }) {
+/** The groups of a queue's letters, or of its parked letters. */
+export function GroupsView({ connection, queue, query }) {
   const me = useMe();
   const head = useQueue(connection, queue);
   const select = asSelect(query);
   const chosen = query.getAll("group_by").filter((name) => name in GROUPINGS);
   const groupBy = chosen.length ? chosen : BY_CAUSE;
-  const asked = asQuery({ ...select, group_by: groupBy });
+  const parameters = asQuery({ ...select, group_by: groupBy });
   const poll = usePoll(
-    (signal) => getGroups(connection, queue, asked, signal),
+    (signal) => getGroups(connection, queue, parameters, signal),
     me.refresh_seconds,
-    `${connection}/${queue}?${asked}`,
+    `${connection}/${queue}?${parameters}`,
   );
-  const found = poll.data;
-  const at = { connection, queue };
+  const groups = poll.data;
+  const address = { connection, queue };
   const to = (other, fields = chosen) => groupsAddress(connection, queue, asQuery({ ...asSelect(other), group_by: fields }));
   const toggle = (name) => {
-    const fields = Object.keys(GROUPINGS).filter((each) => groupBy.includes(each) !== (each === name));
+    const fields = Object.keys(GROUPINGS).filter((item) => groupBy.includes(item) !== (item === name));
     go(to(query, fields.length ? fields : BY_CAUSE));
   };
   return html`
-    <${QueueHead} ...${at} poll=${head} tab=${select.parked ? "parked" : "dead"} />
-    <${Stale} poll=${poll} />
-    ${!found && !poll.error && html`<${Loading} what="dead letters" rows=${6} />`}
+    <${QueueHead} ...${address} poll=${head} tab=${select.parked ? "parked" : "dead"} />
+    <${PollError} poll=${poll} />
+    ${!groups && !poll.error && html`<${Loading} what="dead letters" rows=${6} />`}
     ${
-      found &&
+      groups &&
       html`
         <${Filter} query=${query} to=${to} />
         <fieldset class="grouping">
@@ -53,23 +53,23 @@ export function DeadView({ connection, queue, query }) {
             </label>`,
           )}
         </fieldset>
-        <${ScanNote} scan=${found.scan} reload=${poll.reload} />
-        ${!firstScan(found.scan) && html`<${Found} ...${{ ...at, found, select }} />`}
+        <${ScanNote} scan=${groups.scan} reload=${poll.reload} />
+        ${!firstScan(groups.scan) && html`<${GroupsPanel} ...${{ ...address, groups, select }} />`}
       `
     }
   `;
 }
 
-function Found({ connection, queue, found, select }) {
+function GroupsPanel({ connection, queue, groups, select }) {
   const me = useMe();
-  if (!found.total) {
+  if (!groups.total) {
     return html`<${Empty} title=${select.parked ? "Nothing is parked" : "No dead letters"}>
       ${
-        found.uncertain
-          ? `${counted(found.uncertain, "job")} may be dead; it can't be told while jobs are in flight.`
+        groups.uncertain
+          ? `${counted(groups.uncertain, "job")} may be dead; that can't be proved while jobs are in flight.`
           : select.parked
-            ? "What is parked stays here until it is redriven."
-            : "Every job of this queue ended well, or is still on its way."
+            ? "Parked letters stay here until they are redriven."
+            : "Every job of this queue completed, or hasn't ended yet."
       }
     <//>`;
   }
@@ -78,30 +78,30 @@ function Found({ connection, queue, found, select }) {
   return html`
     <div class="toolbar spread">
       <p class="number">
-        <strong>${exact(found.total)}</strong> ${found.total === 1 ? "letter" : "letters"} in
-        ${` ${counted(found.groups.length + found.groups_left_out, "group")}`}${
-          found.uncertain ? html` <span class="aside">and ${exact(found.uncertain)} that may be dead</span>` : ""
+        <strong>${exact(groups.total)}</strong> ${groups.total === 1 ? "letter" : "letters"} in
+        ${` ${counted(groups.groups.length + groups.groups_left_out, "group")}`}${
+          groups.uncertain ? html` <span class="aside">and ${exact(groups.uncertain)} that may be dead</span>` : ""
         }
       </p>
-      <${Act} ...${{ connection, queue, select, actions }} what="all of them" main=${true} />
+      <${ActionButtons} ...${{ connection, queue, select, actions }} what="all of them" main=${true} />
     </div>
     <div class="panel">
-      <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, found, select, mayAct: me.may_act })}
-        rows=${found.groups} rowKey=${(group) => JSON.stringify(group.key)} />
+      <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, groups, select, mayAct: me.may_act })}
+        rows=${groups.groups} rowKey=${(group) => JSON.stringify(group.key)} />
     </div>
-    ${found.groups_left_out > 0 && html`<p class="hint">${counted(found.groups_left_out, "smaller group")} aren't shown; narrow the filter.</p>`}
+    ${groups.groups_left_out > 0 && html`<p class="hint">${counted(groups.groups_left_out, "smaller group")} aren't shown; narrow the filter.</p>`}
   `;
 }
 
-function columnsFor({ connection, queue, found, select, mayAct }) {
-  const shown = found.group_by.filter((name) => name !== "reason");
+function columnsFor({ connection, queue, groups, select, mayAct }) {
+  const shown = groups.group_by.filter((name) => name !== "reason");
   return [
     {
       key: "count", label: "Letters", head: true,
       cell: (group) => html`<a class="number-bad" href=${lettersOf(connection, queue, group, select)}
         aria-label=${`Show ${counted(group.count, "letter")}`}>${count(group.count)}</a>`,
     },
-    ...(found.group_by.includes("reason")
+    ...(groups.group_by.includes("reason")
       ? [{ key: "reason", label: "Reason", cell: (group) => html`<${Reason} reason=${group.key.reason} />` }]
       : []),
     ...shown.map((name) => ({ key: name, label: GROUPINGS[name] ?? name, wide: !SHORT.has(name), cell: (group) => html`<${Value} value=${group.key[name]} />` })),
@@ -109,20 +109,20 @@ function columnsFor({ connection, queue, found, select, mayAct }) {
     { key: "last", label: "Last", cell: (group) => html`<${Ago} time=${group.last_seen} />` },
     mayAct && {
       key: "act", label: "Act", wide: true,
-      cell: (group) => html`<${Act} ...${{ connection, queue, select: group.select && { ...group.select, ...select } }}
+      cell: (group) => html`<${ActionButtons} ...${{ connection, queue, select: group.select && { ...group.select, ...select } }}
         actions=${select.parked ? ["redrive"] : ["redrive", "park"]}
         what=${`${counted(group.count, "letter")}: ${Object.values(group.key).filter(Boolean).join(", ")}`} />`,
     },
   ].filter(Boolean);
 }
 
-/** Where no selection means just this group, one of its letters is better than nothing. */
+/** The letters of a group; where no selection matches exactly the group, one of its letters. */
 const lettersOf = (connection, queue, group, select) =>
   group.select
     ? lettersAddress(connection, queue, asQuery({ ...group.select, ...select }))
     : letterAddress(connection, queue, group.example, asQuery(select));
 
-/** Why letters died, in a word; in a sentence where the pointer rests. */
+/** The reason of a death; its meaning is the tooltip. */
 export const Reason = ({ reason }) => html`<${Badge} tone="bad" title=${REASONS[reason]}>${reason}<//>`;
 
 const Value = ({ value }) => (value == null ? html`<span class="aside">none</span>` : html`<code>${value}</code>`);

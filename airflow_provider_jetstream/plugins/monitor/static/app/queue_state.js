@@ -1,20 +1,20 @@
-/** How a queue is, in one word. */
+/** The state of a queue. */
 
 import { html } from "./html.js";
-import { Badge } from "./parts.js";
+import { Badge } from "./components.js";
 
 const STATES = {
   working: ["good", "Working", "Jobs end"],
-  idle: ["plain", "Idle", "Nothing to do"],
-  waiting: ["warn", "Waiting", "Jobs are pending or in flight, and none ended between the last two looks"],
-  stuck: ["bad", "Stuck", "Jobs are pending, no worker asks for them, and none is in flight"],
-  unknown: ["plain", "Unknown", "Not seen yet"],
+  idle: ["plain", "Idle", "No jobs"],
+  waiting: ["warn", "Waiting", "Jobs are pending or in flight, and none ended between the last two polls"],
+  stuck: ["bad", "Stuck", "Jobs are pending, no worker pulls them, and none is in flight"],
+  unknown: ["plain", "Unknown", "Not polled yet"],
 };
 
-/** @returns {number | null} dead letters, as certain as they are known */
+/** @returns {number | null} certain dead letters, or those counted in the queue before the first scan */
 export const deadOf = (numbers) => numbers.letters?.certain ?? numbers.dead_in_queue;
 
-/** @returns {number} 0 for what a person has to look at first; below 3 something is wrong */
+/** @returns {number} 0 for the most urgent queue; below 3 something is wrong */
 export function attention(numbers) {
   if (numbers.problem || numbers.state === "stuck") return 0;
   if (deadOf(numbers) > 0) return 1;
@@ -22,7 +22,7 @@ export function attention(numbers) {
   return { waiting: 3, working: 4, idle: 5 }[numbers.state] ?? 6;
 }
 
-/** The word, in its colour. */
+/** The state as a badge. */
 export function StateBadge({ numbers }) {
   if (numbers.problem) return html`<${Badge} tone="bad" title=${numbers.problem.message}>Problem<//>`;
   const [tone, word, meaning] = STATES[numbers.state] ?? STATES.unknown;
