@@ -27,14 +27,15 @@ SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/tes
 LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
 
 # Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves. Unit
-# tests need the processor; the others mostly wait for real servers, so many run at once. What is expensive to set up
-# (an Airflow, an environment) belongs to a group of tests that one process runs: see tests/conftest.py.
+# tests and those with an Airflow or an environment of their own need the processor; the others mostly wait for real
+# servers, so many run at once. One process runs the tests that share an Airflow or an environment: tests/conftest.py.
 test: $(UV) chromium
 	$(RUN) pytest tests/airflow $(LEFT_OUT)
 	$(RUN) pytest tests/spark $(LEFT_OUT)
 	$(RUN) pytest tests/ui $(LEFT_OUT)
 	$(RUN) pytest -n 2 tests/unit
-	$(RUN) pytest -n 8 $(addprefix --ignore=tests/,airflow spark ui unit) $(LEFT_OUT)
+	$(RUN) pytest -n 4 tests/environment tests/testbed $(LEFT_OUT)
+	$(RUN) pytest -n 8 $(addprefix --ignore=tests/,airflow spark ui unit environment testbed) $(LEFT_OUT)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)

@@ -1,7 +1,7 @@
 """The walks of ``docs/architecture.md``, traced: modules that an operation enters, and moves between them.
 
-A move is counted whenever a function of this package starts or goes on in another module than the one before. All walks
-run twice, on a server of their own each time; the second time counts, so that imports don't. The counts need no quiet machine; those of the
+A move is counted whenever a function of this package starts or resumes in another module than the one before. All walks
+run twice, on new servers; the second run counts, so that imports don't. The counts need no quiet machine; those of the
 page vary by a few, since its server poller works in a thread of its own.
 """
 
@@ -80,14 +80,21 @@ def traced() -> Iterator[Walk]:
 def main() -> int:
     """Trace the walks and print what they pass through."""
     for _ in range(2):
-        with tempfile.TemporaryDirectory() as folder, NatsServer(Path(folder) / "nats") as nats:
-            os.environ[f"AIRFLOW_CONN_{CONNECTION.upper()}"] = json.dumps(
-                {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
-            )
-            queue = asyncio.run(_provision(nats))
-            rows = [_publish(queue), *asyncio.run(_letters(nats, queue))]
+        with _server() as (_, queue):
+            rows = [_publish(queue)]
+        with _server() as (nats, queue):
+            rows += asyncio.run(_letters(nats, queue))
     print(text_table(("walk", "modules", "moves"), rows))
     return 0
+
+
+@contextmanager
+def _server() -> Iterator[tuple[NatsServer, WorkQueue]]:
+    with tempfile.TemporaryDirectory() as folder, NatsServer(Path(folder) / "nats") as nats:
+        os.environ[f"AIRFLOW_CONN_{CONNECTION.upper()}"] = json.dumps(
+            {"conn_type": "nats", "host": "127.0.0.1", "port": nats.port}
+        )
+        yield nats, asyncio.run(_provision(nats))
 
 
 async def _provision(nats: NatsServer) -> WorkQueue:

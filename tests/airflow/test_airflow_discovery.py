@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from concurrent.futures import ThreadPoolExecutor
+import subprocess
 from typing import TYPE_CHECKING
 
 import pytest
@@ -28,14 +28,35 @@ COMMANDS = {
 PACKAGE = "airflow_provider_jetstream"
 
 
+# One process for all commands, since each would import Airflow for seconds.
+_RUNNER = """
+import contextlib, io, json, sys
+from airflow.cli.cli_parser import get_parser
+outputs = {}
+for name, arguments in json.loads(sys.argv[1]).items():
+    command = get_parser().parse_args(arguments)
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        command.func(command)
+    outputs[name] = output.getvalue()
+print("OUTPUTS", json.dumps(outputs))
+"""
+
+
 @pytest.fixture(scope="module")
-def outputs(airflow: Airflow) -> dict[str, CompletedProcess[str]]:
-    with ThreadPoolExecutor(2) as pool:
-        return dict(zip(COMMANDS, pool.map(lambda args: airflow.cli(*args), COMMANDS.values()), strict=True))
+def process(airflow: Airflow) -> CompletedProcess[str]:
+    """The process in which the ``airflow`` command has run with all arguments."""
+    command = [airflow.python, "-c", _RUNNER, json.dumps(COMMANDS)]
+    return subprocess.run(command, env=airflow.env, cwd=airflow.home, capture_output=True, text=True, check=True)
 
 
-def test_the_provider_is_described(outputs: dict[str, CompletedProcess[str]]) -> None:
-    (provider,) = json.loads(outputs["get"].stdout)
+@pytest.fixture(scope="module")
+def outputs(process: CompletedProcess[str]) -> dict[str, str]:
+    (line,) = (line for line in process.stdout.splitlines() if line.startswith("OUTPUTS "))
+    return dict(json.loads(line.removeprefix("OUTPUTS ")))
+
+
+def test_the_provider_is_described(outputs: dict[str, str]) -> None:
+    (provider,) = json.loads(outputs["get"])
     assert provider["package-name"] == "airflow-provider-jetstream"
     for module in ("hooks.jetstream", "operators.publish", "sensors.dead_letter", "triggers.completion"):
         assert f"{PACKAGE}.{module}" in json.dumps(provider)
@@ -53,17 +74,14 @@ def test_the_provider_is_described(outputs: dict[str, CompletedProcess[str]]) ->
         *(("widgets", f"extra__nats__{field}") for field in ("token", "tls_ca_file", "timeout")),
     ],
 )
-def test_a_command_lists_the_providers_parts(
-    outputs: dict[str, CompletedProcess[str]], command: str, expected: str
-) -> None:
-    assert outputs[command].returncode == 0, outputs[command].stderr
-    assert expected in json.dumps(json.loads(outputs[command].stdout), ensure_ascii=False)
+def test_a_command_lists_the_providers_parts(outputs: dict[str, str], command: str, expected: str) -> None:
+    assert expected in json.dumps(json.loads(outputs[command]), ensure_ascii=False)
 
 
 def test_no_command_and_no_component_warns_about_the_package(
-    airflow: Airflow, outputs: dict[str, CompletedProcess[str]]
+    airflow: Airflow, outputs: dict[str, str], process: CompletedProcess[str]
 ) -> None:
-    texts = {name: done.stdout + done.stderr for name, done in outputs.items()}
+    texts = {"stderr": process.stderr, **outputs}
     texts |= {path.name: path.read_text(errors="replace") for path in airflow.component_logs.iterdir()}
     assert "triggerer.log" in texts
     assert [

@@ -41,14 +41,16 @@ def kill_executor(driver: int, port: int, is_time: Callable[[], bool]) -> int:
 def _kill(is_target: Callable[[psutil.Process], bool], is_time: Callable[[], bool], parent: int | None = None) -> int:
     deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
-        if is_time():
-            for process in psutil.Process(parent).children(recursive=True):
-                try:
-                    if is_target(process):
+        # The search comes first: it lasts longer than a short read on a busy machine.
+        for process in psutil.Process(parent).children(recursive=True):
+            try:
+                while is_target(process) and time.monotonic() < deadline:
+                    if is_time():
                         process.kill()
                         return process.pid
-                except psutil.NoSuchProcess:
-                    continue
+                    time.sleep(0.002)
+            except psutil.NoSuchProcess:
+                continue
         time.sleep(0.005)
     raise TimeoutError("no process to kill in time")
 

@@ -65,6 +65,11 @@ def airflow(nats: NatsServer, fragile_nats: NatsServer, tmp_path_factory: pytest
         env={
             "AIRFLOW__JETSTREAM__MONITOR_CONNECTIONS": ", ".join(connections),
             "AIRFLOW__JETSTREAM__MONITOR_REFRESH_SECONDS": "1",
+            # Files don't change, and parsing them again every few seconds takes a core.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "60",
+            # A deferred task resumes only after this time.
+            "AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1",
+            "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.3",
         },
         # Under such a path only relative addresses work.
         path="/team",

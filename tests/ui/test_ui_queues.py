@@ -88,14 +88,14 @@ def test_the_page_polls_only_while_it_is_visible_and_live(browsing: Browsing) ->
     )
     page.wait_for_timeout(200)
     requests.clear()
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(1500)
     assert not requests
     with page.expect_request("**/api/snapshot"):
         page.evaluate("delete document.hidden; document.dispatchEvent(new Event('visibilitychange'))")
     page.get_by_role("button", name="Live").click()
     page.wait_for_timeout(200)
     requests.clear()
-    page.wait_for_timeout(2500)
+    page.wait_for_timeout(1500)
     assert not requests
     with page.expect_request("**/api/snapshot"):
         page.get_by_role("button", name="Paused").click()

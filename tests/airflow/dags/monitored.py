@@ -1,4 +1,4 @@
-"""A task whose jobs nobody does, for the monitor to look at."""
+"""A task whose jobs no worker processes, for the monitor to show."""
 
 from __future__ import annotations
 

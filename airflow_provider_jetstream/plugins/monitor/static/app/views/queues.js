@@ -4,7 +4,7 @@ import { getSnapshot } from "../api.js";
 import { Sparkline } from "../charts.js";
 import { NONE, count, counted, duration, exact, percent, rate } from "../format.js";
 import { html, useMemo, useRef, useState } from "../html.js";
-import { Badge, Empty, Loading, Meter, ServerState, PollError } from "../components.js";
+import { Empty, Loading, Meter, PollError, ServerState } from "../components.js";
 import { usePoll } from "../polling.js";
 import { groupsAddress, queueAddress } from "../routing.js";
 import { useMe } from "../session.js";
