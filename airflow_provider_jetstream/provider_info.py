@@ -96,7 +96,7 @@ def get_provider_info() -> dict[str, Any]:
                     },
                     "tls_ca_file": {
                         "label": "TLS CA file",
-                        "description": "Path of the certificate of the authority that signed the servers' certificates.",
+                        "description": "Path of the certificate authority that signed the servers' certificates.",
                         "schema": {"type": ["string", "null"]},
                     },
                     "timeout": {
