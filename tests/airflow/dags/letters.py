@@ -48,12 +48,13 @@ with DAG("abandoned", schedule=None):
 with DAG("letters", schedule=None):
     sensors = [
         JetStreamDeadLetterSensor(
-            task_id=name, work_queue=LETTERS, poke_interval=1, timeout=120, deferrable=deferrable, mode=mode
+            task_id=name, work_queue=LETTERS, poke_interval=interval, timeout=120, deferrable=deferrable, mode=mode
         )
-        for name, deferrable, mode in (
-            ("deferred", True, "poke"),
-            ("poking", False, "poke"),
-            ("rescheduled", False, "reschedule"),
+        for name, deferrable, mode, interval in (
+            ("deferred", True, "poke", 1),
+            ("poking", False, "poke", 1),
+            # Airflow fails a task that is due again before it has seen the end of the process that rescheduled it.
+            ("rescheduled", False, "reschedule", 4),
         )
     ]
     two = JetStreamDeadLetterSensor(
