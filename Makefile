@@ -5,7 +5,7 @@ RUN := $(UV) run --locked
 # Airflow and Spark start some hundred Python processes. Without cached bytecode each of them compiles its imports again:
 # a Spark session then starts in 32 s instead of 8 s.
 unexport PYTHONDONTWRITEBYTECODE
-CODE := airflow_provider_jetstream testbed demo example_dags example_workers benchmarks tests
+CODE := airflow_provider_jetstream testbed demo docker example_dags example_workers benchmarks tests
 
 .PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
@@ -26,16 +26,26 @@ PIPELINE := tests/airflow/test_airflow_spark.py tests/airflow/test_airflow_spark
 SPARK_ELSEWHERE := tests/environment/test_spark_cluster.py tests/environment/test_spark_provider.py
 LEFT_OUT := $(addprefix --ignore=,$(UI_VERSIONS) $(SPARK_ELSEWHERE))
 
-# Airflow's tests share one Airflow, Spark's one JVM, the page's one browser, and have the machine to themselves. Unit
-# tests and those with an Airflow or an environment of their own need the processor; the others mostly wait for real
-# servers, so many run at once. One process runs the tests that share an Airflow or an environment: tests/conftest.py.
+# Redrives that run at once need their share of the processor: beside seven others they outlast their ack waits.
+REDRIVES := $(sort $(wildcard tests/server/test_redrive*.py))
+
+# Airflow's tests share one Airflow, and the tests of server, faults and documents mostly wait: both have the machine for
+# themselves. Spark's tests share one JVM that keeps one core busy, so the tests of the page, which share one browser,
+# and of the environments run beside them.
 test: $(UV) chromium
-	$(RUN) pytest tests/airflow $(LEFT_OUT)
-	$(RUN) pytest tests/spark $(LEFT_OUT)
+	$(RUN) pytest tests/airflow
+	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
+	$(RUN) pytest -n 8 tests/server tests/documents $(addprefix --ignore=,$(REDRIVES))
+	$(RUN) pytest -n 3 tests/faults $(REDRIVES)
+
+.PHONY: test-spark test-beside-spark
+test-spark: $(UV)
+	$(RUN) pytest tests/spark
+
+test-beside-spark: $(UV) chromium
 	$(RUN) pytest tests/ui $(LEFT_OUT)
 	$(RUN) pytest -n 2 tests/unit
 	$(RUN) pytest -n 4 tests/environment tests/testbed $(LEFT_OUT)
-	$(RUN) pytest -n 8 $(addprefix --ignore=tests/,airflow spark ui unit environment testbed) $(LEFT_OUT)
 
 test-ui: $(UV) chromium
 	$(RUN) pytest $(UI)

@@ -7,16 +7,22 @@ entries are about the very message that is stored now, or about one of which a c
 
 from __future__ import annotations
 
-import time
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
-from airflow_provider_jetstream.jetstream.contract import completion_subject, letter_audit_subject, marker_subject
+from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
+from airflow_provider_jetstream.jetstream.contract import (
+    companion_filter,
+    completion_subject,
+    letter_audit_subject,
+    marker_subject,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason, is_dead
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     Entry,
@@ -57,8 +63,6 @@ class Classifier:
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: the server forgot a death
         in a crash
     :param vanished: whether a job that vanished counts as a dead letter
-    :param empty_streams: companions that stored no message a moment ago, and aren't read for as long as that is fresh
-    :param empty_until: when that is no longer fresh, on the clock of ``time.monotonic``
     """
 
     connection: Connection
@@ -71,8 +75,6 @@ class Classifier:
     audit: AuditLog | None = None
     inconsistent_consumers: Collection[str] = ()
     vanished: bool = False
-    empty_streams: Collection[str] = ()
-    empty_until: float = 0.0
 
     async def classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
         """Classify jobs.
@@ -82,40 +84,51 @@ class Classifier:
         classified: list[DeadLetter | NotDead] = []
         for start in range(0, len(jobs), MAX_CONCURRENT):
             batch = jobs[start : start + MAX_CONCURRENT]
-            async with self.connection.prefetch(self._read_plans(batch)):
-                classified += await map_concurrently(lambda job: self.classify(*job), batch)
+            empty = await self._empty_streams()
+            async with self.connection.prefetch(self._read_plans(batch, empty)):
+                classified += await map_concurrently(partial(self._classify, empty), batch)
         return classified
 
-    def _read_plans(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> Iterator[ReadPlan]:
+    async def _empty_streams(self) -> frozenset[str]:
+        """Return which of the events stream and the audit hold no message now, so that nothing can be read from them.
+
+        One request for a batch in place of two per job. Only streams that were empty in the snapshot are asked for:
+        most never are. What the snapshot says is too old to rely on: another redrive may have recorded jobs since.
+        """
+        candidates = self.snapshot.empty_companions & {self.events, self.audit.stream if self.audit else None}
+        if not candidates:
+            return frozenset()
+        infos = await list_streams(self.connection, companion_filter(self.snapshot.queue))
+        empty = {info["config"]["name"] for info in infos if not info["state"]["messages"]}
+        return frozenset(empty & candidates)
+
+    def _read_plans(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]], empty: Collection[str]) -> Iterator[ReadPlan]:
         """Return the messages that classifying the jobs reads, in the order in which it reads them."""
         queue, sequences = self.snapshot.queue, [sequence for sequence, _ in jobs]
         markers = [marker_subject(queue, sequence) for sequence in sequences] if self.snapshot.captures_markers else []
         yield ReadPlan(queue, sequences, markers)
-        if self.events is not None and not self._is_empty(self.events):
+        if self.events is not None and self.events not in empty:
             consumers = ((sequence, last_consumer(entries)) for sequence, entries in jobs)
             ends = [completion_subject(queue, consumer, sequence) for sequence, consumer in consumers if consumer]
             yield ReadPlan(self.events, subjects=ends)
-        if self.audit and not self._is_empty(self.audit.stream):
+        if self.audit and self.audit.stream not in empty:
             yield ReadPlan(self.audit.stream, subjects=[letter_audit_subject(queue, job) for job in sequences])
         records = (entry.sequence for _, entries in jobs for entry in entries if entry.kind not in ADVISORIES)
         yield ReadPlan(self.dead_letter_queue, sorted(records))
 
-    async def classify(self, sequence: int, entries: tuple[Entry, ...]) -> DeadLetter | NotDead:
-        """Classify one job.
-
-        :param sequence: its stream sequence
-        :param entries: the entries about it; empty for an orphan
-        """
+    async def _classify(self, empty: Collection[str], job: tuple[int, tuple[Entry, ...]]) -> DeadLetter | NotDead:
+        sequence, entries = job
         message = await get_message(self.connection, self.snapshot.queue, sequence)
         current = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
         named, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
+        audit = self.audit if self.audit and self.audit.stream not in empty else None
         result: DeadLetter | Status
-        if await self._is_completed(sequence, {named, taker.name if taker else None}):
+        if self.events not in empty and await self._is_completed(sequence, {named, taker.name if taker else None}):
             result = Status.COMPLETED
         elif message is None:
-            result = await self._classify_gone(sequence, current) if current else Status.STALE
+            result = await self._classify_gone(sequence, current, audit) if current else Status.STALE
         else:
-            result = await self._classify_stored(message, taker, entries)
+            result = await self._classify_stored(message, taker, entries, audit)
         entry_sequences = tuple(entry.sequence for entry in entries)
         if isinstance(result, Status):
             consumer = named or (taker.name if taker else None)
@@ -124,9 +137,13 @@ class Classifier:
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)
 
     async def _classify_stored(
-        self, message: StoredMessage, consumer: ConsumerState | None, entries: Sequence[Entry]
+        self,
+        message: StoredMessage,
+        consumer: ConsumerState | None,
+        entries: Sequence[Entry],
+        audit: AuditLog | None,
     ) -> DeadLetter | Status:
-        audited = await self._last_record(message.sequence)
+        audited = await audit.last_record(message.sequence) if audit else None
         if consumer is None:
             copies = [entry for entry in entries if entry.kind in _COPIES]
             preserved = any(entry.recorded_at >= message.stored_at for entry in copies)
@@ -181,8 +198,10 @@ class Classifier:
             died_at=died_at,
         )
 
-    async def _classify_gone(self, sequence: int, entries: Sequence[Entry]) -> DeadLetter | Status:
-        audited = await self._last_record(sequence)
+    async def _classify_gone(
+        self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None
+    ) -> DeadLetter | Status:
+        audited = await audit.last_record(sequence) if audit else None
         if audited and audited.action == "redriven":
             return Status.REDRIVEN
         for entry in reversed([entry for entry in entries if entry.kind == EntryKind.PARKED]):
@@ -254,16 +273,8 @@ class Classifier:
             parked=parked,
         )
 
-    async def _last_record(self, sequence: int) -> LetterRecord | None:
-        if self.audit is None or self._is_empty(self.audit.stream):
-            return None
-        return await self.audit.last_record(sequence)
-
-    def _is_empty(self, stream: str) -> bool:
-        return stream in self.empty_streams and time.monotonic() < self.empty_until
-
     async def _is_completed(self, sequence: int, consumers: Collection[str | None]) -> bool:
-        if self.events is None or self._is_empty(self.events):
+        if self.events is None:
             return False
         for consumer in consumers:
             if consumer is not None:

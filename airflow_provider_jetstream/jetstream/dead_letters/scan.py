@@ -7,7 +7,6 @@ the consumers' numbers, and prove each letter.
 from __future__ import annotations
 
 import logging
-import time
 from array import array
 from collections import Counter
 from dataclasses import dataclass, field, replace
@@ -29,7 +28,6 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
     QueueSnapshot,
-    read_companions,
     refresh_snapshot,
     take_snapshot,
 )
@@ -44,7 +42,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 
 PAGE = 250
-# For so long the consumers' states count as current, and companions that were empty as empty.
+# For so long the consumers' states count as current.
 FRESH_SECONDS = 0.2
 
 
@@ -107,7 +105,6 @@ class Scan:
         dead_letter_queue, loaded_at = require_dead_letters(queue).name, datetime.now(UTC)
         reconnects = connection.reconnects
         snapshot = await take_snapshot(connection, queue)
-        empty_until = time.monotonic() + FRESH_SECONDS
         context = ScanContext(queue, snapshot, vanished)
         state = context.dead_letter_queue["state"]
         start, stop = max(1, state["first_seq"]), state["last_seq"]
@@ -125,7 +122,6 @@ class Scan:
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
         )
-        classifier.empty_streams, classifier.empty_until = snapshot.empty_companions, empty_until
         risks = find_risks(context, index.unreadable)
         return cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
@@ -227,13 +223,7 @@ class Scan:
     async def _refresh(self, *, reconnected: bool) -> None:
         self._reconnects, self.loaded_at = self.connection.reconnects, datetime.now(UTC)
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
-        if snapshot is None:
-            snapshot = await take_snapshot(self.connection, self.queue)
-        else:
-            snapshot = replace(snapshot, companions=await read_companions(self.connection, self.queue))
-        self.snapshot = self._classifier.snapshot = snapshot
-        self._classifier.empty_streams = snapshot.empty_companions
-        self._classifier.empty_until = time.monotonic() + FRESH_SECONDS
+        self.snapshot = self._classifier.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
 
     async def _page(self, batch: list[tuple[int, tuple[Entry, ...]]], selection: Selection) -> Page:
         letters: list[DeadLetter] = []
