@@ -58,14 +58,14 @@ def triggers_running(airflow: Airflow) -> int:
 
 @pytest.fixture
 def run(airflow: Airflow) -> Iterator[str]:
-    """A run whose tasks never get a slot; afterwards it is deleted and a triggerer runs."""
+    """A run whose tasks never get a slot; afterwards it has failed and a triggerer runs."""
     airflow.api("POST", "pools", {"name": NO_SLOTS, "slots": 0})
     airflow.wait_for_dags(DAG_ID)
     airflow.trigger(DAG_ID, run_id=RUN)
     wait_for(lambda: states(airflow) == {"scheduled": COUNT}, f"{COUNT} tasks", TIMEOUT)
     yield RUN
+    # Not deleted: a scheduler that is about to schedule a deleted run ends with an ObjectDeletedError.
     airflow.api("PATCH", f"dags/{DAG_ID}/dagRuns/{RUN}", {"state": "failed"})
-    airflow.api("DELETE", f"dags/{DAG_ID}/dagRuns/{RUN}")
     if "triggerer" not in airflow.pids():
         airflow.start_triggerer()
 

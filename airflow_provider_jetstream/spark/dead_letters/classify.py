@@ -135,7 +135,11 @@ class ClassifyTask:
 
 
 async def _next_page(pages: AsyncGenerator[Page, None]) -> Page | None:
-    return await anext(pages, None)
+    # Not anext(pages, None): CPython 3.12 unpacks a tuple that is sent into it, and answers of the server are tuples.
+    try:
+        return await anext(pages)
+    except StopAsyncIteration:
+        return None
 
 
 def _page_size(context: ScanContext) -> int:
