@@ -54,7 +54,7 @@ with DAG("letters", schedule=None):
             ("deferred", True, "poke", 1),
             ("poking", False, "poke", 1),
             # Airflow fails a task that is due again before it has seen the end of the process that rescheduled it.
-            ("rescheduled", False, "reschedule", 4),
+            ("rescheduled", False, "reschedule", 5),
         )
     ]
     two = JetStreamDeadLetterSensor(
