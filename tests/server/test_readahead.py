@@ -68,7 +68,8 @@ async def test_far_fewer_requests_are_sent(own_nats: NatsServer, name: str) -> N
             before = own_nats.monitor("varz")["in_msgs"]
             assert len((await scan_all(reader, queue))[0]) == 1_000
             requests.append(own_nats.monitor("varz")["in_msgs"] - before)
-    assert requests[0] > 4_000
+    # Without reading ahead, an entry, a job and a completion are read for each letter; the audit is known to be empty.
+    assert requests[0] > 3_000
     assert requests[1] < 300
 
 
