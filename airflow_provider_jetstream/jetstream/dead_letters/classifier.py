@@ -119,6 +119,9 @@ class Classifier:
     async def _classify(self, empty: Collection[str], job: tuple[int, tuple[Entry, ...]]) -> DeadLetter | NotDead:
         sequence, entries = job
         message = await get_message(self.connection, self.snapshot.queue, sequence)
+        if message is None:
+            # The job may have ended, and its end been stored, after the streams were found empty.
+            empty = ()
         current = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
         named, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
         audit = self.audit if self.audit and self.audit.stream not in empty else None
