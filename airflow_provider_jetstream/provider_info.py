@@ -29,7 +29,7 @@ def get_provider_info() -> dict[str, Any]:
             {
                 "integration-name": "NATS JetStream",
                 "python-modules": [
-                    f"{_PACKAGE}.operators.{name}" for name in ("provision", "publish", "redrive", "spark")
+                    f"{_PACKAGE}.operators.{name}" for name in ("cancel", "provision", "publish", "redrive", "spark")
                 ],
             }
         ],

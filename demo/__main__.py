@@ -26,7 +26,7 @@ from testbed.text_table import text_table
 from testbed.workers import start_worker
 
 DAG_ID = "orders"
-TASKS = ("provision", "publish", "sense", "redrive", "all_done")
+TASKS = ("provision", "publish", "sense", "redrive", "settled", "all_done")
 TIMEOUT = 300.0
 
 

@@ -1,7 +1,9 @@
 """Dead letters for tests: terminated jobs, the records about dead letters, and headers that no client sends."""
 
 import asyncio
+import json
 from collections.abc import Iterable, Sequence
+from hashlib import sha256
 from typing import Any
 
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord, RunRecord
@@ -14,6 +16,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Death
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.nats_server import NatsServer
@@ -109,3 +112,26 @@ async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: by
     if (answer := await reader.readline()) != b"PONG\r\n":
         raise ConnectionError(answer.decode())
     writer.close()
+
+
+def task_key(origin: Origin) -> str:
+    """Compute the key of a task as docs/contracts.md describes it."""
+    names = [origin.dag_id, origin.run_id, origin.task_id, origin.map_index]
+    return sha256(json.dumps(names).encode()).hexdigest()[:32]
+
+
+async def store_task(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, **fields: Any) -> None:
+    """Store the publish record of a task, as any client that may publish there; ``fields`` override its values."""
+    record = {
+        "type": "io.airflow.jetstream.v1.published",
+        "stream": queue.name,
+        "created": "2026-01-01T00:00:00Z",
+        "began_at": "2026-01-01T00:00:00Z",
+        "queue_from": 1,
+        "dag_id": origin.dag_id,
+        "run_id": origin.run_id,
+        "task_id": origin.task_id,
+        "map_index": origin.map_index,
+    }
+    subject = f"published.{queue.name}.{task_key(origin)}"
+    await connection.client.jetstream().publish(subject, json.dumps(record | fields).encode())

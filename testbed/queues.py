@@ -52,13 +52,15 @@ def small_queue(name: str, *, consumer: Mapping[str, Any] | None = None, **field
     """Declare a queue with one consumer, short waits, a dead letter queue and an event stream.
 
     Its jobs are on ``<name>.jobs.>``; its consumer delivers once with an ack wait of half a second unless ``consumer``
-    has other values; ``fields`` are other fields of the queue, or other values for those set here.
+    has other values; ``fields`` are other fields of the queue, or other values for those set here. Its acknowledgements
+    aren't sampled, so that the events stream stores only what a test stores.
     """
+    single = {"name": CONSUMER, "max_deliver": 1, "ack_wait": "500ms", "sample_freq": "0"}
     return WorkQueue(
         **{
             "name": name,
             "subjects": [f"{name}.jobs.>"],
-            "consumers": [{"name": CONSUMER, "max_deliver": 1, "ack_wait": "500ms"} | dict(consumer or {})],
+            "consumers": [single | dict(consumer or {})],
             "dead_letters": f"{name}-dead",
             "events": f"{name}-events",
         }

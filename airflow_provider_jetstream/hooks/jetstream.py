@@ -21,16 +21,18 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import (
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+    from datetime import timedelta
 
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -86,17 +88,31 @@ class JetStreamHook(BaseHook):
         async with shared_connection(await self.asettings()) as connection:
             yield connection
 
-    def provision(self, queue: QueueSource) -> Plan:
+    def plan(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
+        """Plan what :meth:`provision` would do; change nothing.
+
+        :param migrate: whether consumers may hand jobs over to others
+        :return: the steps, those that the server would refuse included
+        :raises ServerTooOldError: the declaration needs a feature that the server lacks
+        """
+        return self.blocking(plan, WorkQueue.load(queue), migrate=migrate)
+
+    async def aplan(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
+        """Do what :meth:`plan` does, awaited."""
+        return await self._awaited(plan, WorkQueue.load(queue), migrate=migrate)
+
+    def provision(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
         """Create or update a queue's streams and consumers.
 
+        :param migrate: whether consumers may hand jobs over to others
         :return: the steps that were applied
         :raises DriftError: what exists differs in a way that no update can change
         """
-        return self.blocking(provision, WorkQueue.load(queue))
+        return self.blocking(provision, WorkQueue.load(queue), migrate=migrate)
 
-    async def aprovision(self, queue: QueueSource) -> Plan:
+    async def aprovision(self, queue: QueueSource, *, migrate: bool = False) -> Plan:
         """Do what :meth:`provision` does, awaited."""
-        return await self._awaited(provision, WorkQueue.load(queue))
+        return await self._awaited(provision, WorkQueue.load(queue), migrate=migrate)
 
     def publish(
         self,
@@ -105,17 +121,25 @@ class JetStreamHook(BaseHook):
         subject: str | None = None,
         origin: Origin | None = None,
         queue: QueueSource | None = None,
+        rate: float | None = None,
+        room_timeout: timedelta | float = 0.0,
     ) -> PublishReport:
         """Publish jobs and make sure that all are stored.
 
         :param jobs: :class:`~airflow_provider_jetstream.jetstream.Job` objects, or just their bodies
         :param subject: the subject of jobs that name none
         :param origin: the publishing task; makes ids that stay the same when the task is tried again
-        :param queue: needed for partitions and for scheduled jobs
+        :param queue: needed for partitions and scheduled jobs, and for jobs that hold only the key of their origin
+        :param rate: jobs per second at most; as fast as possible where absent
+        :param room_timeout: how long a full queue (``discard: new``) may store no job before the jobs that it refuses
+            are given up; a number is seconds
         :return: the outcome of every job
         :raises PublishError: some jobs aren't known to be stored; carries the report
         """
-        return self.blocking(publish, _optional_queue(queue), jobs, subject=subject, origin=origin)
+        room = parse_seconds(room_timeout)
+        return self.blocking(
+            publish, _optional_queue(queue), jobs, subject=subject, origin=origin, rate=rate, room_timeout=room
+        )
 
     async def apublish(
         self,
@@ -124,9 +148,14 @@ class JetStreamHook(BaseHook):
         subject: str | None = None,
         origin: Origin | None = None,
         queue: QueueSource | None = None,
+        rate: float | None = None,
+        room_timeout: timedelta | float = 0.0,
     ) -> PublishReport:
         """Do what :meth:`publish` does, awaited."""
-        return await self._awaited(publish, _optional_queue(queue), jobs, subject=subject, origin=origin)
+        room = parse_seconds(room_timeout)
+        return await self._awaited(
+            publish, _optional_queue(queue), jobs, subject=subject, origin=origin, rate=rate, room_timeout=room
+        )
 
     def cancel(self, queue: QueueSource, job_id: str, why: str | None = None, by: str | None = None) -> CancelReport:
         """Cancel the stored jobs of an id, and schedules of such jobs.
@@ -134,7 +163,7 @@ class JetStreamHook(BaseHook):
         Workers obey of their own accord, before they start a job or while it runs. Jobs that are published later under
         the same id aren't cancelled.
 
-        :param job_id: the jobs' header ``Job-Id``
+        :param job_id: the jobs' id
         :param why: a reason for people
         :param by: the person or program that cancels
         :raises QueueDeclarationError: the queue declares no events stream, which stores cancellations
@@ -169,6 +198,7 @@ class JetStreamHook(BaseHook):
         """Read the declaration of a queue from its streams on the server.
 
         :param name: the stream of the queue
+        :return: the queue; its ``to_yaml()`` is the text of a file with the declaration
         :raises NotFoundError: there is no such stream
         :raises QueueDeclarationError: it is no work queue, or has no dead letter queue
         """

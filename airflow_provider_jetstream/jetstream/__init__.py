@@ -52,6 +52,7 @@ if TYPE_CHECKING:
     )
     from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth, inspect_queue
+    from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
@@ -65,6 +66,7 @@ if TYPE_CHECKING:
     )
     from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, Consumer, DeadLetterQueue, Events
     from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+    from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.preview import Preview, preview
     from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
@@ -120,6 +122,7 @@ __all__ = [
     "QueueDeclarationError",
     "QueueFullError",
     "QueueHealth",
+    "QueueWarning",
     "Reason",
     "RedriveError",
     "RedriveReport",
@@ -150,6 +153,7 @@ __all__ = [
     "provision",
     "publish",
     "redrive_dead_letters",
+    "running_warnings",
     "shared_connection",
     "take_cursor",
     "wait",
@@ -200,6 +204,7 @@ __getattr__ = lazy_exports(
         ],
         "inspection.drained": ["DrainReport", "check_drained"],
         "inspection.health": ["QueueHealth", "inspect_queue"],
+        "inspection.running_lint": ["running_warnings"],
         "origin": ["Origin"],
         "provisioning.apply": ["apply", "plan", "provision"],
         "provisioning.plan": ["Plan"],
@@ -208,6 +213,7 @@ __getattr__ = lazy_exports(
         "publishing.report": ["PublishError", "PublishIncompleteError", "PublishRefusedError", "PublishReport"],
         "queue.declaration": ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events"],
         "queue.discovery": ["discover_queue"],
+        "queue.queue_warning": ["QueueWarning"],
         "queue.work_queue": ["WorkQueue"],
         "redrive.preview": ["Preview", "preview"],
         "redrive.redrive": ["redrive_dead_letters"],

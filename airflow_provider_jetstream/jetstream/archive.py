@@ -23,10 +23,11 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # The headers that the server adds to a message that it republishes.
+_STREAM = "Nats-Stream"
 _SUBJECT = "Nats-Subject"
 _SEQUENCE = "Nats-Sequence"
 _TIME = "Nats-Time-Stamp"
-_ADDED = frozenset({"Nats-Stream", _SUBJECT, _SEQUENCE, _TIME, "Nats-Last-Sequence"})
+_ADDED = frozenset({_STREAM, _SUBJECT, _SEQUENCE, _TIME, "Nats-Last-Sequence"})
 
 
 @dataclass(slots=True)
@@ -76,19 +77,7 @@ class ArchiveReader:
         if copy is None or job_sequence(copy) != sequence:
             return None
         self._offset = copy.sequence - sequence
-        # The server's headers come last; a header of such a name that the job had itself stays.
-        headers = list(copy.headers)
-        for name in _ADDED:
-            indexes = [index for index, pair in enumerate(headers) if pair[0] == name]
-            if indexes:
-                del headers[indexes[-1]]
-        return StoredMessage(
-            subject=_added(copy, _SUBJECT) or "",
-            sequence=sequence,
-            time=_added(copy, _TIME) or "",
-            headers=tuple(headers),
-            data=copy.data,
-        )
+        return republished_message(copy)
 
     async def first_copy_from(self, sequence: int) -> int:
         """Return the archive's sequence of the first copy of a job at or after a stream sequence of the work queue.
@@ -141,6 +130,31 @@ class ArchiveReader:
                 return message
             start = message.sequence + 1
         return None
+
+
+def republished_message(copy: StoredMessage) -> StoredMessage:
+    """Return a message as its own stream stored it, from the copy that the server republished to another stream.
+
+    Where the message is no such copy, the result has the sequence 0 and no subject.
+    """
+    # The server's headers come last; a header of such a name that the message had itself stays.
+    headers = list(copy.headers)
+    for name in _ADDED:
+        indexes = [index for index, pair in enumerate(headers) if pair[0] == name]
+        if indexes:
+            del headers[indexes[-1]]
+    return StoredMessage(
+        subject=_added(copy, _SUBJECT) or "",
+        sequence=job_sequence(copy),
+        time=_added(copy, _TIME) or "",
+        headers=tuple(headers),
+        data=copy.data,
+    )
+
+
+def republishing_stream(copy: StoredMessage) -> str | None:
+    """Return the stream that a copy says it is from."""
+    return _added(copy, _STREAM)
 
 
 def job_sequence(copy: StoredMessage) -> int:

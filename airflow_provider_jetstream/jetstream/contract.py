@@ -19,12 +19,18 @@ NO_CONSUMER = "_"
 DEAD_LETTER_MARK = "dead_letter_queue"
 # In the metadata of a consumer: the number of partitions.
 PARTITIONS = "partitions"
+# In the metadata of a consumer that hands jobs over to others: the max_ack_pending that it has otherwise.
+HAND_OVER = "hand_over"
 
 MSG_ID = "Nats-Msg-Id"
 JOB_ID = "Job-Id"
 JOB_ADVISORY = "Job-Advisory"
 JOB_DEADLINE = "Job-Deadline"
 JOB_EXPIRES = "Job-Expires"
+EXECUTE_AT = "X-Execute-At"
+# The key of the publishing task, by which its stored record names DAG, run, task and map index.
+AIRFLOW_TASK = "Airflow-Task"
+# The four headers that named the publishing task before; jobs without a stored record have them still.
 DAG_ID = "Airflow-Dag-Id"
 RUN_ID = "Airflow-Run-Id"
 TASK_ID = "Airflow-Task-Id"
@@ -58,6 +64,11 @@ def copy_subject(queue: str, consumer: str | None, sequence: int) -> str:
     return f"dead.{queue}.{consumer or NO_CONSUMER}.{sequence}"
 
 
+def redrive_consumer(queue: object) -> str:
+    """Return the name of the consumer on the dead letter queue through which redrives acknowledge entries."""
+    return f"redrive-{queue}"
+
+
 def parked_filter(queue: object) -> str:
     """Return the filter of the subjects on which parked letters are stored."""
     return f"parked.{queue}.>"
@@ -79,6 +90,29 @@ def archive_filter(queue: object) -> str:
 def companion_filter(queue: object) -> str:
     """Return a filter that overlaps with the subjects of every stream which belongs to a work queue."""
     return f"*.{queue}.>"
+
+
+def entry_copies_filter(queue: object) -> str:
+    """Return the filter of the subjects on which the server stores a copy of each entry of a dead letter queue.
+
+    It is also the destination of ``republish``, where the server replaces ``>`` by the entry's subject.
+    """
+    return f"entries.{queue}.>"
+
+
+def handled_filter(queue: object) -> str:
+    """Return the filter of the subjects on which handlers of the dead letter queue report jobs as handled."""
+    return f"handled.{queue}.*"
+
+
+def handled_subject(queue: str, sequence: int) -> str:
+    """Return the subject on which a handler of the dead letter queue reports a job as handled."""
+    return f"handled.{queue}.{sequence}"
+
+
+def entry_terminations(dead_letter_queue: object) -> str:
+    """Return the filter of the server's advisories about entries that a consumer terminated."""
+    return f"{TERMINATED}.{dead_letter_queue}.*"
 
 
 def audit_filter(queue: object) -> str:
@@ -107,6 +141,14 @@ def marker_filter(queue: object) -> str:
 def marker_subject(queue: str, sequence: int) -> str:
     """Return the subject of the marker that says that a dead letter was redriven."""
     return f"requeued.{queue}.{sequence}"
+
+
+def handed_over_subject(queue: str, consumer: str) -> str:
+    """Return the filter of a consumer that has handed all its jobs over and is about to be removed.
+
+    No stream captures it.
+    """
+    return f"handed_over.{queue}.{consumer}"
 
 
 def schedule_filter(queue: object) -> str:
@@ -178,6 +220,11 @@ def completion_filter(queue: object) -> str:
     return f"completed.{queue}.>"
 
 
+def consumer_completion_filter(queue: object, consumer: str) -> str:
+    """Return the filter of the subjects on which the ends of one consumer's jobs are stored."""
+    return f"completed.{queue}.{consumer}.*"
+
+
 def publish_log_filter(queue: object) -> str:
     """Return the filter of the subjects on which tasks record what they published."""
     return f"published.{queue}.*"
@@ -186,6 +233,11 @@ def publish_log_filter(queue: object) -> str:
 def publish_log_subject(queue: str, key: str) -> str:
     """Return the subject on which a task records what it published; ``key`` is the task's key, one token."""
     return f"published.{queue}.{key}"
+
+
+def publish_page_subject(queue: str, key: str, number: int) -> str:
+    """Return the subject of a page of a task's record: the jobs whose ends workers report on advisory subjects."""
+    return f"published.{queue}.{key}-{number}"
 
 
 def completion_subject(queue: str, consumer: str, sequence: int) -> str:

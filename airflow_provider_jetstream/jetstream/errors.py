@@ -29,6 +29,7 @@
     │   ├── DeadlineError                  also TimeoutError
     │   ├── WireError                      also ConnectionError
     │   ├── RedriveError
+    │   │   └── CopyTooLargeError
     │   └── QueueFullError
     ├── PublishError                       some jobs aren't known to be stored; names them
     │   ├── PublishRefusedError            also TerminalError
@@ -215,6 +216,12 @@ class RedriveError(TransientError):
     """A dead letter wasn't redriven; it stays as it was."""
 
     code = "JS211"
+
+
+class CopyTooLargeError(RedriveError):
+    """The new job of a dead letter is larger than the queue or the server allows."""
+
+    code = "JS212"
 
 
 class QueueFullError(TransientError):

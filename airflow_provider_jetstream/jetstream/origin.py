@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+from base64 import urlsafe_b64encode
 from dataclasses import dataclass
+from hashlib import sha256
 from urllib.parse import quote
 
 from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN_ID, TASK_ID
+
+_KEY_DIGITS = 32
+_DIGEST_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,6 +20,8 @@ class Origin:
 
     :param map_index: its index in a mapped task, ``-1`` otherwise
     :param round: how often all its jobs have ended before; a task that is cleared then publishes new jobs
+    :param idempotency_key: stands for the run in the ids of the task's jobs: all runs with this key publish the same
+        jobs
     """
 
     dag_id: str
@@ -21,6 +29,21 @@ class Origin:
     task_id: str
     map_index: int = -1
     round: int = 0
+    idempotency_key: str | None = None
+
+    @property
+    def key(self) -> str:
+        """The key of the task: one token, the same for all its tries and rounds, and different for every other task."""
+        fields = [self.dag_id, self.run_id, self.task_id, self.map_index]
+        return sha256(json.dumps(fields).encode()).hexdigest()[:_KEY_DIGITS]
+
+    @property
+    def log_key(self) -> str:
+        """The key of what the task has published: one token, that of the task unless other runs publish the same."""
+        if self.idempotency_key is None:
+            return self.key
+        fields = [self.dag_id, {"idempotency_key": self.idempotency_key}, self.task_id, self.map_index]
+        return sha256(json.dumps(fields).encode()).hexdigest()[:_KEY_DIGITS]
 
     def headers(self) -> dict[str, str]:
         """Return the four ``Airflow-*`` headers that name the origin."""
@@ -32,16 +55,24 @@ class Origin:
         }
 
     def message_id(self, key: str | int) -> str:
-        """Return a ``Nats-Msg-Id`` that stays the same when Airflow retries the task.
+        """Return a ``Nats-Msg-Id`` of 22 characters that stays the same when Airflow retries the task.
 
         :param key: the job's own id, or its index
         """
+        # One part more than with a key that happens to be a run's id.
+        run = (self.run_id,) if self.idempotency_key is None else ("idempotency_key", self.idempotency_key)
+        return short_digest(self.dag_id, *run, self.task_id, self.map_index, self.round, key)
+
+    def long_message_id(self, key: str | int) -> str:
+        """Return the ``Nats-Msg-Id`` that earlier versions gave to the job."""
         parts = (self.dag_id, self.run_id, self.task_id, self.map_index)
         rounds = [f"round-{self.round}"] if self.round else []
-        return "/".join([*(quote(str(part), safe=":+") for part in parts), *rounds, job_key_part(key)])
+        # Quoting removes # from ids, so the index of one job never equals the same number as the id of another.
+        last = f"#{key}" if isinstance(key, int) else quote(key, safe=":+")
+        return "/".join([*(quote(str(part), safe=":+") for part in parts), *rounds, last])
 
 
-def job_key_part(key: str | int) -> str:
-    """Return the last part of a message id, for a job's own id or its index."""
-    # Quoting removes # from ids, so the index of one job never equals the same number as the id of another.
-    return f"#{key}" if isinstance(key, int) else quote(key, safe=":+")
+def short_digest(*parts: str | int) -> str:
+    """Return 22 characters, letters, digits, ``-`` and ``_``, that only these parts in this order give."""
+    digest = sha256(json.dumps(parts).encode()).digest()[:_DIGEST_BYTES]
+    return urlsafe_b64encode(digest).rstrip(b"=").decode()

@@ -1,9 +1,9 @@
-"""Durations and sizes in JetStream's units, nanoseconds and bytes, also written as ``"30s"`` and ``"256MB"``."""
+"""Durations and sizes in JetStream's units, nanoseconds and bytes, also written as ``"30s"`` and ``"256MB"``; times."""
 
 from __future__ import annotations
 
 import re
-from datetime import timedelta
+from datetime import datetime, timedelta
 from fractions import Fraction
 from typing import Any
 
@@ -26,6 +26,9 @@ _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 
 _SIZE_POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4}
 _SIZE = re.compile(r"(\d+)\s*([KMGT]?)(?:I?B)?", re.IGNORECASE)
+
+# RFC 3339, section 5.6. Python's own parser accepts more, such as times without a zone.
+_TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)", re.ASCII)
 
 _SHORTEST_PLAUSIBLE = 1_000_000
 _UNLIMITED = -1
@@ -92,6 +95,19 @@ def parse_size(value: Any) -> int:
     raise ValueError(f'expected a size such as "256MB" or bytes as an integer, found {value!r}')
 
 
+def parse_time(text: str) -> datetime:
+    """Parse a time of RFC 3339.
+
+    :raises ValueError: it is none, or has no time zone
+    """
+    if not _TIME.fullmatch(text.strip()):
+        raise ValueError(f'expected a time such as "2026-11-21T09:00:00Z", found {text!r}')
+    try:
+        return datetime.fromisoformat(text.strip().upper())
+    except ValueError as error:
+        raise ValueError(f'expected a time such as "2026-11-21T09:00:00Z", found {text!r}: {error}') from None
+
+
 def format_duration(nanoseconds: int) -> str:
     """Format a duration in the largest unit that divides it, as :func:`parse_duration` parses it."""
     if nanoseconds <= 0:
@@ -100,3 +116,11 @@ def format_duration(nanoseconds: int) -> str:
         if nanoseconds % _DURATION_UNITS[unit] == 0:
             return f"{nanoseconds // _DURATION_UNITS[unit]}{unit}"
     return f"{nanoseconds}ns"
+
+
+def format_size(size: int) -> str:
+    """Format a size in the largest unit that divides it, as :func:`parse_size` parses it."""
+    for unit in ("TB", "GB", "MB", "KB"):
+        if size > 0 and size % (1 << 10 * _SIZE_POWERS[unit[0]]) == 0:
+            return f"{size >> 10 * _SIZE_POWERS[unit[0]]}{unit}"
+    return str(size)

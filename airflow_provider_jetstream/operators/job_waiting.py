@@ -91,11 +91,18 @@ class JobWaitingOperator(BaseOperator):
         self.wait_timeout = wait_timeout
         self.deferrable = deferrable
 
-    async def wait_inline(self, connection: Connection, cursor: Cursor, sequences: set[int]) -> WaitReport | None:
+    async def wait_inline(
+        self,
+        connection: Connection,
+        cursor: Cursor,
+        sequences: set[int],
+        advised: Mapping[str, int] | None = None,
+    ) -> WaitReport | None:
         """Wait in this process: for 2 seconds if a trigger can take over, else to the end.
 
         :param cursor: taken before publishing
         :param sequences: the jobs' stream sequences
+        :param advised: the jobs that workers report on advisory subjects: stream sequences by digests
         :return: the report, or ``None`` if the trigger has to go on waiting
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
@@ -105,7 +112,7 @@ class JobWaitingOperator(BaseOperator):
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
         self._signal_kill = partial(loop.call_soon_threadsafe, killed.set)
-        waiting = asyncio.create_task(wait(connection, cursor, report, policy=self._policy()))
+        waiting = asyncio.create_task(wait(connection, cursor, report, policy=self._policy(), advised=advised))
         kill = asyncio.create_task(killed.wait())
         try:
             async with limit:
@@ -145,12 +152,15 @@ class JobWaitingOperator(BaseOperator):
     def _policy(self) -> WaitPolicy:
         return WaitPolicy(self.max_dead, self.max_cancelled, self.max_vanished, self.min_completed)
 
-    def defer_waiting(self, cursor: Cursor, sequences: set[int], summary: Mapping[str, Any]) -> NoReturn:
+    def defer_waiting(
+        self, cursor: Cursor, sequences: set[int], summary: Mapping[str, Any], advised_by: str | None = None
+    ) -> NoReturn:
         """Go on waiting in the triggerer.
 
         :param cursor: taken before publishing
         :param sequences: the jobs' stream sequences
         :param summary: becomes part of the task's result
+        :param advised_by: the key of the task whose record says which jobs workers report on advisory subjects
         """
         now = time.time()
         self.log.info("Waiting in the triggerer for %d jobs of %s", len(sequences), cursor.queue)
@@ -164,6 +174,7 @@ class JobWaitingOperator(BaseOperator):
                 deferred_at=now,
                 summary=summary,
                 cancel_on_kill=self.cancel_on_kill,
+                advised_by=advised_by,
             ),
             method_name="execute_complete",
             # The trigger itself fires at the deadline and names the missing jobs; this only ends one that can't run.

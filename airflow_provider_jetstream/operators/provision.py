@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
@@ -16,6 +18,8 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
+    from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
 
 
@@ -25,8 +29,13 @@ class JetStreamProvisionOperator(BaseOperator):
     Streams made by hand are adopted. A change that the server can't make is refused before anything is changed.
 
     :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path
+    :param dry_run: plan what would be done, and change nothing
+    :param migrate: whether consumers may hand stored jobs over to others, such as one consumer to its partitions. An
+        undeclared consumer that has nothing left is removed then. The task waits until none of the jobs is in flight;
+        a try that was interrupted is continued by the next one
     :param nats_conn_id: the Airflow connection
-    :return: one line per stream and consumer, saying what was done
+    :return: one line per stream and consumer, saying what was done; after a dry run the number of changes and of
+        steps that are blocked, and all steps with what they change and why they are blocked
     """
 
     operator_extra_links = (QueueLink(),)
@@ -37,23 +46,59 @@ class JetStreamProvisionOperator(BaseOperator):
         self,
         *,
         work_queue: QueueSource,
+        dry_run: bool = False,
+        migrate: bool = False,
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.work_queue = work_queue
+        # Not named dry_run: every operator has a method of that name.
+        self.only_plan = dry_run
+        self.migrate = migrate
         self.nats_conn_id = nats_conn_id
 
-    def execute(self, context: Context) -> list[str]:
-        """Provision the queue.
+    def execute(self, context: Context) -> list[str] | dict[str, Any]:
+        """Provision the queue, or plan it for a dry run.
 
         :raises AirflowFailException: the declaration can't be used, or the server can't make the change
         """
         with fail_on_terminal_errors():
             queue = WorkQueue.load(self.work_queue)
-            for warning in queue.warnings():
-                self.log.warning("Work queue %s: %s", queue.name, warning)
-            plan = JetStreamHook(self.nats_conn_id).provision(queue)
+            self._log_warnings(queue, queue.warnings())
+            hook = JetStreamHook(self.nats_conn_id)
+            if self.only_plan:
+                return self._log_plan(hook.plan(queue, migrate=self.migrate))
+            plan = hook.provision(queue, migrate=self.migrate)
         for step in plan.steps:
             self.log.info("%s", step)
+        try:
+            self._log_warnings(queue, hook.blocking(running_warnings, queue))
+        except JetStreamProviderError as error:
+            self.log.warning("Work queue %s is provisioned, but it couldn't be looked at: %s", queue.name, error)
         return [f"{step.action} {step.kind} {step.name}" for step in plan.steps]
+
+    def _log_plan(self, plan: Plan) -> dict[str, Any]:
+        for step in plan.steps:
+            log = self.log.warning if step.blocked else self.log.info
+            log("%s", step)
+        blocked = sum(bool(step.blocked) for step in plan.steps)
+        self.log.info(
+            "Nothing was changed. %d steps would change something, %d are blocked", len(plan.changes), blocked
+        )
+        steps = [
+            {
+                "action": step.action,
+                "kind": step.kind,
+                "name": step.name,
+                "differences": [str(difference) for difference in step.differences],
+                "hand_over": str(step.hand_over) if step.hand_over else None,
+                "blocked": list(step.blocked),
+            }
+            for step in plan.steps
+        ]
+        return {"changes": len(plan.changes), "blocked": blocked, "steps": steps}
+
+    def _log_warnings(self, queue: WorkQueue, warnings: Sequence[QueueWarning]) -> None:
+        for warning in warnings:
+            self.log.warning("Work queue %s: %s [%s, see %s]", queue.name, warning, warning.name, warning.rule)

@@ -9,7 +9,13 @@ from contextlib import suppress
 from typing import Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import (
+    JetStreamProviderError,
+    JobError,
+    RedriveRequestError,
+    SelectionError,
+)
+from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 _Number = TypeVar("_Number", int, float)
 
@@ -44,9 +50,12 @@ def require_rendered(name: str, value: object) -> None:
         )
 
 
-def parse_number(name: str, value: object, kind: type[_Number]) -> _Number | None:
+def parse_number(
+    name: str, value: object, kind: type[_Number], error: type[JetStreamProviderError] = RedriveRequestError
+) -> _Number | None:
     """Parse a number or its text; ``None`` where it is absent.
 
+    :param error: what is raised where it is no number of that type
     :raises RedriveRequestError: it is no number of that type
     """
     if is_absent(value):
@@ -56,8 +65,19 @@ def parse_number(name: str, value: object, kind: type[_Number]) -> _Number | Non
         number = kind(float(str(value)))
     if number is None or number != float(str(value)):
         expected = "a whole number" if kind is int else "a number"
-        raise RedriveRequestError(f"expected {expected} for {name}, found {value!r}")
+        raise error(f"expected {expected} for {name}, found {value!r}")
     return number
+
+
+def parse_time_limit(name: str, value: object) -> float:
+    """Parse a duration or a number of seconds into seconds; 0 where it is absent.
+
+    :raises JobError: it is neither
+    """
+    try:
+        return 0.0 if is_absent(value) else parse_seconds(value)
+    except ValueError as error:
+        raise JobError(f"{name}: {error}") from None
 
 
 def parse_text(value: object) -> str | None:
@@ -87,10 +107,35 @@ def parse_selection(select: object, sequences: object = None) -> Selection:
             )
         fields["sequences"] = sequences
     if "sequences" in fields:
-        fields["sequences"] = list(_sequences(fields["sequences"]))
+        fields["sequences"] = parse_sequences(fields["sequences"])
     if isinstance(reasons := fields.get("reasons"), str):
         fields["reasons"] = _literal(reasons) if reasons.lstrip().startswith(("[", "(", "{")) else [reasons]
     return Selection.of(fields)
+
+
+def parse_sequences(value: object) -> list[int]:
+    """Parse stream sequences: numbers, or pairs of first and last, or the text of such a list.
+
+    :raises SelectionError: it isn't understood
+    """
+    return list(_sequences(value))
+
+
+def parse_job_ids(value: object) -> list[str]:
+    """Parse ids of jobs: one, several, or the text of a list of them.
+
+    :raises JobError: they aren't understood
+    """
+    if isinstance(value, str) and value.lstrip().startswith(("[", "(")):
+        value = _literal(value)
+    items = [value] if isinstance(value, str | int) else value
+    if is_absent(value) or isinstance(items, Mapping | bytes) or not isinstance(items, Iterable):
+        raise JobError(f"expected the id of a job, or a list of ids, found {value!r}")
+    ids = list(items)
+    for position, item in enumerate(ids):
+        if not isinstance(item, str | int) or isinstance(item, bool):
+            raise JobError(f"expected text or a number as id {position}, found {item!r}: take the ids out of the jobs")
+    return [str(item) for item in ids]
 
 
 def selection_as_json(selection: Selection) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
+from airflow_provider_jetstream.jetstream.publishing.advisory_pages import read_advisory_pages
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
@@ -21,6 +22,8 @@ from airflow_provider_jetstream.triggers.task_state import has_ended
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 WHY_KILLED = "the task that waits for it was ended"
 _RETRY_SECONDS = 2.0
@@ -47,6 +50,7 @@ class JobCompletionTrigger(BaseTrigger):
     :param deferred_at: seconds since the epoch at which the task deferred itself
     :param summary: part of the event, unchanged
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
+    :param advised_by: the key of the task whose record says which jobs workers report on advisory subjects, if any
     """
 
     def __init__(
@@ -60,6 +64,7 @@ class JobCompletionTrigger(BaseTrigger):
         deferred_at: float,
         summary: Mapping[str, Any],
         cancel_on_kill: bool = False,
+        advised_by: str | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.nats_conn_id = nats_conn_id
@@ -67,6 +72,7 @@ class JobCompletionTrigger(BaseTrigger):
         self.sequences = [list(span) for span in sequences]
         self.tolerance = dict(tolerance)
         self.cancel_on_kill = cancel_on_kill
+        self.advised_by = advised_by
         self.deadline = deadline
         self.deferred_at = deferred_at
         self.summary = dict(summary)
@@ -83,6 +89,7 @@ class JobCompletionTrigger(BaseTrigger):
                 "sequences": self.sequences,
                 "tolerance": self.tolerance,
                 "cancel_on_kill": self.cancel_on_kill,
+                "advised_by": self.advised_by,
                 "deadline": self.deadline,
                 "deferred_at": self.deferred_at,
                 "summary": self.summary,
@@ -127,12 +134,24 @@ class JobCompletionTrigger(BaseTrigger):
         while True:
             try:
                 async with JetStreamHook(self.nats_conn_id).shared() as connection:
-                    await wait(connection, cursor, self._report, policy=policy, progress=lambda _: self._log_progress())
+                    await wait(
+                        connection,
+                        cursor,
+                        self._report,
+                        policy=policy,
+                        progress=lambda _: self._log_progress(),
+                        advised=await self._advised(connection, cursor),
+                    )
             except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, trying again: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
             else:
                 return
+
+    async def _advised(self, connection: Connection, cursor: Cursor) -> dict[str, int]:
+        if self.advised_by is None:
+            return {}
+        return await read_advisory_pages(connection, cursor.events, cursor.queue, self.advised_by, cursor.created)
 
     def _log_progress(self) -> None:
         if self._report.awaited and time.monotonic() - self._logged_at >= _PROGRESS_SECONDS:

@@ -15,7 +15,7 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.errors import HandlerNotFoundError, WorkerStuckError
 from airflow_provider_jetstream.worker.logs import LOG_FORMATS, configure_logging
-from airflow_provider_jetstream.worker.worker import DEADLINE, Worker
+from airflow_provider_jetstream.worker.worker import DEADLINE, PRIORITIES, Worker
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -63,6 +63,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="[FILE:]CONSUMER",
         help="runs its jobs when the consumers named before have none; may be given several times",
     )
+    run.add_argument(
+        "--priorities",
+        choices=PRIORITIES,
+        default=PRIORITIES[0],
+        help="fair: one job in ten is of a fallback that has any; strict: none is while a consumer before it has jobs",
+    )
     run.add_argument("--handler", required=True, help="package.module:function")
     run.add_argument("--concurrency", type=_positive_int, default=1, help="jobs at a time")
     run.add_argument("--id", default=None, help="identifies the worker in logs and completions")
@@ -90,6 +96,7 @@ async def _run(options: argparse.Namespace) -> None:
         _load_handler(options.handler),
         ConnectionSettings.from_environment(os.environ),
         fallbacks=options.fallback,
+        priorities=options.priorities,
         concurrency=options.concurrency,
         name=options.id,
         grace=options.grace,

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
 
@@ -94,5 +94,16 @@ class CompletionWriter:
             return
         if problem := subject_problem(advisory, wildcards=False):
             log.warning("%s can't report job %s to %r: %s", self._worker, job.id, advisory, problem)
+            return
+        declared = self._queue.advisory_subjects
+        if declared and not covered_by_any(declared, advisory):
+            # Whoever publishes a job must not choose where this worker, with its own rights, publishes.
+            log.warning(
+                "%s doesn't report job %s to %r, which is outside of the queue's advisory_subjects (%s)",
+                self._worker,
+                job.id,
+                advisory,
+                ", ".join(declared),
+            )
             return
         await self._connection.publish(advisory, payload, trace or None)

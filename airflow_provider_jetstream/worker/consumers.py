@@ -147,6 +147,7 @@ async def bind_consumers(
                     queue.name, consumer, partial(context.count_running, ref), partial(len, supervisor.abandoned)
                 ),
                 deadline=context.deadline,
+                execute_at_header=queue.execute_at_header,
             )
             consumers.append(BoundConsumer(ref, executor, priority_fields(config, priority)))
         yield tuple(consumers)

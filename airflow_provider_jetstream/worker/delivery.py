@@ -6,7 +6,8 @@ import json
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
-from airflow_provider_jetstream.jetstream.contract import JOB_ADVISORY, JOB_ID, TRACE_PARENT
+from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT
+from airflow_provider_jetstream.jetstream.publishing.job_identity import advisory_of, job_id_of
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -16,7 +17,8 @@ if TYPE_CHECKING:
 class Delivery:
     """One delivery of a job.
 
-    :param id: the job's id, from its ``Job-Id`` header or its JSON body, else its stream sequence
+    :param id: the job's id: its header ``Job-Id``, else the ``id`` of its JSON body, else its ``Nats-Msg-Id``, else its
+        stream sequence
     :param subject: the subject on which it was published
     :param body: its payload
     :param headers: its headers
@@ -37,7 +39,7 @@ class Delivery:
         headers = dict(message.headers or {})
         metadata = message.metadata
         return cls(
-            id=headers.get(JOB_ID) or _body_field(message.data, "id") or str(metadata.sequence.stream),
+            id=job_id_of(headers.items(), message.data, metadata.sequence.stream),
             subject=message.subject,
             body=message.data,
             headers=headers,
@@ -48,7 +50,7 @@ class Delivery:
     @property
     def advisory(self) -> str | None:
         """The subject that the job names for its completion, which is published there besides the queue's events."""
-        return self.headers.get(JOB_ADVISORY) or _body_field(self.body, "advisory")
+        return advisory_of(self.headers.items(), self.body)
 
     @property
     def traceparent(self) -> str | None:
@@ -61,14 +63,3 @@ class Delivery:
         :raises ValueError: the body isn't JSON
         """
         return json.loads(self.body)
-
-
-def _body_field(body: bytes, field: str) -> str | None:
-    """Read ``id`` or ``advisory`` from the JSON body of a publisher that sets no headers."""
-    if not body.startswith(b"{"):
-        return None
-    try:
-        value = json.loads(body).get(field)
-    except (ValueError, RecursionError):
-        return None
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) and value != "" else None

@@ -7,11 +7,13 @@
     ├── WorkerSetupError                   also ValueError
     └── GiveUpError
         ├── InvalidBodyError               also ValueError
-        └── JobExpiredError
+        ├── JobExpiredError
+        └── InvalidExecuteAtError          also ValueError
     TransientError                         the same call may succeed later
     ├── DeadlineError
     │   └── HandlerDeadlineError
     ├── RetryLaterError
+    ├── NotDueError
     ├── HandlerCutOffError
     ├── HandlerDiedError
     └── WorkerStuckError
@@ -57,6 +59,12 @@ class JobExpiredError(GiveUpError):
     code = "JS154"
 
 
+class InvalidExecuteAtError(GiveUpError, ValueError):
+    """The ``X-Execute-At`` header of a job is no time, in a queue whose jobs may have one."""
+
+    code = "JS155"
+
+
 class HandlerDeadlineError(DeadlineError):
     """A handler was still running at its deadline."""
 
@@ -82,6 +90,19 @@ class RetryLaterError(TransientError):
 
     def __str__(self) -> str:
         return str(self.args[1] or f"to be tried again after {self.seconds:g} s")
+
+
+class NotDueError(TransientError):
+    """A job was delivered before the time in its ``X-Execute-At`` header.
+
+    :param seconds: how long before
+    """
+
+    code = "JS208"
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
+        super().__init__(f"the job is due in {seconds:g} s")
 
 
 class HandlerCutOffError(TransientError):

@@ -14,14 +14,22 @@ from enum import StrEnum
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES, REDRIVE_COUNT
+from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.dead_letters.record import one_line
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.publishing.job_identity import redrives_of
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, Heartbeat, nak, send_until_confirmed
 from airflow_provider_jetstream.worker.dead_lettering import error_text
 from airflow_provider_jetstream.worker.delivery import Delivery
-from airflow_provider_jetstream.worker.errors import GiveUpError, HandlerCutOffError, JobExpiredError, RetryLaterError
+from airflow_provider_jetstream.worker.errors import (
+    GiveUpError,
+    HandlerCutOffError,
+    JobExpiredError,
+    NotDueError,
+    RetryLaterError,
+)
+from airflow_provider_jetstream.worker.execute_at import seconds_until_due
 from airflow_provider_jetstream.worker.handler import HandlerResult
 
 if TYPE_CHECKING:
@@ -49,6 +57,8 @@ class DeliveryOutcome(StrEnum):
     GIVEN_UP = "given_up"
     EXPIRED = "expired"
     CANCELLED = "cancelled"
+    DELAYED = "delayed"
+    """Its ``X-Execute-At`` is later; the server delivers it again at that time."""
     HANDED_BACK = "handed_back"
     """The worker stopped before the handler was done; the server delivers it to another worker at once."""
     LEFT = "left"
@@ -57,9 +67,13 @@ class DeliveryOutcome(StrEnum):
     """The server didn't confirm its acknowledgement; the server delivers it again after its ack wait."""
 
 
+# Seconds; for less, a job that is due later isn't worth one of its deliveries.
+_LONGEST_HOLD = 1.0
+
 _LOG_LEVELS = {
     DeliveryOutcome.COMPLETED: logging.INFO,
     DeliveryOutcome.CANCELLED: logging.INFO,
+    DeliveryOutcome.DELAYED: logging.INFO,
     DeliveryOutcome.HANDED_BACK: logging.INFO,
     DeliveryOutcome.UNSETTLED: logging.ERROR,
 }
@@ -67,7 +81,11 @@ _LOG_LEVELS = {
 
 @dataclass(frozen=True, slots=True)
 class JobExecutor:
-    """Executes the jobs of one consumer; ``deadline`` is in seconds per attempt, ``None`` for none."""
+    """Executes the jobs of one consumer.
+
+    ``deadline`` is in seconds per attempt, ``None`` for none; ``execute_at_header`` says whether jobs may have a time
+    before which they aren't started.
+    """
 
     connection: Connection
     worker: str
@@ -78,6 +96,7 @@ class JobExecutor:
     cancellations: CancellationCache
     metrics: ConsumerMetrics
     deadline: float | None
+    execute_at_header: bool
 
     async def execute(self, message: Msg) -> None:
         """Run the handler for a pulled message, settle the delivery, and log its outcome."""
@@ -111,6 +130,10 @@ class JobExecutor:
                 return await self._terminate(message, job, error, heartbeat), error
             case HandlerCutOffError(ended=False):
                 return DeliveryOutcome.LEFT, error
+            case NotDueError():
+                heartbeat.stop()
+                await nak(self.connection, message, self.redelivery.nak_delay(error.seconds, job.attempt))
+                return DeliveryOutcome.DELAYED, None
             case HandlerCutOffError():
                 delay, outcome = self.redelivery.nak_delay(0, job.attempt), DeliveryOutcome.HANDED_BACK
             case RetryLaterError():
@@ -130,11 +153,14 @@ class JobExecutor:
         with HandlerResult() as refusal:
             refusal.cancelled = self.cancellations.get(job.id, stored_at) is not None
             check_expiry(job, stored_at)
+            wait = self._seconds_to_hold(job)
         if refusal.cancelled or refusal.error:
             return refusal
         cancelled = asyncio.ensure_future(self.cancellations.wait(job.id, stored_at))
         try:
-            result = await self.supervisor.run(job, attempt_seconds(job, self.deadline), cancelled)
+            result = await self.supervisor.hold(wait, cancelled) if wait else None
+            if result is None:
+                result = await self.supervisor.run(job, attempt_seconds(job, self.deadline), cancelled)
         finally:
             cancelled.cancel()
             await asyncio.gather(cancelled, return_exceptions=True)
@@ -143,6 +169,16 @@ class JobExecutor:
         with HandlerResult() as completion:
             completion.value = self.completions.payload(job, result.value)
         return completion
+
+    def _seconds_to_hold(self, job: Delivery) -> float:
+        """Return how long the worker itself waits until the job is due.
+
+        :raises NotDueError: the server is to deliver it again when it is due
+        """
+        seconds = seconds_until_due(job) if self.execute_at_header else 0.0
+        if seconds > _LONGEST_HOLD and not self.redelivery.is_last(job.attempt):
+            raise NotDueError(seconds)
+        return seconds
 
     async def _acknowledge(self, message: Msg, job: Delivery) -> None:
         acknowledge = partial(self.connection.request, message.reply, b"+ACK", time_limit=ANSWER_TIMEOUT)
@@ -224,6 +260,6 @@ def check_expiry(job: Delivery, stored_at: datetime) -> None:
         return
     if expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
-    redriven_later = REDRIVE_COUNT in job.headers and stored_at >= expires
+    redriven_later = redrives_of(job.headers.items()) > 0 and stored_at >= expires
     if not redriven_later and datetime.now(UTC) >= expires:
         raise JobExpiredError(f"the job expired at {expires.isoformat()}, before this attempt was started")

@@ -107,6 +107,18 @@ class Supervisor:
             late.error = HandlerDeadlineError(f"expected the handler to be done within {seconds:g} s, found it running")
         return late
 
+    async def hold(self, seconds: float, cancelled: asyncio.Future[Any]) -> HandlerResult | None:
+        """Wait until a handler may be started; a result says why it won't be: the job is cancelled, the worker ends."""
+        await self._wait(seconds, cancelled)
+        result = HandlerResult()
+        if _has_succeeded(cancelled):
+            result.cancelled = True
+        elif self._grace_over.done():
+            result.error = HandlerCutOffError(ended=True)
+        else:
+            return None
+        return result
+
     async def _wait(self, seconds: float | None, *futures: asyncio.Future[Any]) -> None:
         await asyncio.wait({self._grace_over, *futures}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 

@@ -24,10 +24,12 @@ class PriorityScheduler:
     """Chooses the most urgent consumer with jobs, unless another one has been skipped for too many jobs.
 
     Consumers are numbered from 0, the most urgent one, and there are at most
-    :data:`~airflow_provider_jetstream.worker.consumers.FAIRNESS_WINDOW` of them.
+    :data:`~airflow_provider_jetstream.worker.consumers.FAIRNESS_WINDOW` of them. With ``strict`` no consumer is ever
+    owed a job.
     """
 
-    def __init__(self, consumers: int) -> None:
+    def __init__(self, consumers: int, *, strict: bool = False) -> None:
+        self.strict = strict
         self._skipped = [0] * consumers
         # All other consumers may reach their limit at the same time.
         self._max_skipped = FAIRNESS_WINDOW - (consumers - 1)
@@ -42,6 +44,8 @@ class PriorityScheduler:
         if not waiting:
             return None
         first, *others = waiting
+        if self.strict:
+            return first, free
         most_skipped = max(waiting, key=self._skipped.__getitem__)
         if self._skipped[most_skipped] >= self._max_skipped:
             return most_skipped, 1
@@ -62,12 +66,16 @@ class Fetcher(Protocol):
 
 class _PriorityFetcher:
     def __init__(
-        self, fetchers: Sequence[ConsumerFetcher], probes: Sequence[AvailabilityProbe], wake: asyncio.Event
+        self,
+        fetchers: Sequence[ConsumerFetcher],
+        probes: Sequence[AvailabilityProbe],
+        wake: asyncio.Event,
+        scheduler: PriorityScheduler,
     ) -> None:
         self._fetchers = fetchers
         self._probes = probes
         self._wake = wake
-        self._scheduler = PriorityScheduler(len(probes))
+        self._scheduler = scheduler
 
     async def fetch(self, count: int) -> None:
         self._wake.clear()
@@ -82,7 +90,8 @@ class _PriorityFetcher:
         fetcher = self._fetchers[consumer]
         received = await fetcher.fetch_ready(requested)
         self._scheduler.record(consumer, received, ready)
-        if received < requested:
+        # A server under load may deliver fewer jobs than it has. With strict priorities that must not let others start.
+        if received < requested and not (received and self._scheduler.strict):
             self._probes[consumer].arm(PAUSE_AFTER_REFUSAL if fetcher.is_refused else 0.0)
 
 
@@ -92,11 +101,14 @@ async def open_fetcher(
     consumers: Sequence[BoundConsumer],
     start: Callable[[BoundConsumer, Msg], None],
     wake: asyncio.Event,
+    *,
+    strict: bool = False,
 ) -> AsyncIterator[Fetcher]:
     """Open a fetcher for one consumer, or for several with the most urgent one first.
 
     :param start: is called with each job
     :param wake: is set to end a wait for jobs
+    :param strict: whether a consumer gets no job started while a more urgent one has any
     """
     async with AsyncExitStack() as stack:
         fetchers = [
@@ -110,4 +122,4 @@ async def open_fetcher(
             await stack.enter_async_context(AvailabilityProbe(connection, consumer, wake.set).watching())
             for consumer in consumers
         ]
-        yield _PriorityFetcher(fetchers, probes, wake)
+        yield _PriorityFetcher(fetchers, probes, wake, PriorityScheduler(len(probes), strict=strict))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.consumers import WorkerContext, bind_consumers, read_consumer_refs
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("jetstream.worker")
 
 DEADLINE = 3_600.0
+PRIORITIES = ("fair", "strict")
 
 _MIN_ABANDONED_LIMIT = 10
 
@@ -46,6 +47,8 @@ class Worker:
     :param fallbacks: the consumers whose jobs run when the own consumer has none, the most urgent first: names of
         consumers of the same queue, or pairs of another queue and the name of its consumer. All share the handler and
         every setting below
+    :param priorities: ``fair`` starts at least one job in ten of each consumer that has any; ``strict`` starts none of
+        a consumer while one named before it has any
     :param concurrency: how many jobs run at a time
     :param name: identifies the worker in logs and completions
     :param grace: seconds for running jobs to finish after :meth:`stop`
@@ -65,6 +68,7 @@ class Worker:
         settings: ConnectionSettings,
         *,
         fallbacks: Sequence[Fallback] = (),
+        priorities: Literal["fair", "strict"] = "fair",
         concurrency: int = 1,
         name: str | None = None,
         grace: float = 30.0,
@@ -76,10 +80,13 @@ class Worker:
             raise ValueError(f"expected a concurrency of at least 1, found {concurrency}")
         if deadline is not None and deadline <= 0:
             raise ValueError(f"expected a deadline of more than 0 seconds, found {deadline:g}")
+        if priorities not in PRIORITIES:
+            raise ValueError(f"expected priorities of {' or '.join(PRIORITIES)}, found {priorities!r}")
         self.consumer_refs = read_consumer_refs(queue, consumer, fallbacks)
         self.name = name or f"{socket.gethostname()}-{consumer}"
         self._runner = create_runner(inspect_handler(handler), processes=processes)
         self._settings = settings
+        self._has_strict_priorities = priorities == "strict"
         self._concurrency = concurrency
         self._grace = grace
         self._deadline = deadline
@@ -116,7 +123,9 @@ class Worker:
                 try:
                     async with bind_consumers(connection, self.consumer_refs, context) as consumers:
                         log.info("%s takes jobs of %s", self.name, ", then of ".join(map(str, self.consumer_refs)))
-                        async with open_fetcher(connection, consumers, jobs.start, self._wake) as fetcher:
+                        async with open_fetcher(
+                            connection, consumers, jobs.start, self._wake, strict=self._has_strict_priorities
+                        ) as fetcher:
                             await self._pull(connection, fetcher, jobs, lambda: _abandoned(consumers) > abandoned_limit)
                             abandoned = _abandoned(consumers)
                         await jobs.nak_not_started(connection)

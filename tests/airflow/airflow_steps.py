@@ -144,6 +144,7 @@ def running_workers(
     *,
     queue: Path,
     logs: Path,
+    consumer: str | None = None,
     count: int = 1,
     concurrency: int = 1,
     env: Mapping[str, str] | None = None,
@@ -156,10 +157,10 @@ def running_workers(
         "NATS_PASSWORD": settings.password.get_secret_value(),
         "PYTHONPATH": os.pathsep.join([str(ROOT), str(Path(__file__).parent)]),
     }
-    consumer = consumer_of(queue)
+    consumer = consumer or consumer_of(queue)
     workers = [
         start_worker(
-            f"{queue.stem}-{number}",
+            f"{queue.stem}-{consumer}-{number}",
             queue=queue,
             consumer=consumer,
             handler=handler,

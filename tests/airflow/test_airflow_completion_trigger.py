@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
 import pytest
+from airflow.sdk.exceptions import TaskDeferred
 from airflow_steps import process_jobs, provisioned
 from dags.waiting import queue as queue_of
-from trigger_steps import completion_trigger, event_of, recreated
+from trigger_steps import LONG_AGO, completion_trigger, event_of, recreated
 
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
+from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.operators import job_waiting
+from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.triggers import early_fire_guard
 from testbed.dead_letters import stream_messages
-from testbed.queues import eventually
+from testbed.queues import eventually, make_queue
 
 if TYPE_CHECKING:
     from pytest_mock import MockerFixture
@@ -86,3 +92,35 @@ async def test_the_cancellation_of_jobs_outlives_the_trigger(
 async def publish_with_ids(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[int]:
     publish = connection.client.jetstream().publish
     return [(await publish(queue.name, b"", headers={"Job-Id": f"job-{number}"})).seq for number in range(count)]
+
+
+async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_the_key_of_the_task(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"}, advisory_subjects=f"{name}-advisory.>")
+    operator = JetStreamPublishOperator(
+        task_id="t", work_queue=queue, jobs=[], subject=f"{name}.jobs.x", wait_for_completion=True, deferrable=True
+    )
+    monkeypatch.setattr(job_waiting, "INLINE_SECONDS", 0.0)
+    origin = Origin("dag", "run", "t")
+    jobs = [{"id": job_id, "advisory": f"{name}-advisory.{job_id}"} for job_id in "ab"]
+    cursor, report, ends = await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
+    assert cursor is not None
+    assert (ends, len(report.advised)) == (None, 2)
+    with pytest.raises(TaskDeferred) as deferral:
+        operator.defer_waiting(cursor, set(report.sequences), {}, origin.log_key)
+    trigger = deferral.value.trigger
+    assert f"{name}-advisory" not in json.dumps(trigger.serialize()[1]["advised_by"])
+    trigger.deferred_at = time.time() - LONG_AGO
+    running = asyncio.create_task(event_of(recreated(trigger)))
+    # They report and don't acknowledge yet, so nothing else can be known of these jobs.
+    for job in jobs:
+        await connection.client.publish(job["advisory"], json.dumps({"id": job["id"]}).encode())
+    event = await running
+    assert (event["status"], event["report"]["completed_sequences"]) == ("ended", [[1, 2]])
+    # Another task can't wait for such a job, until the record of this one is closed.
+    other = replace(origin, task_id="other")
+    with pytest.raises(JobError, match="that dag/run/t awaits"):
+        await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
+    await operator._close_log(connection, queue, origin)  # noqa: SLF001
+    await operator._publish(connection, queue, jobs, other)  # noqa: SLF001

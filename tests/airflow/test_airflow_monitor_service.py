@@ -12,14 +12,17 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, UnreachableError
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from testbed.dead_letters import make_terminated_letters
+from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
+from testbed.dead_letters import make_terminated_letters, store_task, task_key
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK
-from testbed.queues import eventually, make_queue, publish_jobs, pull_jobs
+from testbed.queues import eventually, exhaust_deliveries, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -237,3 +240,32 @@ async def test_a_sequence_without_a_letter_is_refused(server: NatsServer, servic
     await groups(service, name)
     with pytest.raises(DeadLetterGoneError, match="expected job 7"):
         await service.letter(CONNECTION, name, 7, hidden=False)
+
+
+async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
+    server: NatsServer, service: MonitorService, name: str
+) -> None:
+    prints, victim = Origin("prints", "r", "t"), Origin("victim", "r", "t")
+    async with connect(connection_settings({"servers": (server.url,), "timeout": 30})) as connection:
+        queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+        created = (await stream_info(connection, name))["created"]
+        await store_task(connection, queue, prints, created=created, published=1)
+        # Under the key of a task, a record that names another one.
+        await store_task(connection, queue, victim, created=created, published=1, dag_id="prints")
+        claims = {"Airflow-Dag-Id": "victim", "Airflow-Run-Id": "r", "Airflow-Task-Id": "t"}
+        for headers in ({"Airflow-Task": task_key(prints)}, {"Airflow-Task": task_key(victim)} | claims):
+            await publish_jobs(connection, queue, ["x"], headers=headers)
+        await exhaust_deliveries(connection, queue, 2)
+    assert (await groups(service, name))["total"] == 2
+
+    async def lines_of(dag_id: str) -> list[tuple[int | None, int]]:
+        answer = json.loads(await service.jobs(TaskQuery(dag_id, "r", None, None, (("t", -1),))))
+        assert answer["scanning"] == []
+        return [(line["published"], line["letters"]) for line in answer["queues"]]
+
+    assert await lines_of("prints") == [(1, 1)]
+    assert await lines_of("victim") == []
+    page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 10, hidden=False))
+    assert [letter["origin"] and letter["origin"]["dag_id"] for letter in page["letters"]] == ["prints", None]
+    for dag_id, count in (("prints", 1), ("victim", 0)):
+        assert (await groups(service, name, Selection(dag_id=dag_id)))["total"] == count

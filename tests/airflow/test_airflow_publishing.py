@@ -15,6 +15,9 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
+from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from testbed.airflow_settings import database_path
 
 if TYPE_CHECKING:
@@ -69,24 +72,18 @@ async def test_jobs_of_every_form_are_stored(
 
 
 async def test_a_job_names_its_origin(connection: Connection, run_id: str) -> None:
-    first, second = await stored(connection, "forms", "forms.as_upstream")
-    assert dict(second.headers) == {
-        "Nats-Msg-Id": "publish_forms/run.1/as_upstream/-1/image-1",
-        "Job-Id": "image-1",
-        "Job-Advisory": "images.done",
-        "Airflow-Dag-Id": "publish_forms",
-        "Airflow-Run-Id": run_id,
-        "Airflow-Task-Id": "as_upstream",
-        "Airflow-Map-Index": "-1",
-    }
-    assert first.header("Job-Id") == "image-0"
+    _, second = await stored(connection, "forms", "forms.as_upstream")
+    origin = Origin("publish_forms", run_id, "as_upstream")
+    # The body states id and advisory.
+    assert dict(second.headers) == {"Nats-Msg-Id": origin.message_id("image-1"), "Airflow-Task": origin.key}
+    assert await resolve_origins(connection, "forms", "forms_events", [origin.key]) == {origin.key: origin}
 
 
 async def test_a_job_object_keeps_its_subject_id_and_headers(connection: Connection, run_id: str) -> None:
     (message,) = await stored(connection, "forms", "forms.own")
     assert message.data == b"own subject"
     assert (message.header("Job-Id"), message.header("Colour")) == ("mine", "blue")
-    assert message.header("Airflow-Run-Id") == run_id
+    assert message.header("Airflow-Task") == Origin("publish_forms", run_id, "as_jobs").key
 
 
 def test_provisioning_again_changes_nothing(airflow: Airflow, run_id: str) -> None:
@@ -104,7 +101,7 @@ async def test_path_connection_subject_and_jobs_are_templated(
         text, nested = await stored(other, "templated", "templated.templated")
     assert text.data == run_id.encode()
     assert json.loads(nested.data) == {"id": "publish", "nested": ["2"]}
-    assert nested.header("Job-Id") == "publish"
+    assert job_id_of(nested.headers, nested.data, nested.sequence) == "publish"
 
 
 async def test_a_queue_may_be_a_dict_with_templates(airflow: Airflow, connection: Connection, run_id: str) -> None:

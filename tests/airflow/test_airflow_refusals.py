@@ -42,6 +42,11 @@ TERMINAL = {
     "nothing_for_jobs": "JS120 expected jobs as a list or an iterator, found NoneType: put a single job into a list",
     "unserialisable_job": "expected a body of bytes, text or JSON values, found dict: Object of type object is not JSON"
     " serializable; convert it before publishing",
+    "text_for_a_rate": "JS120 expected a number for rate, found 'fast'",
+    "nothing_for_a_key": "JS120 expected an idempotency_key, found that its template rendered to nothing",
+    "cancel_of_unknown_stream": "JS113 expected stream refusing_events to capture cancelled.refusing.>, found",
+    "cancel_without_ids": "JS120 job 0 has no id to cancel it by: give it one where it is published",
+    "cancel_without_events": "expected events that capture cancelled.refusing.>, so that cancellations are stored",
     "reserved_header": "JS120 job 0 sets Nats-Msg-Id: headers starting with Nats- belong to the server",
     "sensor_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
     "sensor_of_no_dead_letters": "expected dead_letters, which the scan reads: declare a dead letter queue",

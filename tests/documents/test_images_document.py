@@ -1,4 +1,4 @@
-"""The image pipeline: images are converted; a poison job uses up five deliveries and is read by its sequence.
+"""The image pipeline: core NATS workers that crash on a poison job, advisories of their own, messages of 512 bytes.
 
 The ack wait is shorter than the document's 30 s; the number of deliveries is the document's.
 """
@@ -6,17 +6,31 @@ The ack wait is shorter than the document's 30 s; the number of deliveries is th
 from __future__ import annotations
 
 import asyncio
+import base64
 import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
 
+import pytest
+import yaml
+from document_configurations import IMAGES
 from PIL import Image
 
-from airflow_provider_jetstream.jetstream.advisories import MaxDeliveries, parse_advisory
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from testbed.foreign_programs import read_ledger, start_program
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 
@@ -27,112 +41,170 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from testbed.nats_server import NatsServer
+    from testbed.processes import Process
 
-STREAM: dict[str, Any] = {
-    "name": "IMAGES",
-    "subjects": ["IMAGES.>"],
-    "retention": "workqueue",
-    "storage": "file",
-    "discard": "old",
-    "max_msgs": -1,
-    "max_bytes": -1,
-    "max_age": 0,
-    "max_msg_size": 512,
-    "duplicate_window": 3_600_000_000_000,
-    "num_replicas": 1,
-}
-CONSUMER: dict[str, Any] = {
-    "durable_name": "BW",
-    "ack_policy": "explicit",
-    "deliver_policy": "all",
-    "replay_policy": "instant",
-    "max_deliver": 5,
-    "ack_wait": 1_000_000_000,
-    "filter_subject": "IMAGES.blackandwhite",
-}
-QUEUE = """
-name: IMAGES
-subjects: ["IMAGES.>"]
-discard: old
-max_msg_size: 512B
-duplicate_window: 1h
-archive: false
-audit: false
-consumers:
-  - {name: BW, filter_subject: IMAGES.blackandwhite, max_deliver: 5, ack_wait: 1s}
-dead_letters: IMAGES_DLQ
-"""
+SUBJECT = "IMAGES.blackandwhite"
+MAX_BYTES = 512
+POISON = b"{}"
+# As long as names of DAGs, runs and tasks are in practice.
+ORIGIN = Origin("d" * 60, "r" * 60, "t" * 60, 4)
 
 
-async def test_images_become_black_and_white_and_the_poison_job_is_read_by_its_sequence(
-    nats: NatsServer, connection: NatsPyConnection, tmp_path: Path
-) -> None:
-    # The document creates streams and consumers by hand.
-    await connection.api("STREAM.CREATE.IMAGES", STREAM)
-    body = {"stream_name": "IMAGES", "config": CONSUMER}
-    await connection.api("CONSUMER.CREATE.IMAGES.BW.IMAGES.blackandwhite", body | {"action": "create"})
-    letters = {"name": "IMAGES_DLQ", "subjects": ["$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.IMAGES.*"]}
-    await connection.api("STREAM.CREATE.IMAGES_DLQ", letters)
-    (tmp_path / "images.yaml").write_text(QUEUE)
-    (tmp_path / "output").mkdir()
-    job_advisories: list[tuple[str, str]] = []
+def images_queue(sample_freq: str | None = None, **fields: Any) -> WorkQueue:
+    declared = yaml.safe_load(IMAGES.path.read_text())
+    declared["consumers"][0] |= {"ack_wait": "1s"} | ({"sample_freq": sample_freq} if sample_freq else {})
+    return WorkQueue(**declared | fields)
 
-    async def on_job_advisory(message: Msg) -> None:
-        job_advisories.append((message.subject, json.loads(message.data)["id"]))
 
-    await connection.client.subscribe("advisory.>", cb=on_job_advisory)
-    server_advisories: list[MaxDeliveries] = []
+async def created_by_hand(connection: NatsPyConnection, queue: WorkQueue) -> WorkQueue:
+    """Create stream and consumer as the document does, then let provisioning add the rest."""
+    await IMAGES.create(connection)
+    await provision(connection, queue)
+    return queue
 
-    async def on_server_advisory(message: Msg) -> None:
-        advisory = parse_advisory(message.data)
-        assert isinstance(advisory, MaxDeliveries)
-        server_advisories.append(advisory)
 
-    subject = "$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.IMAGES.BW"
-    await connection.client.subscribe(subject, cb=on_server_advisory)
-    requests = [conversion_request(tmp_path, number) for number in range(8)]
-    for request in requests:
-        await publish(connection, json.dumps(request).encode())
-    poison = await publish(connection, b"{}")
-    worker = start_worker(
-        "bw",
-        queue=tmp_path / "images.yaml",
-        consumer="BW",
-        handler="example_workers.images:convert",
-        env=os.environ
-        | {
-            "NATS_URL": nats.url,
-            "OUTDIR": str(tmp_path / "output"),
-            "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        },
-        logs=tmp_path,
-        concurrency=2,
-    )
-    try:
-        await eventually(lambda: server_advisories, within=60)
-    finally:
-        worker.terminate()
-    for request in requests:
-        with Image.open(tmp_path / "output" / f"{request['id']}.png") as converted:
-            assert (converted.mode, converted.size) == ("1", (64, 48))
-    assert sorted(job_advisories) == sorted((request["advisory"], request["id"]) for request in requests)
-    assert [(advisory.stream_seq, advisory.deliveries) for advisory in server_advisories] == [(poison, 5)]
-    message = await get_message(connection, "IMAGES", poison)
-    assert message is not None
-    assert (message.subject, message.data) == ("IMAGES.blackandwhite", b"{}")
-    assert await stored_count(connection, "IMAGES") == 1
-    (letter,) = (await find_dead_letters(connection, WorkQueue.load(tmp_path / "images.yaml"))).letters
-    assert (letter.sequence, letter.death.deliveries) == (poison, 5)
+def converter(program_env: dict[str, str], folder: Path, name: str = "bw") -> Process:
+    """Start the document's worker, and again whenever it crashes."""
+    (folder / "output").mkdir(exist_ok=True)
+    env = program_env | {"OUTDIR": str(folder / "output")}
+    return start_program(name, "foreign_images", env=env, logs=folder, restarted=True)
 
 
 def conversion_request(folder: Path, number: int) -> dict[str, str]:
-    """Draw an image in colour, and return the request to convert it."""
-    image = Image.new("RGB", (64, 48), (number * 30, 255 - number * 30, 128))
-    path = folder / f"colour {number}.png"
-    image.save(path)
-    return {"id": f"5e91425f{number}", "image": path.as_uri(), "advisory": f"advisory.5e91425f{number}"}
+    """Return the request to convert an image, of the document's form and length."""
+    job_id = f"5e91425fc89dac47f6d2e95d4cf6b7{number:02}"
+    image = (folder / f"{number:02}.png").as_uri()
+    return {"id": job_id, "image": image, "advisory": f"advisory.{job_id}"}
 
 
-async def publish(connection: NatsPyConnection, body: bytes) -> int:
-    ack = await asyncio.wait_for(connection.client.request("IMAGES.blackandwhite", body), 5)
-    return int(json.loads(ack.data)["seq"])
+def draw(folder: Path, number: int) -> None:
+    Image.new("RGB", (64, 48), (number * 30, 255 - number * 30, 128)).save(folder / f"{number:02}.png")
+
+
+async def stored_size(connection: NatsPyConnection, sequence: int) -> int:
+    """Count the bytes that the server compares with ``max_msg_size``: headers and body."""
+    message = (await connection.api("STREAM.MSG.GET.IMAGES", {"seq": sequence}))["message"]
+    return sum(len(base64.b64decode(message.get(part, ""))) for part in ("hdrs", "data"))
+
+
+async def server_advisories(connection: NatsPyConnection) -> list[tuple[int, int]]:
+    """Collect sequence and deliveries of what the server publishes when deliveries are used up."""
+    advised: list[tuple[int, int]] = []
+
+    async def on_advisory(message: Msg) -> None:
+        advisory = json.loads(message.data)
+        advised.append((advisory["stream_seq"], advisory["deliveries"]))
+
+    await connection.client.subscribe("$JS.EVENT.ADVISORY.CONSUMER.MAX_DELIVERIES.IMAGES.BW", cb=on_advisory)
+    return advised
+
+
+@pytest.mark.parametrize("atomic", [False, True], ids=["copy", "atomic"])
+async def test_a_request_from_a_dag_with_long_names_is_converted_or_dies_and_is_redriven_within_512_bytes(
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path, *, atomic: bool
+) -> None:
+    queue = await created_by_hand(connection, images_queue(atomic_redrive=atomic))
+    requests = [conversion_request(tmp_path, number) for number in range(4)]
+    for number in range(3):
+        draw(tmp_path, number)
+    cursor = await take_cursor(connection, queue)
+    jobs: list[Any] = [*requests, POISON]
+    report = await publish(connection, queue, jobs, subject=SUBJECT, origin=ORIGIN)
+    *converted, late, poison = report.sequences
+    for sequence in report.sequences:
+        assert await stored_size(connection, sequence) <= MAX_BYTES
+    advised = await server_advisories(connection)
+    process = converter(program_env, tmp_path)
+    try:
+        async with asyncio.timeout(60):
+            ends = await wait(connection, cursor, report.sequences, policy=WaitPolicy(max_dead=2))
+        assert (ends.completed, set(ends.dead), ends.vanished) == (set(converted), {late, poison}, set())
+
+        assert sorted(advised) == [(late, 5), (poison, 5)]
+        letters = {letter.sequence: letter for letter in (await find_dead_letters(connection, queue)).letters}
+        assert {letter.death.deliveries for letter in letters.values()} == {5}
+        message = await get_message(connection, "IMAGES", poison)
+        assert message is not None
+        assert (message.subject, message.data) == (SUBJECT, POISON)
+        assert {letter.origin for letter in letters.values()} == {ORIGIN}
+    finally:
+        process.terminate()
+
+    draw(tmp_path, 3)
+    cursor = await take_cursor(connection, queue)
+    request = RedriveRequest(selection=Selection(sequences=frozenset({late})))
+    redrive = await redrive_dead_letters(connection, queue, request)
+    redrive.raise_for_failures()
+    (copy,) = redriven = redrive.awaited_sequences()
+    assert await stored_size(connection, copy) <= MAX_BYTES
+    process = converter(program_env, tmp_path)
+    try:
+        async with asyncio.timeout(30):
+            assert (await wait(connection, cursor, redriven)).completed == redriven
+    finally:
+        process.terminate()
+    assert sorted(line["converted"] for line in read_ledger(ledger)) == [request["id"] for request in requests]
+
+
+async def test_without_sampling_the_advisory_that_a_request_names_is_its_end(
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str]
+) -> None:
+    # Declared, because a server may go on sampling until it is restarted.
+    queue = await created_by_hand(connection, images_queue(sample_freq="0"))
+    assert (await consumer_info(connection, "IMAGES", "BW"))["config"].get("sample_freq", "0") == "0"
+    draw(tmp_path, 0)
+    cursor = await take_cursor(connection, queue)
+    report = await publish(connection, queue, [conversion_request(tmp_path, 0)], subject=SUBJECT, origin=ORIGIN)
+    process = converter(program_env, tmp_path)
+    try:
+        async with asyncio.timeout(20):
+            ends = await wait(connection, cursor, report.sequences, advised=report.advised)
+        assert ends.completed == set(report.sequences)
+    finally:
+        process.terminate()
+
+
+async def test_this_packages_worker_does_the_same_beside_the_documents(
+    nats: NatsServer, connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
+) -> None:
+    queue = await created_by_hand(connection, images_queue())
+    (tmp_path / "images.yaml").write_text(yaml.safe_dump(queue.model_dump(mode="json", exclude_unset=True)))
+    advised: list[tuple[str, str]] = []
+
+    async def on_advisory(message: Msg) -> None:
+        advised.append((message.subject, json.loads(message.data)["id"]))
+
+    await connection.client.subscribe("advisory.>", cb=on_advisory)
+    requests = [conversion_request(tmp_path, number) for number in range(8)]
+    for number in range(8):
+        draw(tmp_path, number)
+    for request in requests:
+        await connection.client.jetstream().publish(SUBJECT, json.dumps(request).encode())
+    own = start_worker(
+        "own",
+        queue=tmp_path / "images.yaml",
+        consumer="BW",
+        handler="example_workers.images:convert",
+        env=program_environment(program_env, tmp_path),
+        logs=tmp_path,
+    )
+    process = converter(program_env, tmp_path)
+
+    async def all_done() -> bool:
+        return await stored_count(connection, "IMAGES") == 0
+
+    try:
+        await eventually(all_done, within=30)
+    finally:
+        own.terminate()
+        process.terminate()
+    for request in requests:
+        with Image.open(tmp_path / "output" / f"{request['id']}.png") as image:
+            assert (image.mode, image.size) == ("1", (64, 48))
+    assert sorted(advised) == sorted((request["advisory"], request["id"]) for request in requests)
+
+
+def program_environment(program_env: dict[str, str], folder: Path) -> dict[str, str]:
+    (folder / "output").mkdir(exist_ok=True)
+    python_path = os.pathsep.join(path for path in sys.path if path)
+    return {**os.environ, **program_env, "OUTDIR": str(folder / "output"), "PYTHONPATH": python_path}

@@ -7,13 +7,21 @@ import json
 import os
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+import pytest
+from document_configurations import JOBS as DOCUMENT
 
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.errors import QueueFullError
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish as publish_jobs
+from airflow_provider_jetstream.jetstream.publishing.report import PublishError
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.foreign_programs import read_ledger, start_program
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 
@@ -23,81 +31,94 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from testbed.nats_server import NatsServer
+    from testbed.processes import Process
 
 JOBS = 5_000
 PUBLISHERS = 10
-WORKERS = {"high": 10, "low": 2}
-
-STREAM: dict[str, Any] = {
-    "name": "jobs",
-    "subjects": ["jobs.*.*"],
-    "storage": "file",
-    "num_replicas": 1,
-    "retention": "workqueue",
-    "discard": "new",
-    "max_msgs": 20_000,
-    "max_msgs_per_subject": -1,
-    "max_bytes": 256 * 2**20,
-    "max_age": 7 * 86_400 * 1_000_000_000,
-    "max_msg_size": -1,
-    "duplicate_window": 120_000_000_000,
-}
-QUEUE = """
-name: jobs
-subjects: ["jobs.*.*"]
-discard: new
-max_msgs: 20000
-max_bytes: 256MB
-max_age: 7d
-duplicate_window: 2m
-consumers:
-  - {name: high, filter_subject: "jobs.high.*", max_deliver: 5, ack_wait: 30s}
-  - {name: low, filter_subject: "jobs.low.*", max_deliver: 5, ack_wait: 30s}
-dead_letters: jobs_dlq
-events: jobs_events
-"""
+# For each priority: this package's workers, and others.
+WORKERS = {"high": (8, 2), "low": (1, 1)}
 
 
-async def test_ten_high_and_two_low_workers_do_every_job_once(
-    nats: NatsServer, connection: NatsPyConnection, settings: ConnectionSettings, tmp_path: Path
+async def test_ten_high_and_two_low_workers_of_two_kinds_do_every_job_once(
+    nats: NatsServer,
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    tmp_path: Path,
+    program_env: dict[str, str],
+    ledger: Path,
 ) -> None:
-    await connection.api("STREAM.CREATE.jobs", STREAM)
-    (tmp_path / "jobs.yaml").write_text(QUEUE)
+    await DOCUMENT.create(connection)
+    await provision(connection, WorkQueue.load(DOCUMENT.path))
     (tmp_path / "work.py").write_text("def work(job):\n    pass\n")
-    await provision(connection, WorkQueue.load(tmp_path / "jobs.yaml"))
     await asyncio.gather(*(publish(settings, priority) for priority in WORKERS for _ in range(PUBLISHERS)))
     assert await stored_count(connection, "jobs") == 2 * JOBS
-    python_path = os.pathsep.join([str(tmp_path), *(path for path in sys.path if path)])
-    workers = [
-        start_worker(
-            f"{priority}-{number}",
-            queue=tmp_path / "jobs.yaml",
-            consumer=priority,
-            handler="work:work",
-            env=os.environ | {"NATS_URL": nats.url, "PYTHONPATH": python_path},
-            logs=tmp_path,
-            concurrency=20,
-        )
-        for priority, count in WORKERS.items()
-        for number in range(count)
-    ]
+    workers = [*own_workers(nats, tmp_path), *foreign_workers(tmp_path, program_env)]
     try:
         await eventually(lambda: is_empty(connection), within=120)
     finally:
         for worker in workers:
             worker.terminate()
-    completions: Counter[int] = Counter()
-    by_worker: Counter[str] = Counter()
+    done: Counter[int] = Counter(line["sequence"] for line in read_ledger(ledger))
+    by_worker: Counter[str] = Counter(line["worker"] for line in read_ledger(ledger))
     async for message in read_range(connection, "jobs_events", "completed.jobs.>"):
         completion = parse_advisory(message.data)
         assert isinstance(completion, Completion)
-        completions[completion.stream_seq] += 1
-        by_worker[f"{completion.consumer} by {completion.worker}"] += 1
-    assert completions == dict.fromkeys(range(1, 2 * JOBS + 1), 1)
+        done[completion.stream_seq] += 1
+        by_worker[str(completion.worker)] += 1
+    assert done == dict.fromkeys(range(1, 2 * JOBS + 1), 1)
     assert sorted(by_worker) == sorted(
-        f"{priority} by {priority}-{number}" for priority, count in WORKERS.items() for number in range(count)
+        f"{priority}-{number}" for priority, counts in WORKERS.items() for number in range(sum(counts))
     )
     assert sum(count for name, count in by_worker.items() if name.startswith("high")) == JOBS
+
+
+def own_workers(nats: NatsServer, folder: Path) -> list[Process]:
+    python_path = os.pathsep.join([str(folder), *(path for path in sys.path if path)])
+    return [
+        start_worker(
+            f"{priority}-{number}",
+            queue=DOCUMENT.path,
+            consumer=priority,
+            handler="work:work",
+            env=os.environ | {"NATS_URL": nats.url, "PYTHONPATH": python_path},
+            logs=folder,
+            concurrency=20,
+        )
+        for priority, (count, _) in WORKERS.items()
+        for number in range(count)
+    ]
+
+
+def foreign_workers(folder: Path, program_env: dict[str, str]) -> list[Process]:
+    return [
+        start_program(
+            f"{priority}-{own + number}",
+            "foreign_jobs",
+            *("work", priority, str(own + number)),
+            env=program_env,
+            logs=folder,
+        )
+        for priority, (own, count) in WORKERS.items()
+        for number in range(count)
+    ]
+
+
+async def test_the_stream_refuses_new_jobs_once_it_is_full(connection: NatsPyConnection) -> None:
+    await DOCUMENT.create(connection)
+    queue = WorkQueue.load(DOCUMENT.path)
+    await provision(connection, queue)
+    await publish_jobs(connection, queue, map(str, range(20_000)), subject="jobs.low.my_job_id")
+    with pytest.raises(PublishError) as caught:
+        await publish_jobs(connection, queue, ["one more"], subject="jobs.high.my_job_id")
+    assert any(isinstance(failure.error, QueueFullError) for failure in caught.value.report.failures)
+    assert await stored_count(connection, "jobs") == 20_000
+
+
+async def test_a_dead_letter_queue_is_found_by_its_mark(connection: NatsPyConnection) -> None:
+    await DOCUMENT.create(connection)
+    queue = await discover_queue(connection, "jobs")
+    assert queue.dead_letters is not None
+    assert queue.dead_letters.name == "jobs_dlq"
 
 
 async def publish(settings: ConnectionSettings, priority: str) -> None:

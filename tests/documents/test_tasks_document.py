@@ -1,22 +1,34 @@
-"""The work queue pattern: workers that share a consumer with ten jobs in flight, nak, partitions and priorities."""
+"""The work queue pattern: workers that fetch ten tasks, nak, partitions, priorities, delays; theirs and ours."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from contextlib import AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from document_configurations import PARTITIONS as PARTITIONS_DOCUMENT
+from document_configurations import PRIORITIES
+from document_configurations import TASKS as TASKS_DOCUMENT
+
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
+from testbed.foreign_programs import read_ledger, start_program
+from testbed.foreign_tasks import publish_task, schedule_task
 from testbed.queues import eventually, running_worker, stored_count
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from testbed.processes import Process
 
 TASKS = 200
 PARTITIONS = 3
@@ -62,8 +74,7 @@ async def test_workers_share_a_consumer_and_jobs_that_fail_are_delivered_again(
     assert attempts == {str(number): 2 if number % 10 == 0 else 1 for number in range(TASKS)}
     assert all(by_worker.values())
     assert sum(map(len, by_worker.values())) == TASKS
-    assert await stored_count(connection, "TASKS_EVENTS") == TASKS
-    await connection.api("STREAM.DELETE.TASKS")
+    assert await completion_count(connection, "TASKS") == TASKS
 
 
 async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition(
@@ -93,7 +104,6 @@ async def test_a_partition_has_its_own_consumer_and_a_key_stays_in_its_partition
         expected = sum(partition_of(name, PARTITIONS) == number for name in customers)
         assert subjects[f"partitioned-{number}"] == [f"tasks.{number}.email"] * expected
         assert expected
-    await connection.api("STREAM.DELETE.TASKS")
 
 
 async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_ones(
@@ -138,8 +148,123 @@ async def test_workers_take_jobs_of_high_priority_first_and_fall_back_to_normal_
             await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"))
             assert started[before:] == [level]
     for name, count in (("TASKS_HIGH", TASKS + 1), ("TASKS_NORMAL", TASKS + 2)):
-        assert await stored_count(connection, f"{name}_EVENTS") == count
-        await connection.api(f"STREAM.DELETE.{name}")
+        assert await completion_count(connection, name) == count
+
+
+async def test_the_patterns_worker_does_each_task_once_and_again_what_it_refused(
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
+) -> None:
+    await TASKS_DOCUMENT.create(connection)
+    await provision(connection, WorkQueue.load(TASKS_DOCUMENT.path))
+    bodies = [*map(str, range(60)), "fails once", "busy"]
+    for number, body in enumerate(bodies):
+        await connection.client.jetstream().publish(f"tasks.{TYPES[number % 3]}", body.encode())
+    workers = [program(f"worker-{number}", "create", "worker", env=program_env, logs=tmp_path) for number in range(2)]
+    try:
+        await eventually(lambda: is_empty(connection), within=30)
+    finally:
+        for worker in workers:
+            worker.terminate()
+    assert sorted(line["task"] for line in read_ledger(ledger)) == sorted(bodies)
+    assert len({line["process"] for line in read_ledger(ledger)}) == 2
+
+
+async def test_what_the_patterns_worker_changes_in_its_consumer_is_seen_and_provisioned_again(
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str]
+) -> None:
+    queue = WorkQueue.load(TASKS_DOCUMENT.path)
+    await provision(connection, queue)
+    worker = program("worker", "create", "worker", env=program_env, logs=tmp_path)
+    try:
+        await eventually(lambda: has_waiting_pull(connection, "worker"))
+        # The server resets what CreateOrUpdateConsumer doesn't name: a poison task would be retried for ever.
+        assert (await consumer_info(connection, "TASKS", "worker"))["config"]["max_deliver"] == -1
+        (step,) = (await plan(connection, queue)).changes
+        assert "max_deliver" in {difference.field for difference in step.differences}
+        await provision(connection, queue)
+        assert (await consumer_info(connection, "TASKS", "worker"))["config"]["max_deliver"] == 5
+    finally:
+        worker.terminate()
+
+
+async def test_a_publisher_without_this_package_puts_a_type_into_the_same_partition(
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
+) -> None:
+    queue = WorkQueue.load(PARTITIONS_DOCUMENT.path)
+    await provision(connection, queue)
+    jobs = [Job(f"ours {kind}", f"tasks.{{partition}}.{kind}", partition_key=kind) for kind in TYPES]
+    await publish(connection, queue, jobs)
+    for kind in TYPES:
+        await publish_task(connection.client, kind, f"theirs {kind}".encode(), PARTITIONS)
+    workers = [
+        program(f"worker-{number}", "bind", f"worker-{number}", env=program_env, logs=tmp_path)
+        for number in range(PARTITIONS)
+    ]
+    try:
+        await eventually(lambda: is_empty(connection), within=30)
+    finally:
+        for worker in workers:
+            worker.terminate()
+    by_task = {line["task"]: (line["worker"], line["subject"]) for line in read_ledger(ledger)}
+    for kind in TYPES:
+        partition = partition_of(kind, PARTITIONS)
+        assert (
+            by_task[f"ours {kind}"]
+            == by_task[f"theirs {kind}"]
+            == (
+                f"worker-{partition}",
+                f"tasks.{partition}.{kind}",
+            )
+        )
+
+
+async def test_the_patterns_worker_takes_all_tasks_of_high_priority_first(
+    connection: NatsPyConnection, tmp_path: Path, program_env: dict[str, str], ledger: Path
+) -> None:
+    for document in PRIORITIES:
+        await document.create(connection)
+        await provision(connection, WorkQueue.load(document.path))
+    for level in ("normal", "high"):
+        for number in range(25):
+            await connection.client.jetstream().publish(f"tasks.{level}.email", f"{level} {number}".encode())
+    worker = program("worker", "poll", env=program_env, logs=tmp_path)
+    try:
+        await eventually(lambda: is_empty(connection, "TASKS_HIGH", "TASKS_NORMAL"), within=30)
+    finally:
+        worker.terminate()
+    levels = [line["task"].partition(" ")[0] for line in read_ledger(ledger)]
+    assert levels == ["high"] * 25 + ["normal"] * 25
+
+
+async def test_a_task_that_any_publisher_schedules_is_started_at_its_time(
+    connection: NatsPyConnection, settings: ConnectionSettings
+) -> None:
+    queue = WorkQueue.load(TASKS_DOCUMENT.path)
+    await provision(connection, queue)
+    # The header has whole seconds.
+    due = datetime.now(UTC).replace(microsecond=0) + timedelta(seconds=3)
+    started: dict[str, datetime] = {}
+
+    async def process(job: Delivery) -> None:
+        started[job.body.decode()] = datetime.now(UTC)
+
+    await schedule_task(connection.client, "tasks.email", due, b"later")
+    await connection.client.jetstream().publish("tasks.email", b"now")
+    async with running_worker(Worker(queue, "worker", process, settings)):
+        await eventually(lambda: is_empty(connection))
+    assert started["now"] < due <= started["later"]
+
+
+def program(name: str, *arguments: str, env: dict[str, str], logs: Path) -> Process:
+    return start_program(name, "foreign_tasks", *arguments, env=env, logs=logs)
+
+
+async def completion_count(connection: NatsPyConnection, queue: str) -> int:
+    return len([None async for _ in read_range(connection, f"{queue}_EVENTS", f"completed.{queue}.>")])
+
+
+async def has_waiting_pull(connection: NatsPyConnection, consumer: str) -> bool:
+    return bool((await consumer_info(connection, "TASKS", consumer))["num_waiting"])
 
 
 async def is_empty(connection: NatsPyConnection, *streams: str) -> bool:

@@ -116,3 +116,16 @@ async def test_every_consumer_is_named(connection: NatsPyConnection, name: str) 
     ]
     await make_queue(connection, name, consumers=consumers)
     assert sorted(await consumer_names(connection, name)) == ["c0", "c1", "c2"]
+
+
+async def test_a_consumer_whose_jobs_in_flight_reach_its_limit_is_scanned(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s", "max_ack_pending": 1})
+    await publish_jobs(connection, queue, "abc")
+    (job,) = await pull_jobs(connection, queue, 1)
+    connection.timeout = 2
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.uncertain) == ((), 0)
+    await job.ack_sync()
+    assert await process_all(connection, queue) == {"b": 1, "c": 1}

@@ -15,14 +15,16 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_streams, stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject, late_ack_subject
+from airflow_provider_jetstream.jetstream.dead_letters import classifier
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -297,6 +299,29 @@ async def test_a_job_that_was_done_but_never_acknowledged_is_completed(connectio
     findings = await find_dead_letters(connection, queue)
     assert summary(findings) == ([2], {1: Status.COMPLETED})
     assert findings.dismissed[0].stored
+
+
+@pytest.mark.parametrize("end", [Status.COMPLETED, Status.REDRIVEN])
+async def test_a_job_that_ends_just_after_its_stream_of_ends_was_found_empty(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, end: Status
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, ["a"])
+
+    async def list_and_end(*args: Any) -> list[dict[str, Any]]:
+        monkeypatch.undo()
+        infos = await list_streams(*args)
+        assert {info["config"]["name"]: info["state"]["messages"] for info in infos}[f"{name}-events"] == 0
+        if end == Status.COMPLETED:
+            await store_completion(connection, queue, 1)
+            await connection.request(late_ack_subject(name, CONSUMER, 1), b"+ACK")
+        else:
+            await redrive_dead_letters(connection, queue)
+        return infos
+
+    # What the scan asks just before it reads the job.
+    monkeypatch.setattr(classifier, "list_streams", list_and_end)
+    assert await one_dismissed(connection, queue) == end
 
 
 async def test_a_completion_of_an_earlier_stream_does_not_count(connection: NatsPyConnection, name: str) -> None:

@@ -61,7 +61,7 @@ def _processor(name: str, description: str | None, **more: Any) -> dict[str, Any
     }
 
 
-async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_no_other_change(
+async def test_the_orders_streams_made_by_hand_are_adopted_with_copies_of_jobs_and_entries_and_no_other_change(
     own: NatsPyConnection,
 ) -> None:
     queue = WorkQueue.load(_ORDERS)
@@ -78,16 +78,17 @@ async def test_the_orders_streams_made_by_hand_are_adopted_with_an_archive_and_n
     )
     created = await _created(own, "orders_stream")
     as_it_is = WorkQueue(**queue.model_dump(mode="json", exclude_unset=True) | {"archive": False, "audit": False})
-    assert [str(step) for step in (await plan(own, as_it_is)).changes] == ["create stream orders_events"]
+    sampled = "update consumer orders_stream/processor\n    sample_freq: unset → 100%"
+    assert [str(step) for step in (await plan(own, as_it_is)).changes] == ["create stream orders_events", sampled]
     done = await provision(own, queue)
     assert [str(step) for step in done.steps] == [
-        "keep stream orders_unprocessed",
+        "create stream orders_stream-audit",
+        "update stream orders_unprocessed\n    republish: unset → > to entries.orders_stream.>",
         "keep consumer orders_unprocessed/unprocessed_order_handler",
         "create stream orders_events",
         "create stream orders_stream-archive",
-        "create stream orders_stream-audit",
         "update stream orders_stream\n    republish: unset → > to archive.orders_stream.>",
-        "keep consumer orders_stream/processor",
+        sampled,
     ]
     assert await _created(own, "orders_stream") == created
 

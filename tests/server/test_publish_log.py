@@ -14,22 +14,23 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog, PublishRecord
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
-from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from testbed.queues import make_queue, pull_jobs, store_completion
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.publish_log import StoredJobs
+    from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = Origin("dag", "run", "task")
-KEY = "k"
+KEY = ORIGIN.key
 WINDOW = "300ms"
 AFTER_WINDOW = 0.5
 
@@ -48,7 +49,7 @@ async def publish_as_task(
 
 
 async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[PublishLog, PublishRecord, StoredJobs]:
-    log = PublishLog(connection, queue, KEY)
+    log = PublishLog(connection, queue, ORIGIN)
     cursor = await take_cursor(connection, queue)
     started = await log.begin(await stream_info(connection, queue.name), asdict(cursor))
     assert started is not None
@@ -93,7 +94,7 @@ async def test_jobs_of_an_interrupted_try_are_found(connection: NatsPyConnection
     await publish_as_task(connection, queue, "abc", interrupted=True)
     await pull_jobs(connection, queue, 1)
     (job,) = await pull_jobs(connection, queue, 1)
-    await store_completion(connection, queue, job.metadata.sequence.stream, job_id=(job.headers or {})["Job-Id"])
+    await store_completion(connection, queue, job.metadata.sequence.stream, job_id=(job.headers or {})["Nats-Msg-Id"])
     await job.ack_sync()
     await asyncio.sleep(AFTER_WINDOW)
     again = await publish_as_task(connection, queue, "abcd")
@@ -118,11 +119,11 @@ async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_as_task(connection, queue, "ab")
-    await PublishLog(connection, queue, KEY).close()
+    await PublishLog(connection, queue, ORIGIN).close()
     # Inside the duplicate window, so that only another id makes another job.
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
-    await PublishLog(connection, queue, KEY).close()
+    await PublishLog(connection, queue, ORIGIN).close()
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [5, 6]
 
 
@@ -131,7 +132,7 @@ async def test_the_record_holds_the_cursor_of_the_first_try(connection: NatsPyCo
     _, first, _ = await begin(connection, queue)
     await store_completion(connection, queue, 1)
     _, second, _ = await begin(connection, queue)
-    assert first.cursor == second.cursor
+    assert Cursor(**first.cursor) == Cursor(**second.cursor)
     assert first.cursor["events"] == f"{name}-events"
 
 
@@ -140,7 +141,7 @@ async def test_the_cursor_of_a_record_is_stored_under_its_old_name(connection: N
     _, record, _ = await begin(connection, queue)
     message = await last_message(connection, f"{name}-events", f"published.{name}.{KEY}")
     assert message is not None
-    assert json.loads(message.data)["mark"] == record.cursor
+    assert Cursor(**json.loads(message.data)["mark"]) == Cursor(**record.cursor)
 
 
 async def test_a_record_about_an_earlier_stream_of_the_same_name_does_not_count(
@@ -170,11 +171,11 @@ async def test_jobs_scattered_among_others_are_searched_for(
 
 async def test_an_events_stream_that_captures_no_records_gets_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
-    assert await PublishLog(connection, queue, KEY).begin(await stream_info(connection, name)) is None
-    await PublishLog(connection, queue, KEY).close()
+    assert await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
+    await PublishLog(connection, queue, ORIGIN).close()
     assert await last_sequence(connection, queue) == 0
     other = await make_queue(connection, f"{name}2", events=None)
-    assert await PublishLog(connection, other, KEY).begin(await stream_info(connection, other.name)) is None
+    assert await PublishLog(connection, other, ORIGIN).begin(await stream_info(connection, other.name)) is None
 
 
 async def test_a_stream_of_another_purpose_that_captures_the_records_subject_gets_none(
@@ -182,13 +183,13 @@ async def test_a_stream_of_another_purpose_that_captures_the_records_subject_get
 ) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
     await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"published.{name}.>"]})
-    assert await PublishLog(connection, queue, KEY).begin(await stream_info(connection, name)) is None
+    assert await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
     assert (await stream_info(connection, f"{name}-other"))["state"]["last_seq"] == 0
 
 
 async def test_a_record_that_cannot_be_stored_just_now_is_an_error(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
-    log = PublishLog(connection, queue, KEY)
+    log = PublishLog(connection, queue, ORIGIN)
     info = await stream_info(connection, name)
     events = await stream_info(connection, f"{name}-events")
     await connection.api(f"STREAM.UPDATE.{name}-events", events["config"] | {"sealed": True})

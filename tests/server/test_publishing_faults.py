@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.origin import short_digest
 from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
@@ -125,7 +126,8 @@ async def test_a_server_that_stays_away_ends_the_call_in_time_with_the_fate_of_e
         report.raise_for_failures()
     first = min(failure.index for failure in report.failures)
     assert str(caught.value).startswith(f"{report.stored} of {_JOBS} jobs are stored in {_NAME} (sequences 1-")
-    assert f"job {first} (id {_NAME}/#{first}) may be stored: no acknowledgement after 3 attempts" in str(caught.value)
+    job_id = short_digest(_NAME, first)
+    assert f"job {first} (id {job_id}) may be stored: no acknowledgement after 3 attempts" in str(caught.value)
     assert f"; and {len(report.failures) - 5} more" in str(caught.value)
 
 

@@ -92,7 +92,13 @@ async def test_a_job_that_is_gone_is_found_although_another_consumer_has_many_pe
     connection: NatsPyConnection, name: str
 ) -> None:
     consumers = [
-        {"name": consumer, "filter_subject": f"{name}.jobs.{consumer}", "max_deliver": 1, "ack_wait": "30s"}
+        {
+            "name": consumer,
+            "filter_subject": f"{name}.jobs.{consumer}",
+            "max_deliver": 1,
+            "ack_wait": "30s",
+            "sample_freq": "0",
+        }
         for consumer in ("busy", "quiet")
     ]
     queue = await make_queue(connection, name, consumers=consumers)

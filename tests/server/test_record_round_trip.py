@@ -54,7 +54,7 @@ async def test_a_job_comes_back_from_its_record_as_it_was_stored(
     ack = await connection.client.jetstream().publish(f"dead.{name}.worker.1", original.data, headers=fields)
     record = read_record(await stored(connection, f"{name}-dead", ack.seq), name)
     assert record is not None
-    recorded, job, parked = record
+    recorded, job, parked, _ = record
     assert (recorded, parked) == (death, None)
     assert (job.subject, job.sequence, job.time, job.data) == (original.subject, 1, original.time, body)
     assert sorted(job.headers) == sorted(original.headers)
@@ -80,6 +80,6 @@ async def test_a_foreign_copy_in_another_encoding_is_read(
     await publish_raw(nats, f"dead.{name}.worker", headers, b"x")
     record = read_record(await stored(connection, f"{name}-dead", 1), name)
     assert record is not None
-    death, job, _ = record
+    death, job, *_ = record
     assert (death.sequence, death.consumer, death.explanation) == (7, "worker", "K\ufffdln")
     assert (job.subject, job.headers) == ("", (("A", "\udcf6"),))

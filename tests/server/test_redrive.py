@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     QueueDeclarationError,
     RedriveError,
 )
+from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
@@ -74,7 +75,7 @@ async def test_a_copy_carries_its_origin_and_none_of_the_servers_headers(
         "Redrive-Stream": name,
         "Redrive-Sequence": "1",
         "Redrive-Consumer": "worker",
-        "Nats-Msg-Id": f"redrive:{name}:1:{original.time}",
+        "Nats-Msg-Id": redrive_message_id(name, 1, original.time, 1),
     }
 
 
@@ -245,7 +246,9 @@ async def test_a_letter_that_cannot_be_copied_stays_and_does_not_stop_the_others
     assert report.redriven == {4: 5}
     assert report.failed[1].startswith("expected headers in UTF-8, found others on job 1: it can't be copied unchanged")
     assert report.failed[2].startswith(f"nothing was sent on {name}.jobs.a: nats: invalid header")
-    assert re.match(r"expected a copy of at most 1048576 bytes, found 10487\d\d for job 3 with", report.failed[3])
+    assert re.match(
+        r"expected a copy of at most 1048576 bytes \(the server's max_payload\), found 10486\d\d", report.failed[3]
+    )
     assert (await stored(connection, queue, 1)).data == b"latin"
     assert await process_all(connection, queue) == {"good": 1}
 

@@ -178,6 +178,14 @@ async def test_a_pause_that_was_set_before_is_restored(connection: NatsPyConnect
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
+async def test_a_pause_that_a_killed_redrive_left_is_not_restored(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await pause(connection, queue, datetime.now(UTC) + timedelta(seconds=8))
+    assert (await redrive_dead_letters(connection, queue, IN_PLACE)).redriven == {1: 1, 2: 2}
+    assert not await paused(connection, queue)
+
+
 async def test_a_stopped_redrive_ends_between_consumers(connection: NatsPyConnection, name: str) -> None:
     queue = await three_kinds(connection, name)
     answers = iter([False, True])

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
-from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.dead_letters import stream_messages

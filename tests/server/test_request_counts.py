@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
+
+import pytest
 
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters import scan
@@ -14,12 +17,11 @@ from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
-from testbed.queues import CONSUMER, make_dead_letters, make_queue
+from testbed.dead_letters import store_task
+from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-
-    import pytest
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
@@ -57,10 +59,11 @@ async def test_publishing_one_job_as_a_task_takes_at_most_three_requests(
     operator = JetStreamPublishOperator(task_id="t", work_queue=queue, jobs=[])
     origin, jobs = Origin("dag", "run", "t"), [Job(b"x", f"{name}.jobs.x")]
     with published_subjects(connection, monkeypatch) as subjects:
-        await operator._publish(connection, queue, jobs, origin, "key")  # noqa: SLF001
-    record = f"published.{name}.key"
-    # Two requests; the two records make a retry, and a cleared task, publish what they should.
-    assert subjects == [f"$JS.API.STREAM.INFO.{name}", record, f"{name}.jobs.x", record]
+        await operator._publish(connection, queue, jobs, origin)  # noqa: SLF001
+    record = f"published.{name}.{origin.key}"
+    # Three requests; the two records make a retry, and a cleared task, publish what they should.
+    one_record = f"$JS.API.STREAM.PURGE.{name}-events"
+    assert subjects == [f"$JS.API.STREAM.INFO.{name}", record, f"{name}.jobs.x", record, one_record]
 
 
 async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_publishes(
@@ -75,8 +78,8 @@ async def test_a_task_that_waits_for_one_job_reads_each_stream_once_before_it_pu
 
     monkeypatch.setattr(operator, "wait_inline", wait_inline)
     with published_subjects(connection, monkeypatch) as subjects:
-        await operator._publish(connection, queue, [Job(b"x", job)], origin, "key")  # noqa: SLF001
-    record = f"published.{name}.key"
+        await operator._publish(connection, queue, [Job(b"x", job)], origin)  # noqa: SLF001
+    record = f"published.{name}.{origin.key}"
     infos = [f"$JS.API.STREAM.INFO.{stream}" for stream in (name, f"{name}-events", f"{name}-dead")]
     assert subjects == [*infos, record, job, record]
 
@@ -108,6 +111,31 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     assert [letter.body for letter in found.letters] == [b"a", b"b"]
     assert subjects == scan_requests(name)
     assert len(subjects) <= 10
+
+
+@pytest.mark.parametrize("count", [2, 9])
+async def test_the_letters_of_two_tasks_take_five_requests_and_three_for_each_letter_and_one_for_each_task(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    queue = await make_queue(connection, name)
+    tasks = [Origin("dag", "run", "t", index) for index in range(2)]
+    for number in range(count):
+        await store_task(connection, queue, tasks[number % 2])
+        await publish_jobs(connection, queue, ["x"], headers={"Airflow-Task": tasks[number % 2].key})
+    await exhaust_deliveries(connection, queue, count)
+    with published_subjects(connection, monkeypatch) as subjects:
+        found = await find_dead_letters(connection, queue)
+    assert [letter.origin for letter in found.letters] == [tasks[number % 2] for number in range(count)]
+    assert Counter(subjects) == {
+        f"$JS.API.CONSUMER.LIST.{name}": 2,
+        f"$JS.API.STREAM.INFO.{name}": 1,
+        "$JS.API.STREAM.LIST": 2,
+        f"$JS.API.STREAM.MSG.GET.{name}-dead": count,
+        f"$JS.API.STREAM.MSG.GET.{name}": count,
+        # Whether each job is completed, and the record of each task.
+        f"$JS.API.STREAM.MSG.GET.{name}-events": count + len(tasks),
+    }
 
 
 async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(

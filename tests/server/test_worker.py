@@ -12,7 +12,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.worker import Delivery, Worker
+from airflow_provider_jetstream.worker import Delivery, RetryLaterError, Worker
 from testbed.queues import eventually, make_dead_letters, make_queue, publish_jobs, running_worker, stored_count
 
 if TYPE_CHECKING:
@@ -162,19 +162,20 @@ async def test_a_job_that_failed_comes_back_after_the_consumers_backoff_and_dies
     assert await stored_count(connection, f"{name}-events") == 0
 
 
-async def test_a_failure_without_backoff_is_tried_again_at_once(
+async def test_a_failure_is_tried_again_at_once_where_its_handler_requests_that(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
     queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
 
     async def fail_twice(job: Delivery) -> int:
         if job.attempt < 3:
-            raise RuntimeError("not yet")
+            raise RetryLaterError(0, "not yet")
         return job.attempt
 
     async with running_worker(Worker(queue, "worker", fail_twice, settings)):
         await publish_jobs(connection, queue, ["a"])
-        await eventually(empty(connection, queue), within=3)
+        # Sooner than the worker's own spacing of three seconds.
+        await eventually(empty(connection, queue), within=2)
     event = await completion(connection, queue, 1)
     assert (event["result"], event["deliveries"]) == (3, 3)
 

@@ -98,3 +98,16 @@ async def test_retry_later_on_the_last_attempt_makes_a_dead_letter_at_once(
     async with running_worker(Worker(queue, "worker", handler.fail, settings)):
         await eventually(dead, within=4)
     assert (await consumer_info(connection, name, "worker"))["num_ack_pending"] == 0
+
+
+async def test_attempts_of_a_consumer_without_backoff_do_not_burn_at_once(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    # The consumer of the images document, whose own worker takes its ack wait between two attempts.
+    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    handler = FailingHandler(ValueError("no such image"))
+    await publish_jobs(connection, queue, ["{}"])
+    async with running_worker(Worker(queue, "worker", handler.fail, settings)):
+        await eventually(lambda: len(handler.calls) == 3)
+    for wait, least in zip(handler.waits, [1, 2], strict=True):
+        assert least <= wait < least * 1.2 + 0.4

@@ -14,8 +14,9 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.dead_letters import publish_raw, request_for
+from testbed.dead_letters import publish_raw, request_for, store_task
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -36,12 +37,16 @@ if TYPE_CHECKING:
 SCRIPT = "<script>alert('1')</script> & \"more\""
 ORIGIN = {"Airflow-Dag-Id": "prints/nightly", "Airflow-Run-Id": "manual__2026-11-21T00:00:00+00:00"}
 TASK = {"Airflow-Task-Id": "publish", "Airflow-Map-Index": "3"}
+# The task whose jobs have only its key in their headers.
+KEYED = Origin("prints/größe", "scheduled__2026-11-21T00:00:00+00:00", "publish_mapped", 7)
+KEY = {"Airflow-Task": KEYED.key}
 
 
 async def mixed_queue(server: NatsServer, name: str) -> WorkQueue:
     """Make a queue whose jobs die of every cause; some are completed, redriven or lost afterwards."""
     async with connect(connection_settings({"servers": (server.url,), "timeout": 5})) as connection:
         queue = await make_queue(connection, name, consumer={"ack_wait": "1s"}, max_age="1h")
+        await store_task(connection, queue, KEYED)
         await _orphans(connection, queue)
         await _used_up(connection, queue)
         await _completed(connection, queue)
@@ -61,7 +66,7 @@ async def mixed_queue(server: NatsServer, name: str) -> WorkQueue:
 
 
 async def _orphans(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    await publish_jobs(connection, queue, ["orphan 1", "orphan 2"])
+    await publish_jobs(connection, queue, ["orphan 1", "orphan 2"], headers=KEY)
     await exhaust_deliveries(connection, queue, 2)
     await connection.api(f"STREAM.PURGE.{queue.name}-dead")
 
@@ -113,7 +118,7 @@ async def _death(connection: NatsPyConnection, queue: WorkQueue, sequence: int, 
 
 
 async def _terminated_by_worker(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    (sequence,) = await publish_jobs(connection, queue, ["given up"], headers={"Customer": "Ünal", "Tag": "x"})
+    (sequence,) = await publish_jobs(connection, queue, ["given up"], headers={"Customer": "Ünal", "Tag": "x"} | KEY)
     death = await _death(connection, queue, sequence, Reason.TERMINATED, f"no paper in tray 7 {SCRIPT}")
     await _record(connection, queue, sequence, death)
     await _terminate(connection, queue, b"+TERM")
@@ -139,7 +144,7 @@ async def _terminate(connection: NatsPyConnection, queue: WorkQueue, answer: byt
 
 
 async def _redriven_and_parked(connection: NatsPyConnection, queue: WorkQueue) -> None:
-    again, parked = await publish_jobs(connection, queue, ["redriven", "parked"])
+    again, parked = await publish_jobs(connection, queue, ["redriven", "parked"], headers=KEY)
     await exhaust_deliveries(connection, queue, 2)
     await asyncio.sleep(1.1)
     (await redrive_dead_letters(connection, queue, request_for([again]))).raise_for_failures()

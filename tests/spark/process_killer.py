@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from typing import TYPE_CHECKING
 
 import psutil
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Iterator
 
 _TIMEOUT = 60
 
@@ -19,7 +20,7 @@ def kill_worker(port: int, is_time: Callable[[], bool]) -> int:
     :param port: the server's
     :param is_time: whether to kill it now
     """
-    return _kill(lambda process: _is_connected(process, port), is_time)
+    return _kill(psutil.Process(), port, is_time, lambda worker: worker)
 
 
 def kill_executor(driver: int, port: int, is_time: Callable[[], bool]) -> int:
@@ -29,33 +30,56 @@ def kill_executor(driver: int, port: int, is_time: Callable[[], bool]) -> int:
     :param port: the server's
     :param is_time: whether to kill it now
     """
-
-    def is_target(process: psutil.Process) -> bool:
-        if "CoarseGrainedExecutorBackend" not in " ".join(process.cmdline()):
-            return False
-        return any(_is_connected(worker, port) for worker in process.children(recursive=True))
-
-    return _kill(is_target, is_time, driver)
+    return _kill(psutil.Process(driver), port, is_time, _executor_of)
 
 
-def _kill(is_target: Callable[[psutil.Process], bool], is_time: Callable[[], bool], parent: int | None = None) -> int:
+def _kill(
+    parent: psutil.Process,
+    port: int,
+    is_time: Callable[[], bool],
+    target_of: Callable[[psutil.Process], psutil.Process | None],
+) -> int:
     deadline = time.monotonic() + _TIMEOUT
     while time.monotonic() < deadline:
-        # The search comes first: it lasts longer than a short read on a busy machine.
-        for process in psutil.Process(parent).children(recursive=True):
-            try:
-                while is_target(process) and time.monotonic() < deadline:
-                    if is_time():
-                        process.kill()
-                        return process.pid
-                    time.sleep(0.002)
-            except psutil.NoSuchProcess:
-                continue
-        time.sleep(0.005)
+        # Listed before the time has come: listing processes takes as long as a short read.
+        workers = list(_workers(parent))
+        for _ in range(50):
+            if is_time():
+                break
+            time.sleep(0.002)
+        else:
+            continue
+        # Stopped workers stay connected until the one to kill is found.
+        for worker in workers:
+            with suppress(psutil.NoSuchProcess):
+                worker.suspend()
+        try:
+            for worker in workers:
+                if _is_connected(worker, port) and (target := target_of(worker)):
+                    target.kill()
+                    return target.pid
+        finally:
+            for worker in workers:
+                with suppress(psutil.NoSuchProcess):
+                    worker.resume()
     raise TimeoutError("no process to kill in time")
 
 
+def _workers(parent: psutil.Process) -> Iterator[psutil.Process]:
+    for process in parent.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            if "pyspark.daemon" in process.cmdline():
+                yield process
+
+
 def _is_connected(process: psutil.Process, port: int) -> bool:
-    if "pyspark.daemon" not in process.cmdline():
-        return False
-    return any(connection.raddr and connection.raddr.port == port for connection in process.net_connections("tcp"))
+    with suppress(psutil.NoSuchProcess):
+        return any(connection.raddr and connection.raddr.port == port for connection in process.net_connections("tcp"))
+    return False
+
+
+def _executor_of(worker: psutil.Process) -> psutil.Process | None:
+    for ancestor in worker.parents():
+        if "CoarseGrainedExecutorBackend" in " ".join(ancestor.cmdline()):
+            return ancestor
+    return None

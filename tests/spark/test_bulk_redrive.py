@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
@@ -11,14 +12,19 @@ from pyspark.sql import Row
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.audit.log import RunRecord
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import preview_letters, redrive_letters
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.errors import SparkOptionError
+from testbed.dead_letters import store_task
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -57,7 +63,7 @@ def test_every_letter_is_redriven_once(
             ("Redrive-Stream", name),
             ("Redrive-Sequence", str(sequence)),
             ("Redrive-Consumer", "worker"),
-            ("Nats-Msg-Id", f"redrive:{name}:{sequence}:{times[sequence]}"),
+            ("Nats-Msg-Id", redrive_message_id(name, sequence, times[sequence], 1)),
         ]
         assert report.redriven[sequence] == message.sequence
     records = letter_records(connection_options, queue)
@@ -158,6 +164,28 @@ def test_letters_are_parked_after_some_redrives_and_can_be_redriven_from_there(
     )
     assert sorted(back.redriven) == [5, 6, 7, 8]
     assert waiting_jobs(connection_options, queue) == Counter([1, 2, 3, 4])
+
+
+def test_a_selection_by_task_redrives_the_letters_whose_headers_hold_its_key(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    task = Origin("prints/größe", "r", "publish", 3)
+    queue = make_letters(connection_options, name, 4, Headers([("Airflow-Task", task.key)]))
+    other = Headers([("Airflow-Task", "0" * 32), ("Airflow-Dag-Id", task.dag_id)])
+    run_on_own_connection(connection_options, lambda connection: publish(connection, queue, 2, other))
+    exhaust_deliveries(connection_options, queue, 2)
+
+    async def store_record() -> None:
+        async with connect(connection_settings({"servers": (connection_options["servers"],)})) as connection:
+            await store_task(connection, queue, task)
+
+    asyncio.run(store_record())
+    request = RedriveRequest(Selection(dag_id=task.dag_id))
+    preview = preview_letters(spark, sequences(spark, 1, 6), queue, request, connection_options)
+    assert (preview.redriven, preview.failures) == (4, 2)
+    report = redrive_letters(spark, sequences(spark, 1, 6), queue, request, connection_options)
+    assert sorted(report.redriven) == [1, 2, 3, 4]
+    assert report.failed == dict.fromkeys((5, 6), "the request's selection excludes it")
 
 
 def test_a_preview_changes_nothing(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:

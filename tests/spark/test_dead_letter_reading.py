@@ -6,13 +6,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from letter_queue import mixed_queue
+from letter_queue import KEYED, mixed_queue
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text, letter_from_row
 from airflow_provider_jetstream.spark.dead_letters.read import read_letters
 
@@ -61,6 +62,7 @@ def mixed(nats: NatsServer) -> WorkQueue:
         {"reasons": frozenset(Reason), "vanished": True},
         {"error_class": "printing.PaperError"},
         {"dag_id": "prints/nightly", "sequences": [4, 5, 11, 12, 13]},
+        {"dag_id": KEYED.dag_id, "run_id": KEYED.run_id, "task_id": KEYED.task_id},
         {"older_than": "1h"},
     ],
 )
@@ -87,3 +89,7 @@ def test_every_kind_of_death_is_read(spark: SparkSession, nats: NatsServer, mixe
     assert (lost.body, lost.subject, lost.explanation) == (None, None, "gone for good")
     (archived,) = [row for row in rows if row.body_source == "archive"]
     assert (archived.dag_id, archived.task_id, archived.map_index) == ("prints/nightly", "publish", 3)
+    keyed = [row for row in rows if row.reason == "orphan" or row.body_source == "copy"]
+    assert {Origin(row.dag_id, row.run_id, row.task_id, row.map_index) for row in keyed} == {KEYED}
+    (parked,) = read_letters(spark, mixed, {"servers": nats.url}, {"parked": True}).collect()
+    assert (parked.dag_id, parked.state) == (KEYED.dag_id, "parked")

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
 from airflow_provider_jetstream.spark.dead_letters import read_snapshot, repair, snapshot, triage, write_report
 from airflow_provider_jetstream.spark.dead_letters.letter_rows import letter_batch
 from airflow_provider_jetstream.spark.errors import RepairContractError, SparkOptionError
@@ -47,7 +47,10 @@ def some_letter(number: int) -> DeadLetter:
     headers = tuple((ORIGIN | TASK).items()) if number % 2 else ()
     subject, body, time = f"orders.{number % 40}.{SCRIPT.replace(' ', '')}", b"%d" % number, "2026-11-18T00:00:00Z"
     source = BodySource.QUEUE if kind else BodySource.COPY
-    return DeadLetter(death, subject, body, headers, time, source, (number,), preserved=True, ready_at=death.died_at)
+    origin, ready_at = origin_of(headers), death.died_at
+    return DeadLetter(
+        *(death, subject, body, headers, time, source, (number,)), preserved=True, ready_at=ready_at, origin=origin
+    )
 
 
 @pytest.fixture(scope="module")

@@ -30,13 +30,14 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, Entry
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
 from airflow_provider_jetstream.spark.dead_letters.fast_path import FastPath, are_dead
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA
-from testbed.dead_letters import publish_raw
+from testbed.dead_letters import publish_raw, store_task
 from testbed.queues import small_queue
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
 
+TASK = Origin("prints/größe", "manual__2026-11-21T00:00:00+00:00", "publish", 2**40)
 HEADERS = [
     b"",
     b"Job-Id: job-17\r\nAirflow-Dag-Id: prints\r\nAirflow-Run-Id: r\r\nAirflow-Task-Id: t\r\nAirflow-Map-Index: 3",
@@ -59,6 +61,18 @@ HEADERS = [
     "Größe: Ü".encode(),
     b"no colon\r\nspaces :  around  ",
     b"Nats-Sequence: 3\r\nNats-Subject: other\r\nNats-Stream: other",
+    b"",
+    b"Airflow-Task: " + TASK.key.encode(),
+    b"Airflow-Task: " + b"0" * 32 + b"\r\nAirflow-Dag-Id: prints",
+    b"Airflow-Task: *",
+]
+BODIES = [
+    b"17",
+    b'{"id": "job-18"}',
+    b'{"id": "gr\xf6\xdfe"}',
+    b'{"n": {"id": "inner"}}',
+    b'{"id": 19}',
+    b'["id"]',
     b"",
 ]
 # No consumer's filter matches the last one.
@@ -89,12 +103,13 @@ async def make_queue(server: NatsServer, name: str) -> ScannedQueue:
         await provision(connection, queue)
         for number in range(JOBS):
             subject = f"{name}.jobs.{SUBJECTS[number % len(SUBJECTS)]}"
-            headers = HEADERS[number % len(HEADERS)]
+            headers, body = HEADERS[number % len(HEADERS)], BODIES[number % len(BODIES)]
             if headers:
-                await publish_raw(server, subject, headers, str(number).encode())
+                await publish_raw(server, subject, headers, body)
             else:
-                await store(connection, subject, str(number).encode())
+                await store(connection, subject, body)
         await publish_raw_subject(server, f"{name}.jobs.till.".encode() + b"gr\xf6\xdfe")
+        await store_task(connection, queue, TASK)
         scan = await Scan.begin(connection, queue)
         await _add_evidence(scan, queue)
         times = [scan.snapshot.created_at, *(consumer.created for consumer in scan.snapshot.consumers.values())]
@@ -205,6 +220,10 @@ def test_the_fast_path_takes_only_jobs_whose_one_entry_decides(queue: ScannedQue
     ]
     assert [row["sequence"] for row in fast] == expected
     assert len(expected) > JOBS // 4
+    keyed = [row for row in fast if row["headers"] == [{"key": "Airflow-Task", "value": TASK.key}]]
+    origins = {(row["dag_id"], row["run_id"], row["task_id"], row["map_index"]) for row in keyed}
+    assert origins == {(TASK.dag_id, TASK.run_id, TASK.task_id, 2**31 - 1)}
+    assert {row["dag_id"] for row in fast if row not in keyed} == {None, "prints"}
     task = ClassifyTask(queue.options, context, frozenset(), Selection(), lost=False)
     classified = by_classifier_alone(task, jobs)
     assert letter_rows(task.classify(iter(jobs))) == classified

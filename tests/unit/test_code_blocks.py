@@ -38,6 +38,7 @@ _AIRFLOW_MODULES = {
     f"airflow_provider_jetstream.{module}"
     for module in (
         "hooks.jetstream",
+        "operators.cancel",
         "operators.provision",
         "operators.publish",
         "operators.redrive",

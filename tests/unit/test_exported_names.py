@@ -21,6 +21,7 @@ _FACES = ("jetstream", "worker", "spark")
 # What DAGs and deployments import or name; renaming one breaks them.
 _AIRFLOW_NAMES = [
     "hooks.jetstream.JetStreamHook",
+    "operators.cancel.JetStreamCancelOperator",
     "operators.provision.JetStreamProvisionOperator",
     "operators.publish.JetStreamPublishOperator",
     "operators.redrive.JetStreamRedriveOperator",
@@ -167,5 +168,6 @@ def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> Non
     assert {name for name in own if name.startswith("jetstream.dead_letters.")} <= {
         "jetstream.dead_letters.death",
         "jetstream.dead_letters.record",
+        "jetstream.dead_letters.record_origin",
     }
     assert own & {"jetstream.publishing.publisher", "jetstream.publishing.job", "jetstream.queue.discovery"} == set()

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from hypothesis import strategies as st
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, redrives_of
 
 _ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
 
@@ -89,16 +91,95 @@ def test_a_job_of_a_task_has_the_headers_of_its_origin() -> None:
         "Airflow-Run-Id": "manual__2026-01-01T00:00:00+00:00",
         "Airflow-Task-Id": "publish",
         "Airflow-Map-Index": "3",
-        "Nats-Msg-Id": "orders/manual__2026-01-01T00:00:00+00:00/publish/3/order-1",
+        "Nats-Msg-Id": _ORIGIN.message_id("order-1"),
         "Job-Id": "order-1",
         "Job-Advisory": "done.1",
     }
     assert job.message_id == job.headers["Nats-Msg-Id"]
 
 
+def test_a_job_whose_task_has_a_record_holds_only_the_key() -> None:
+    item = {"id": "order-1", "advisory": "done.1"}
+    (job,) = prepare_jobs([item], subject="orders.new", origin=_ORIGIN, batch="", by_key=True)
+    assert job.headers == {"Nats-Msg-Id": _ORIGIN.message_id("order-1"), "Airflow-Task": _ORIGIN.key}
+    assert re.fullmatch("[0-9A-Za-z_-]{22}", job.message_id)
+    assert re.fullmatch("[0-9a-f]{32}", _ORIGIN.key)
+
+
 def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
     (job,) = _prepared(b"x", origin=None)
-    assert job.headers == {"Nats-Msg-Id": "batch/#0", "Job-Id": "batch/#0"}
+    (other,) = prepare_jobs([b"x"], subject="orders.new", origin=None, batch="another")
+    assert set(job.headers) == {"Nats-Msg-Id"}
+    assert job.message_id != other.message_id
+
+
+@pytest.mark.parametrize(
+    ("job", "job_id", "headers"),
+    [
+        (Job({"id": "a"}, id="a"), "a", {}),
+        (Job({"id": 7}, id="7"), "7", {}),
+        (Job('{"id": " a "}', id="a"), "a", {}),
+        (Job({"id": "a"}, id="b"), "b", {"Job-Id": "b"}),
+        (Job(b"x", id="b"), "b", {"Job-Id": "b"}),
+        (Job({"id": True}, id="True"), "True", {"Job-Id": "True"}),
+        (Job(b"x"), None, {}),
+        # The body's id isn't the job's, so a header says what is.
+        (Job({"id": "a"}), None, {"Job-Id": _ORIGIN.message_id(0)}),
+        (Job({"advisory": "a.b"}, advisory="a.b"), None, {}),
+        (Job({"advisory": "a.b"}, advisory="c"), None, {"Job-Advisory": "c"}),
+        (Job(b"x", headers={"Job-Id": "mine"}), None, {}),
+    ],
+)
+def test_a_header_says_only_what_nothing_else_says(job: Job, job_id: str | None, headers: dict[str, str]) -> None:
+    (prepared,) = prepare_jobs([job], subject="orders.new", origin=_ORIGIN, batch="", by_key=True)
+    identity = {name: value for name, value in prepared.headers.items() if name.startswith("Job-")}
+    assert identity == headers
+    assert prepared.body is not None
+    read = job_id_of(prepared.headers.items(), prepared.body, 1)
+    assert read == prepared.job_id == (job_id or prepared.message_id)
+
+
+def test_a_redriven_copy_has_the_id_of_its_original() -> None:
+    copied = redrive_message_id("q", 1, "2026-01-01T00:00:00Z", 2)
+    assert job_id_of([("Nats-Msg-Id", copied)], b"x", 9) == "9"
+    assert job_id_of([("Nats-Msg-Id", copied), ("Job-Id", "first")], b"x", 9) == "first"
+    # Copies of earlier versions have another id and always a count.
+    assert job_id_of([("Nats-Msg-Id", "redrive:q:1:2026-01-01T00:00:00Z")], b"x", 9) == "9"
+    assert redrives_of([("Nats-Msg-Id", copied)]) == 2
+    assert redrives_of([("Nats-Msg-Id", copied), ("Redrive-Count", "3")]) == 3
+    assert redrives_of([("Nats-Msg-Id", "redrive:q:1:2026-01-01T00:00:00Z")]) == 0
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        b"[1]",
+        b'{"id": null}',
+        b'{"id": ""}',
+        b'{"id": [1]}',
+        b'{"id": "\\ud800"}',
+        b'{"id": "\xff"}',
+        b'{"id": "' + b"x" * 1_001 + b'"}',
+        b'{"id": ' + b"9" * 5_000 + b"}",
+        b'{"id":' + b"[" * 100_000,
+        b'"id"',
+        b"",
+    ],
+)
+def test_a_body_whose_id_cannot_be_used_states_none(body: bytes) -> None:
+    assert job_id_of([], body, 9) == "9"
+    assert job_id_of([("Nats-Msg-Id", "m")], body, 9) == "m"
+
+
+@pytest.mark.parametrize("message_id", ["a\udcff", "x" * 1_001, ""])
+def test_a_message_id_that_cannot_be_sent_in_an_event_is_no_id(message_id: str) -> None:
+    assert job_id_of([("Nats-Msg-Id", message_id)], b"", 9) == "9"
+
+
+@pytest.mark.parametrize("job_id", ["a\r\nX: y", "a\nb", "\ud800"])
+def test_an_id_that_no_header_can_hold_is_refused(job_id: str) -> None:
+    with pytest.raises(JobError, match="expected text in one line, which a header can hold"):
+        _prepared(Job(b"x", id=job_id))
 
 
 def test_ids_are_the_same_in_every_try_of_a_task() -> None:
@@ -124,11 +205,11 @@ def test_jobs_share_a_message_id_only_if_they_share_their_own_id(ids: list[str |
     prepared = _prepared(*({"id": id_} for id_ in ids))
     own = [str(id_) if id_ not in (None, "") else ("index", index) for index, id_ in enumerate(ids)]
     assert len({job.message_id for job in prepared}) == len(set(own))
-    assert all(job.headers["Job-Id"] == key for job, key in zip(prepared, own, strict=True) if isinstance(key, str))
+    assert all(job.job_id == key for job, key in zip(prepared, own, strict=True) if isinstance(key, str))
 
 
 def test_message_ids_are_printable_ascii_whatever_the_names() -> None:
-    (job,) = _prepared(Job(b"x", id="é\n ü"), origin=Origin("dåg", "run id", "t\r\nask"))
+    (job,) = _prepared(Job(b"x", id="é ü"), origin=Origin("dåg", "run id", "t\r\nask"))
     assert job.message_id.isascii()
     assert job.message_id.isprintable()
     assert " " not in job.message_id

@@ -8,6 +8,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.plugins.monitor import letter_index
 from airflow_provider_jetstream.plugins.monitor.letter_index import IndexedLetter, LetterIndex
 
@@ -27,18 +28,18 @@ def letter(sequence: int, *, run: str = "run", parked: str | None = None, **deat
         "reason": Reason.TERMINATED,
         "died_at": died_at,
     } | death
-    headers = (("Airflow-Dag-Id", "dag"), ("Airflow-Run-Id", run), ("Airflow-Task-Id", "task"))
     return DeadLetter(
         death=Death(sequence=sequence, **fields),
         subject=f"jobs.{sequence % 2}",
         body=b"",
-        headers=headers,
+        headers=(),
         time="",
         source=BodySource.COPY,
         entries=(sequence * 10,),
         preserved=True,
         ready_at=died_at,
         parked=parked,
+        origin=Origin("dag", run, "task"),
     )
 
 

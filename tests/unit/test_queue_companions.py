@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import combinations
 from typing import Any
 
@@ -34,10 +35,47 @@ def _again(queue: WorkQueue) -> WorkQueue:
 def test_a_queue_with_dead_letters_has_an_archive_and_an_audit(part: str, declared: object) -> None:
     queue = _queue() if declared is None else _queue(**{part: declared})
     stream = getattr(queue, part)
-    assert (stream.name, stream.subjects) == (f"q-{part}", (f"{part}.q.>",))
+    reports = ("handled.q.*",) if part == "audit" else ()
+    assert (stream.name, stream.subjects) == (f"q-{part}", (f"{part}.q.>", *reports))
     assert (stream.storage, stream.num_replicas, stream.discard, stream.allow_direct) == ("file", 1, "old", True)
     assert stream.max_age == {"archive": 7, "audit": 90}[part] * _DAY
     assert _again(queue) == queue
+
+
+_COPIES = {"src": ">", "dest": "entries.q.>"}
+_REMOVING_AUDIT = ("audit.q.>", "handled.q.*", "entries.q.>", f"{_TERMINATED}.dead.*")
+
+
+@pytest.mark.parametrize(
+    ("changes", "republish", "audited"),
+    [
+        ({"retention": "workqueue"}, _COPIES, _REMOVING_AUDIT),
+        ({"retention": "interest"}, _COPIES, _REMOVING_AUDIT),
+        ({"retention": "limits"}, None, ("audit.q.>", "handled.q.*")),
+        ({"retention": "workqueue", "republish": None}, None, _REMOVING_AUDIT),
+        # The server allows one stream per subject.
+        ({"retention": "workqueue", "subjects": [f"{_MAX}.q.*"]}, _COPIES, _REMOVING_AUDIT),
+        # Another work queue has its letters there, too.
+        ({"retention": "workqueue", "subjects": [f"{_MAX}.*.*"]}, None, ("audit.q.>", "handled.q.*")),
+    ],
+)
+def test_entries_are_copied_where_an_acknowledgement_removes_them(
+    changes: dict[str, Any], republish: dict[str, str] | None, audited: tuple[str, ...]
+) -> None:
+    queue = _queue(dead_letters={"name": "dead", **changes})
+    assert queue.dead_letters is not None
+    assert queue.audit is not None
+    assert queue.dead_letters.config().get("republish") == republish
+    assert queue.audit.subjects == audited
+    assert _again(queue) == queue
+
+
+def test_entries_are_not_copied_where_nothing_captures_the_copies() -> None:
+    letters = {"name": "dead", "retention": "workqueue"}
+    for audit in (False, {"subjects": ["audit.q.>"]}):
+        queue = _queue(dead_letters=letters, audit=audit)
+        assert queue.dead_letters is not None
+        assert queue.dead_letters.republish is None
 
 
 @pytest.mark.parametrize("part", _PARTS)
@@ -223,7 +261,9 @@ def test_conflicting_companions_are_refused(changes: dict[str, Any], message: st
     ],
 )
 def test_settings_that_cause_trouble_later_are_warned_of(changes: dict[str, Any], warnings: list[str]) -> None:
-    assert _queue(**changes).warnings() == warnings
+    limits = {"discard": "new", "max_bytes": "1GB"}
+    consumers = [{"name": "w", "max_deliver": 2, "backoff": ["1s"]}]
+    assert _queue(**limits | {"consumers": consumers} | changes).warnings() == warnings
 
 
 def test_an_atomic_queue_captures_markers_that_no_consumer_gets() -> None:
@@ -240,15 +280,16 @@ def test_an_atomic_queue_captures_markers_that_no_consumer_gets() -> None:
 
 @pytest.mark.parametrize(
     ("share", "captured"),
-    [("100%", True), ("5", True), ("0", False), ("0%", False), (None, False)],
+    [("100%", True), ("5", True), ("0", False), ("0%", False), (None, True)],
 )
 @pytest.mark.parametrize("form", [dict, Consumer], ids=["dict", "object"])
-def test_the_events_capture_ack_metrics_where_a_consumer_samples_them(
+def test_the_events_capture_ack_metrics_unless_no_consumer_samples_them(
     share: str | None, form: Any, *, captured: bool
 ) -> None:
-    consumers = [form(name="v", filter_subject="q.v", max_deliver=2)]
+    consumers = [form(name="v", filter_subject="q.v", max_deliver=2, sample_freq="0")]
     consumers.append(form(name="w", filter_subject="q.w", max_deliver=2, sample_freq=share))
     queue = _queue(consumers=consumers, events="events")
+    assert [consumer.sample_freq for consumer in queue.consumers] == ["0", share or "100%"]
     assert queue.events is not None
     assert queue.events.subjects == (
         "completed.q.>",
@@ -264,3 +305,43 @@ def test_declared_subjects_of_events_are_kept() -> None:
     queue = _queue(consumers=consumers, events=Events(name="events", subjects=("completed.q.>",)))
     assert queue.events is not None
     assert queue.events.subjects == ("completed.q.>",)
+
+
+def test_consumers_are_sampled_only_where_the_events_capture_it() -> None:
+    consumers = [{"name": "w", "max_deliver": 2}]
+    assert _queue(consumers=consumers).consumer("w").sample_freq is None
+    without = Events(name="events", subjects=("completed.q.>",))
+    assert _queue(consumers=consumers, events=without).consumer("w").sample_freq is None
+    wide = {"name": "events", "subjects": ["completed.q.>", "$JS.EVENT.METRIC.CONSUMER.ACK.>"]}
+    assert _queue(consumers=consumers, events=wide).consumer("w").sample_freq == "100%"
+
+
+def test_the_events_capture_the_declared_advisory_subjects() -> None:
+    queue = _queue(events="events", advisory_subjects="advisory.>")
+    assert queue.events is not None
+    assert queue.events.subjects[-1] == "advisory.>"
+    assert _again(queue) == queue
+
+
+@pytest.mark.parametrize(
+    ("subjects", "events", "problem"),
+    [
+        ("q.done", "events", "subject q.done of stream events overlaps q.> of q"),
+        ("audit.q.>", "events", "overlaps audit.q.>"),
+        ("dead.*.>", "events", "dead.*.> of stream events overlaps dead.q.>"),
+        ("completed.*.x.>", "events", "advisory subject completed.*.x.> overlaps completed.q.>, on which"),
+        ("*.q.x", "events", "advisory subject *.q.x overlaps published.q.*, on which"),
+        (">", "events", "subject > of stream events would capture JetStream's own API"),
+        ("$SYS.ACCOUNT.x", "events", "subjects that begin with $ are the server's"),
+        ("a..b", "events", "subject 'a..b' of stream events: it has an empty token"),
+        ("advisory.>", None, "advisory_subjects (advisory.>) need events"),
+        (
+            "advisory.>",
+            {"name": "e", "subjects": ["completed.q.>"]},
+            "e doesn't capture the advisory subject advisory.>",
+        ),
+    ],
+)
+def test_advisory_subjects_that_can_not_be_used_are_refused(subjects: str, events: Any, problem: str) -> None:
+    with pytest.raises(QueueDeclarationError, match=re.escape(problem)):
+        _queue(subjects=["q.>"], events=events, dead_letters="dead", advisory_subjects=subjects)

@@ -6,7 +6,7 @@ from itertools import accumulate, repeat
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 
 
 @pytest.mark.parametrize(("rate", "batch"), [(None, 250), (0.1, 1), (30, 1), (400, 12), (5_000, 150), (1e6, 250)])

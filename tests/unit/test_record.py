@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -11,7 +12,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, read_record, record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.record import Record, one_line, read_record, record_headers
+from airflow_provider_jetstream.jetstream.origin import Origin
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs
@@ -30,7 +32,7 @@ def copy(headers: Pairs, subject: str = "dead.orders.printer.17", data: bytes = 
     return StoredMessage(subject, 3, "2026-11-21T09:04:45Z", headers, data)
 
 
-def read(headers: Pairs, subject: str = "dead.orders.printer") -> tuple[Death, StoredMessage, str | None]:
+def read(headers: Pairs, subject: str = "dead.orders.printer") -> Record:
     found = read_record(copy(headers, subject), "orders")
     assert found is not None
     return found
@@ -91,7 +93,7 @@ def test_a_record_is_read_as_it_was_built(
     death = Death("orders", CREATED, sequence, "printer", reason, *moments, deliveries, *texts, *where)
     kept = keep(death, headers=headers, parked=parked)
     assert sent_unchanged(kept)
-    found, job, why = read(kept.items())
+    found, job, why, _ = read(kept.items())
     expected = replace(
         death,
         explanation=one_line(explanation),
@@ -109,7 +111,7 @@ def test_a_record_is_read_as_it_was_built(
 def test_no_garbage_in_a_foreign_copy_raises(headers: list[tuple[str, str]]) -> None:
     found = read_record(copy(tuple(headers)), "orders")
     assert found is not None
-    death, job, _ = found
+    death, job, *_ = found
     assert (death.sequence > 0, death.died_at.tzinfo, job.time == "" or bool(job.stored_at)) == (True, UTC, True)
     assert death.fingerprint
 
@@ -122,6 +124,47 @@ def test_a_job_keeps_the_order_of_a_repeated_name_and_what_cannot_be_sent() -> N
     assert by_name(read(kept.items())[1].headers) == by_name(headers)
 
 
+names_of_a_task = st.tuples(st.text(max_size=80), st.text(max_size=80), st.text(max_size=80), st.integers(-1, 2**40))
+
+
+@given(task=names_of_a_task, headers=job_headers)
+def test_a_record_names_the_task_whose_key_its_job_has(task: tuple[str, str, str, int], headers: Pairs) -> None:
+    origin = Origin(*task, round=2)
+    keyed = (*headers, ("Airflow-Task", origin.key))
+    kept = record_headers(DEATH, subject="a", time=STORED, headers=keyed, writer="scan", origin=origin)
+    assert sent_unchanged(kept)
+    record = read(kept.items())
+    assert record.origin == replace(origin, round=0)
+    with_round = {**json.loads(kept["Dead-Letter-Origin"]), "round": 7}
+    assert read((("Dead-Letter-Origin", json.dumps(with_round)),), "dead.orders.a.1").origin == record.origin
+    assert by_name(record.job.headers) == by_name(keyed)
+    # Other jobs have no use for it.
+    others = record_headers(DEATH, subject="a", time=STORED, headers=headers, writer="scan", origin=origin)
+    assert "Dead-Letter-Origin" not in others
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "{",
+        '{"dag_id": "a"}',
+        '{"dag_id": "a", "run_id": "b", "task_id": 3}',
+        '{"dag_id": "a", "run_id": "b", "task_id": "c", "map_index": "4"}',
+        '{"dag_id": "a", "run_id": "b", "task_id": "c", "map_index": ' + "9" * 6_000 + "}",
+        '{"dag_id": "' + "a" * 20_000 + '", "run_id": "b", "task_id": "c"}',
+        "[" * 9_000,
+        '{"dag_id": "\\ud800", "run_id": "b", "task_id": "c"}',
+        "\udcff",
+    ],
+)
+def test_a_record_whose_origin_is_none_names_no_task(text: str) -> None:
+    kept = keep()
+    assert read((*kept.items(), ("Dead-Letter-Origin", text))).origin is None
+
+
 def test_a_record_has_one_id_per_writer_and_delivery() -> None:
     assert keep()["Nats-Msg-Id"] == f"dead:worker:orders:17:{STORED}:0"
     assert keep(replace(DEATH, deliveries=3))["Nats-Msg-Id"] == f"dead:worker:orders:17:{STORED}:3"
@@ -130,14 +173,14 @@ def test_a_record_has_one_id_per_writer_and_delivery() -> None:
 @pytest.mark.parametrize("subject", ["dead.orders.printer.17", "dead.orders.printer", "parked.orders.printer.17"])
 def test_a_foreign_copy_needs_only_its_sequence_and_reason(subject: str) -> None:
     headers = (("Job-Id", "x"), ("Dead-Letter-Sequence", "17"), ("Dead-Letter-Reason", "max_deliveries"))
-    death, job, parked = read(headers, subject)
+    death, job, parked, _ = read(headers, subject)
     told_at = datetime(2026, 11, 21, 9, 4, 45, tzinfo=UTC)
     assert death == Death("orders", "", 17, "printer", Reason.MAX_DELIVERIES, told_at)
     assert (job.subject, job.time, job.headers, parked) == ("", "", (("Job-Id", "x"),), None)
 
 
 def test_consumer_and_sequence_are_read_from_the_subject_where_headers_lack_them() -> None:
-    death, _, _ = read((), "dead.orders.printer.17")
+    death, *_ = read((), "dead.orders.printer.17")
     assert (death.sequence, death.consumer, death.reason) == (17, "printer", Reason.TERMINATED)
     assert read((), "dead.orders._.17")[0].consumer is None
     assert read((("Dead-Letter-Sequence", "4"), ("Dead-Letter-Consumer", "b")), "dead.orders.a.17")[0] == replace(
@@ -167,7 +210,7 @@ def test_invalid_values_are_read_as_absent() -> None:
         "Kept-Headers": '[["a"]]',
     }
     headers = tuple((f"Dead-Letter-{name}", value) for name, value in garbage.items())
-    death, job, _ = read(headers, "dead.orders.printer.17")
+    death, job, *_ = read(headers, "dead.orders.printer.17")
     assert death == Death("orders", "", 17, "printer", Reason.TERMINATED, datetime(2026, 11, 21, 9, 4, 45, tzinfo=UTC))
     assert (job.subject, job.time, job.headers) == ("", "", ())
 
@@ -188,7 +231,7 @@ def test_a_time_without_zone_is_utc_and_others_are_converted() -> None:
         ("Dead-Letter-First-Failure", "2026-11-21T09:04:44"),
         ("Dead-Letter-Last-Failure", "2026-11-21T11:04:44.123456789+02:00"),
     )
-    death, _, _ = read(headers, "dead.orders.printer.17")
+    death, *_ = read(headers, "dead.orders.printer.17")
     assert death.first_failed_at == DIED.replace(microsecond=0)
     assert death.died_at == death.first_failed_at + timedelta(microseconds=123456)
 

@@ -175,12 +175,12 @@ def _nothing(*_: object, **__: object) -> None:
 def test_a_schedule_is_the_job_with_its_headers_on_a_subject_of_its_own() -> None:
     origin = Origin("dag", "run", "task")
     job = _prepared(Job({"n": 1}, "q.b", id="order-1", at=_NOW, headers={"X": "y"}), _queue(), origin)
-    ids = [sha256(text).hexdigest() for text in (b"order-1", b"dag/run/task/-1/order-1")]
+    ids = [sha256(text).hexdigest() for text in (b"order-1", origin.message_id("order-1").encode())]
     assert job.subject == f"scheduled.q.once.{ids[0]}.{ids[1]}"
     assert job.headers == {
         "X": "y",
         **origin.headers(),
-        "Nats-Msg-Id": "dag/run/task/-1/order-1",
+        "Nats-Msg-Id": origin.message_id("order-1"),
         "Job-Id": "order-1",
         "Nats-Schedule": "@at 2026-11-21T09:00:00Z",
         "Nats-Schedule-Target": "q.b",

@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, 
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
+from airflow_provider_jetstream.jetstream.origin import Origin
 
 DIED = datetime(2026, 1, 1, 12, tzinfo=UTC)
 NOW = DIED + timedelta(hours=1)
@@ -35,17 +36,13 @@ LETTER = DeadLetter(
     death=DEATH,
     subject="orders.new.eu",
     body=b"body",
-    headers=(
-        ("Airflow-Dag-Id", "shop"),
-        ("Airflow-Run-Id", "monday"),
-        ("Airflow-Task-Id", "publish"),
-        ("Airflow-Map-Index", "3"),
-    ),
+    headers=(),
     time="2026-01-01T11:00:00Z",
     source=BodySource.COPY,
     entries=(1, 2),
     preserved=True,
     ready_at=DIED,
+    origin=Origin("shop", "monday", "publish", 3),
 )
 
 
@@ -81,7 +78,7 @@ def test_each_field_selects(fields: dict[str, Any], others: dict[str, Any]) -> N
 
 
 def test_a_letter_of_no_dag_matches_no_dag() -> None:
-    foreign = replace(LETTER, headers=())
+    foreign = replace(LETTER, origin=None)
     assert Selection().matches(foreign, NOW)
     for field in ("dag_id", "run_id", "task_id"):
         assert not Selection.of({field: "shop"}).matches(foreign, NOW)
@@ -163,7 +160,7 @@ def test_a_group_is_identified_by_the_values_of_its_fields() -> None:
         "publish",
     )
     assert group_of(LETTER, ()) == ()
-    foreign = replace(LETTER, headers=(), death=replace(DEATH, error_class=None, consumer=None))
+    foreign = replace(LETTER, origin=None, death=replace(DEATH, error_class=None, consumer=None))
     assert group_of(foreign, ("dag_id", "run_id", "task_id", "error_class", "consumer")) == (None,) * 5
 
 

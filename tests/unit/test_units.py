@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta, timezone
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_jetstream.jetstream.units import format_duration, parse_duration, parse_size
+from airflow_provider_jetstream.jetstream.units import format_duration, parse_duration, parse_size, parse_time
 
 _UNITS = {
     "ns": 1,
@@ -117,3 +117,25 @@ def test_an_invalid_size_is_refused_with_an_example(value: Any) -> None:
     with pytest.raises(ValueError, match=r'expected a size such as "256MB" or bytes as an integer, found') as caught:
         parse_size(value)
     assert repr(value) in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("2026-11-21T09:00:00Z", datetime(2026, 11, 21, 9, tzinfo=UTC)),
+        (" 2026-11-21t10:00:00.5+01:00", datetime(2026, 11, 21, 9, 0, 0, 500_000, tzinfo=UTC)),
+        # Go writes nanoseconds.
+        ("2026-11-21 09:00:00.123456789z", datetime(2026, 11, 21, 9, 0, 0, 123_456, tzinfo=UTC)),
+        ("0001-01-01T00:00:00+23:59", datetime(1, 1, 1, tzinfo=timezone(timedelta(hours=23, minutes=59)))),
+    ],
+)
+def test_a_time_is_parsed_as_rfc_3339_has_it(text: str, expected: datetime) -> None:
+    assert parse_time(text) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "now", "2026-11-21", "20261121T090000Z", "2026-11-21T09:00:00", "2026-11-21T24:00:01Z", "x" * 10_000]
+)
+def test_what_is_no_time_is_refused_with_an_example(text: str) -> None:
+    with pytest.raises(ValueError, match='expected a time such as "2026-11-21T09:00:00Z", found'):
+        parse_time(text)

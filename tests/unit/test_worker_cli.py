@@ -5,6 +5,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.errors import TerminalError
+from airflow_provider_jetstream.worker import cli
 from airflow_provider_jetstream.worker.cli import main
 
 if TYPE_CHECKING:
@@ -131,6 +133,7 @@ def test_a_handler_that_does_not_fit_the_options_is_refused(
         ("--metrics-port=70000", "expected a port from 0 (any) to 65535, found '70000'"),
         ("--metrics-port=http", "expected a port from 0 (any) to 65535, found 'http'"),
         ("--log-format=xml", "invalid choice: 'xml'"),
+        ("--priorities=none", "invalid choice: 'none' (choose from 'fair', 'strict')"),
     ],
 )
 def test_an_invalid_option_is_refused_with_what_is_expected(
@@ -213,3 +216,18 @@ def test_an_unusable_fallback_is_named(
 ) -> None:
     assert run(queue, *(argument for fallback in fallbacks for argument in ("--fallback", fallback))) == 2
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("options", "priorities"), [((), "fair"), (("--priorities", "strict"), "strict")])
+def test_the_worker_gets_the_order_of_its_consumers(
+    queue: Path, monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], priorities: str
+) -> None:
+    given: list[object] = []
+
+    def refuse(*_: object, **settings: object) -> None:
+        given.append(settings["priorities"])
+        raise TerminalError("no server here")
+
+    monkeypatch.setattr(cli, "Worker", refuse)
+    assert run(queue, *options) == 2
+    assert given == [priorities]

@@ -52,3 +52,13 @@ def test_a_chosen_consumer_that_delivers_nothing_is_no_longer_owed_a_job() -> No
     assert scheduler.next([True, True], 5) == (1, 1)
     scheduler.record(1, 0, [True, True])
     assert scheduler.next([True, True], 5) == (0, 5)
+
+
+@given(free=st.lists(st.integers(1, 60), min_size=1, max_size=50))
+def test_with_strict_priorities_no_consumer_is_owed_a_job(free: list[int]) -> None:
+    scheduler = PriorityScheduler(3, strict=True)
+    for slots in free:
+        assert scheduler.next([True, True, True], slots) == (0, slots)
+        scheduler.record(0, slots, [True, True, True])
+    assert scheduler.next([False, True, True], 5) == (1, 5)
+    assert scheduler.next([False, False, False], 5) is None

@@ -46,6 +46,8 @@ class LetterRecord(_Record):
     :param action: ``redriven`` as a new job, ``requeued`` in place, or ``parked``
     :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
     :param subject: the new job's subject
+    :param consumer: the consumer that delivered the job, if any did
+    :param left_out: headers for which the new job had no room
     :param redrives: how often the job has been redriven now
     :param reason: why the job was dead
     :param died_at: when it died
@@ -60,6 +62,8 @@ class LetterRecord(_Record):
     action: Action
     new_sequence: int | None = None
     subject: str
+    consumer: str | None = None
+    left_out: dict[str, str] | None = None
     redrives: int = 0
     reason: str
     died_at: datetime | None = None

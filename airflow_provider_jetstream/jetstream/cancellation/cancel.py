@@ -21,7 +21,6 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
-    JOB_ID,
     MSG_ID,
     cancellation_filter,
     cancellation_subject,
@@ -29,6 +28,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     end_id,
 )
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.schedules import remove_schedules
 
 if TYPE_CHECKING:
@@ -78,25 +78,49 @@ async def cancel(
 
     Whether there is such a job, and whether it has ended, isn't checked.
 
-    :param job_id: the jobs' id: their header ``Job-Id``
+    :param job_id: the jobs' id: their header ``Job-Id``, else the ``id`` of their bodies, else their ``Nats-Msg-Id``
     :param why: a reason for people
     :param by: the person or system that cancels
     :raises QueueDeclarationError: the queue declares no events that capture cancellations
     :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
     """
+    (report,) = await cancel_jobs(connection, queue, [job_id], why, by)
+    return report
+
+
+async def cancel_jobs(
+    connection: Connection, queue: WorkQueue, job_ids: Iterable[str], why: str | None = None, by: str | None = None
+) -> list[CancelReport]:
+    """Do what :func:`cancel` does for several ids.
+
+    :param job_ids: ids of jobs
+    :return: a report for each different id, in their order
+    :raises QueueDeclarationError: the queue declares no events that capture cancellations
+    :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
+    """
     events = events_stream(queue)
     await _require_capture(connection, queue.name, events)
-    # In this order: a job that a schedule makes before its removal is stored before the cancellation, which covers it.
-    schedules = await remove_schedules(connection, queue.name, job_id)
-    requested_at = datetime.now(UTC)
-    ack = await _store(connection, queue.name, job_id, why, by)
-    message = await get_message(connection, events, ack.sequence)
-    cancellation = read_cancellation(message) if message else None
-    return CancelReport(cancellation or Cancellation(job_id, requested_at, why, by), schedules)
+
+    async def cancel_one(job_id: str) -> CancelReport:
+        # In this order: a job that a schedule makes before its removal is stored before the cancellation, which covers
+        # it.
+        schedules = await remove_schedules(connection, queue.name, job_id)
+        requested_at = datetime.now(UTC)
+        ack = await _store(connection, queue.name, job_id, why, by)
+        message = await get_message(connection, events, ack.sequence)
+        cancellation = read_cancellation(message) if message else None
+        return CancelReport(cancellation or Cancellation(job_id, requested_at, why, by), schedules)
+
+    return await map_concurrently(cancel_one, dict.fromkeys(job_ids))
 
 
 async def cancel_stored(
-    connection: Connection, queue: str, events: str, sequences: Iterable[int], why: str | None = None
+    connection: Connection,
+    queue: str,
+    events: str,
+    sequences: Iterable[int],
+    why: str | None = None,
+    by: str | None = None,
 ) -> int:
     """Cancel the jobs that are still stored among these, and return their number; jobs without an id can't be.
 
@@ -104,16 +128,17 @@ async def cancel_stored(
     :param events: its events stream's name
     :param sequences: stream sequences of jobs
     :param why: a reason for people
+    :param by: the person or system that cancels
     :raises NotFoundError: the queue or its events don't exist, or the events don't capture cancellations yet
     """
     await _require_capture(connection, queue, events)
 
     async def cancel_one(sequence: int) -> bool:
         message = await get_message(connection, queue, sequence)
-        job_id = message.header(JOB_ID) if message else None
+        job_id = stated_job_id(message.headers, message.data) if message else None
         if job_id is None:
             return False
-        await _store(connection, queue, job_id, why)
+        await _store(connection, queue, job_id, why, by)
         return True
 
     return sum(await map_concurrently(cancel_one, sequences))

@@ -2,8 +2,12 @@
 
 The server notices that a job has used up its deliveries only when the consumer receives a pull request. Where no worker
 is alive none comes, so the advisories of the last dead letters are never published. The probe is a pull request that
-fits no message: ``no_wait`` so that it ends at once, and ``max_bytes: 1`` so that every real job is put back with its
-delivery count unchanged.
+fits no message: ``max_bytes: 1`` so that every real job is put back with its delivery count unchanged, and ``no_wait``
+with a short ``expires`` so that it ends soon.
+
+``no_wait`` alone isn't enough: at ``max_ack_pending`` with jobs waiting no server answers such a request, and 2.10.27,
+2.11.0 and 2.12.0 don't answer it either after some deaths. With ``expires`` 2.11.0, 2.12.0 and 2.15.0 answered in every
+case that was measured, after that time.
 
 Measured with nats-server 2.10.27 and 2.15: after fifty probes a job's next real delivery had the number that it would
 have had without them. Server 2.9 miscounts here, and is refused at connecting.
@@ -23,6 +27,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
 _PUT_BACK = "409"
+_EXPIRES = 0.05
 
 # A probe ends at the first job that can be delivered, and the server moves that job to the end of its redelivery queue.
 # Dead letters behind more such jobs than this get their advisories at a later probe.
@@ -73,7 +78,7 @@ def _may_owe_advisories(info: Mapping[str, Any]) -> bool:
 async def _send_probes(connection: Connection, stream: str, info: Mapping[str, Any]) -> None:
     probes = min(info["num_ack_pending"] + 1, MAX_PROBES)
     subject = pull_subject(stream, info["name"])
-    probe = pull_request(1, no_wait=True, max_bytes=1, priority=priority_fields(info["config"]))
+    probe = pull_request(1, expires=_EXPIRES, no_wait=True, max_bytes=1, priority=priority_fields(info["config"]))
     while probes > 0 and await connection.request_status(subject, probe) == _PUT_BACK:
         probes -= 1
 

@@ -126,6 +126,9 @@ async def consumer_names(connection: Connection, stream: str) -> list[str]:
 async def list_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
     """Read the configuration and state of a stream's consumers by name, one request per page.
 
+    Internal consumers are left out: those of streams that source or mirror this one belong to no worker. nats-server
+    2.15 lists them with ``sourcing`` in their configuration, earlier ones don't list them.
+
     :raises NotFoundError: the stream doesn't exist
     :raises UnreachableError: the server of a consumer is away or elects a leader
     """
@@ -142,7 +145,11 @@ async def list_consumers(connection: Connection, stream: str) -> dict[str, dict[
                 " are away or elect a leader; try again"
             )
         page: list[dict[str, Any]] = answer.get("consumers") or []
-        consumers |= {info["name"]: info for info in page}
+        consumers |= {info["name"]: info for info in page if not _is_internal(info["config"])}
         offset += len(page)
         if not page or offset >= answer.get("total", 0):
             return consumers
+
+
+def _is_internal(config: Mapping[str, Any]) -> bool:
+    return bool(config.get("sourcing") or config.get("direct"))

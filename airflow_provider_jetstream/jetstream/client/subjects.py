@@ -11,7 +11,7 @@ from itertools import combinations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Sequence
 
 
 def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
@@ -66,3 +66,8 @@ def covered_by_any(outers: Iterable[str], inner: str) -> bool:
 def first_overlap(filters: Iterable[str]) -> tuple[str, str] | None:
     """Return the first pair of filters that overlap, if any do."""
     return next((pair for pair in combinations(filters, 2) if overlaps(*pair)), None)
+
+
+def overlapping_pairs(lefts: Iterable[str], rights: Sequence[str]) -> list[tuple[str, str]]:
+    """Return each filter of one list with each of another that it overlaps."""
+    return [(left, right) for left in lefts for right in rights if overlaps(left, right)]

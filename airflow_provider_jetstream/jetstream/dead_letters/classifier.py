@@ -28,22 +28,28 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     Entry,
     EntryKind,
     death_entries,
+    is_handled,
     last_consumer,
+    stored_entries,
     valid_since,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import ADVISORIES, merge_entries, read_parked
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog, LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
+    from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
+    from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState, QueueSnapshot
 
 _COPIES = (EntryKind.COPY, EntryKind.PROVEN_COPY)
@@ -56,6 +62,8 @@ class Classifier:
     :param snapshot: the queue's stream and consumers
     :param dead_letter_queue: the dead letter queue's stream
     :param metrics: the ack metrics of jobs that are gone
+    :param origins: the tasks that published jobs
+    :param handled: the jobs that handlers of the dead letter queue have handled
     :param captures_terminations: whether the dead letter queue captures the server's advisories of terminated jobs
     :param events: the stream of completions, if it exists
     :param archive: the archive, if it exists
@@ -69,6 +77,8 @@ class Classifier:
     snapshot: QueueSnapshot
     dead_letter_queue: str
     metrics: AckMetrics
+    origins: LetterOrigins
+    handled: HandledJobs
     captures_terminations: bool
     events: str | None = None
     archive: ArchiveReader | None = None
@@ -85,8 +95,10 @@ class Classifier:
         for start in range(0, len(jobs), MAX_CONCURRENT):
             batch = jobs[start : start + MAX_CONCURRENT]
             empty = await self._empty_streams()
+            await self.handled.refresh(empty)
             async with self.connection.prefetch(self._read_plans(batch, empty)):
-                classified += await map_concurrently(partial(self._classify, empty), batch)
+                results = await map_concurrently(partial(self._classify, empty), batch)
+            classified += await self.origins.add_to(results)
         return classified
 
     async def _empty_streams(self) -> frozenset[str]:
@@ -112,9 +124,12 @@ class Classifier:
             ends = [completion_subject(queue, consumer, sequence) for sequence, consumer in consumers if consumer]
             yield ReadPlan(self.events, subjects=ends)
         if self.audit and self.audit.stream not in empty:
-            yield ReadPlan(self.audit.stream, subjects=[letter_audit_subject(queue, job) for job in sequences])
-        records = (entry.sequence for _, entries in jobs for entry in entries if entry.kind not in ADVISORIES)
-        yield ReadPlan(self.dead_letter_queue, sorted(records))
+            records = [letter_audit_subject(queue, job) for job in sequences]
+            yield ReadPlan(self.audit.stream, subjects=[*records, *self.handled.report_subjects(sequences)])
+        entries = (entry for _, entries in jobs for entry in stored_entries(entries))
+        # Where a handler may have removed an entry, all are read.
+        read = (entry.sequence for entry in entries if self.handled.has_handlers or entry.kind not in ADVISORIES)
+        yield ReadPlan(self.dead_letter_queue, sorted(read))
 
     async def _classify(self, empty: Collection[str], job: tuple[int, tuple[Entry, ...]]) -> DeadLetter | NotDead:
         sequence, entries = job
@@ -132,10 +147,11 @@ class Classifier:
             result = await self._classify_gone(sequence, current, audit) if current else Status.STALE
         else:
             result = await self._classify_stored(message, taker, entries, audit)
-        entry_sequences = tuple(entry.sequence for entry in entries)
+        entry_sequences = tuple(entry.sequence for entry in stored_entries(entries))
         if isinstance(result, Status):
-            consumer = named or (taker.name if taker else None)
-            return NotDead(sequence, result, entry_sequences, consumer, stored=message is not None)
+            consumer, stored = named or (taker.name if taker else None), message is not None
+            reported = result == Status.HANDLED and self.handled.is_reported(sequence)
+            return NotDead(sequence, result, entry_sequences, consumer, stored=stored, reported=reported)
         # Entries about an earlier stream's job of the same number are removed together with this letter's.
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)
 
@@ -165,16 +181,26 @@ class Classifier:
             has_evidence=has_evidence,
         ):
             return Status.ALIVE if valid or not entries else Status.STALE
-        preserved = False
+        preserved, origin = False, None
         if valid:
             merged = await merge_entries(
                 self.connection, self.dead_letter_queue, self.snapshot, message.sequence, valid
             )
-            death, preserved = merged.death, merged.job is not None
+            death, preserved, origin = merged.death, merged.job is not None, merged.origin
         else:
             death = self._death_without_entry(message, consumer)
-        letter = self._letter(message, BodySource.QUEUE, death, consumer, preserved=preserved, entries=entries)
-        return await self._with_copy_sequence(letter, audited)
+        letter = self._letter(
+            message, BodySource.QUEUE, death, consumer, preserved=preserved, origin=origin, entries=entries
+        )
+        return await self._unless_handled(await self._with_copy_sequence(letter, audited), valid, since)
+
+    async def _unless_handled(
+        self, letter: DeadLetter, entries: Sequence[Entry], since: datetime
+    ) -> DeadLetter | Status:
+        # A redrive that was cut off has to be finished, whatever a handler did meanwhile.
+        if letter.copy_sequence is not None:
+            return letter
+        return await self.handled.status(letter.sequence, entries, since) or letter
 
     async def _with_copy_sequence(self, letter: DeadLetter, audited: LetterRecord | None) -> DeadLetter:
         """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
@@ -209,15 +235,18 @@ class Classifier:
             return Status.REDRIVEN
         for entry in reversed([entry for entry in entries if entry.kind == EntryKind.PARKED]):
             if parked := await read_parked(self.connection, self.dead_letter_queue, self.snapshot, entry):
-                death, job, why = parked
-                letter = self._letter(job, BodySource.COPY, death, None, preserved=True, parked=why)
-                return await self._with_copy_sequence(letter, None)
+                death, job, why, origin = parked
+                letter = self._letter(job, BodySource.COPY, death, None, preserved=True, parked=why, origin=origin)
+                letter = await self._with_copy_sequence(letter, None)
+                return await self._unless_handled(letter, [], entry.recorded_at)
         # A job that was requeued in place may have died again.
         valid = [
             entry for entry in entries if audited is None or (audited.in_place and entry.recorded_at >= audited.at)
         ]
         if not valid:
             return Status.REDRIVEN
+        if is_handled(valid):
+            return Status.HANDLED
         merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid)
         message, source = merged.job, BodySource.COPY
         if message is None and self.archive:
@@ -225,8 +254,10 @@ class Classifier:
         status = await self._status_of_gone(message, merged.death, {entry.kind for entry in valid})
         if status is not None or message is None:
             return status or Status.GONE
-        letter = self._letter(message, source, merged.death, None, preserved=source == BodySource.COPY)
-        return await self._with_copy_sequence(letter, None)
+        preserved = source == BodySource.COPY
+        letter = self._letter(message, source, merged.death, None, preserved=preserved, origin=merged.origin)
+        since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
+        return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
 
     async def _status_of_gone(
         self, message: StoredMessage | None, death: Death, kinds: Collection[EntryKind]
@@ -261,6 +292,7 @@ class Classifier:
         *,
         preserved: bool,
         parked: str | None = None,
+        origin: Origin | None = None,
         entries: Sequence[Entry] = (),
     ) -> DeadLetter:
         return DeadLetter(
@@ -274,6 +306,8 @@ class Classifier:
             preserved=preserved,
             ready_at=death.died_at + (consumer.max_ack_wait if consumer else timedelta()),
             parked=parked,
+            # A record's origin counts only where it is the one that the job's key names.
+            origin=origin_of(message.headers, {origin.key: origin} if origin else {}),
         )
 
     async def _is_completed(self, sequence: int, consumers: Collection[str | None]) -> bool:

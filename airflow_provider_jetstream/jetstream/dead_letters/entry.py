@@ -30,12 +30,18 @@ class EntryKind(IntEnum):
     """A copy that is out of circulation."""
     PROVEN_COPY = 6
     """A scan's copy of a job whose death the scan had proved."""
+    HANDLED = 7
+    """A handler acknowledged, and so removed, an entry that stated the death of a job."""
+    HANDLED_COPY = 8
+    """A handler acknowledged, and so removed, a copy of a job."""
+    CLAIMED = 9
+    """A redrive removed the advisory about used-up deliveries, so that no handler gets it, and was cut off then."""
 
 
 class Entry(NamedTuple):
     """One entry, as the index stores it.
 
-    :param sequence: its sequence in the dead letter queue
+    :param sequence: its sequence in the dead letter queue, also where it was removed
     :param kind: what it is
     :param consumer: the consumer that delivered the job, if the entry states it
     :param recorded_at: by the server's clock: when the job died, or for a worker's copy when the copy was stored; the
@@ -50,12 +56,25 @@ class Entry(NamedTuple):
     deliveries: int
 
 
-_DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVEN_COPY})
+_HANDLED = frozenset({EntryKind.HANDLED, EntryKind.HANDLED_COPY})
+_REMOVED = _HANDLED | {EntryKind.CLAIMED}
+DEATHS = frozenset({EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.PROVEN_COPY})
+_PROOFS = DEATHS | {EntryKind.HANDLED, EntryKind.CLAIMED}
 
 
 def death_entries(entries: Iterable[Entry]) -> list[Entry]:
     """Return the entries that state that a job was dead while it was still stored."""
-    return [entry for entry in entries if entry.kind in _DEATHS]
+    return [entry for entry in entries if entry.kind in _PROOFS]
+
+
+def stored_entries(entries: Iterable[Entry]) -> tuple[Entry, ...]:
+    """Return the entries that the dead letter queue stored when the index was read."""
+    return tuple(entry for entry in entries if entry.kind not in _REMOVED)
+
+
+def is_handled(entries: Iterable[Entry]) -> bool:
+    """Return whether a handler acknowledged an entry of the job."""
+    return any(entry.kind in _HANDLED for entry in entries)
 
 
 def valid_since(message: StoredMessage, consumer: ConsumerState, audited: LetterRecord | None) -> datetime:

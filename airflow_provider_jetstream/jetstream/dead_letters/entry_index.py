@@ -98,6 +98,10 @@ class EntryIndex:
         """Return whether any entry is of a kind."""
         return kind in self._kinds
 
+    def entry_sequences(self) -> frozenset[int]:
+        """Return the sequences of all entries in the dead letter queue."""
+        return frozenset(self._entries)
+
     def entries_of(self, sequence: int) -> tuple[Entry, ...]:
         """Return the entries about one job.
 
@@ -202,21 +206,42 @@ async def read_index(
     if stop is None:
         stop = int((await stream_info(connection, dead_letter_queue))["state"]["last_seq"])
     index.read_to = stop
-    # Each copy has a subject of its own: comparing prefixes is cheaper than a filter match, which is cached by subject.
-    copies = (copy_filter(queue).removesuffix(">"), parked_filter(queue).removesuffix(">"))
-    deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
+    parser = EntryParser(queue, created)
     async for message in read_range(connection, dead_letter_queue, start=start, stop=index.read_to):
-        if message.subject.startswith(copies):
-            job = _read_copy(message, queue, created)
-        elif covered_by_any(deaths, message.subject):
-            job = _read_advisory(message, queue)
-        else:
+        if not parser.is_entry(message.subject):
             continue
-        if job is not None and 0 < job[0] <= _MAX_SEQUENCE:
+        if job := parser.parse(message):
             index.add(*job)
         else:
             index.unreadable += 1
     return index
+
+
+class EntryParser:
+    """Parses the entries about the jobs of one work queue.
+
+    :param queue: the work queue
+    :param created: when its stream was created, in the server's own text
+    """
+
+    def __init__(self, queue: str, created: str) -> None:
+        self._queue = queue
+        self._created = created
+        # Each copy has a subject of its own: comparing prefixes is cheaper than a filter match, which is cached.
+        self._copies = (copy_filter(queue).removesuffix(">"), parked_filter(queue).removesuffix(">"))
+        self._deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
+
+    def is_entry(self, subject: str) -> bool:
+        """Return whether messages of a subject are entries about jobs of the queue."""
+        return subject.startswith(self._copies) or covered_by_any(self._deaths, subject)
+
+    def parse(self, message: StoredMessage) -> tuple[int, Entry] | None:
+        """Return the stream sequence of the job that an entry is about, and the entry; ``None`` if it states none."""
+        if message.subject.startswith(self._copies):
+            job = _read_copy(message, self._queue, self._created)
+        else:
+            job = _read_advisory(message, self._queue)
+        return job if job and 0 < job[0] <= _MAX_SEQUENCE else None
 
 
 def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, Entry] | None:

@@ -9,7 +9,7 @@ from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_ad
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind, last_consumer
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
+from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,11 +17,12 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 # By detail: a worker's copy has the error, a scan's has what was known when it was made, a parked one the least.
 _RECORDS = (EntryKind.COPY, EntryKind.PROVEN_COPY, EntryKind.PARKED)
-ADVISORIES: Final = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION)
+ADVISORIES: Final = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION, EntryKind.CLAIMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,12 @@ class MergedEntry:
 
     :param death: the job's death
     :param job: the job from its copy, if the dead letter queue has one
+    :param origin: the task that published the job, if a copy names it
     """
 
     death: Death
     job: StoredMessage | None
+    origin: Origin | None
 
 
 async def merge_entries(
@@ -45,11 +48,12 @@ async def merge_entries(
     :param entries: at least one
     """
     kinds = {entry.kind for entry in entries}
-    record, job, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries)
+    copied, stored_at = await _read_best_record(connection, dead_letter_queue, snapshot, entries)
+    record, job = (copied.death, copied.job) if copied else (None, None)
     # The server's advisories decide what happened; a record only makes the reason more precise.
     if EntryKind.TERMINATION in kinds:
         reason = Reason.EXPIRED if record and record.reason == Reason.EXPIRED else Reason.TERMINATED
-    elif EntryKind.DELIVERIES in kinds:
+    elif {EntryKind.DELIVERIES, EntryKind.CLAIMED} & kinds:
         reason = Reason.DEADLINE if record and record.reason == Reason.DEADLINE else Reason.MAX_DELIVERIES
     else:
         reason = record.reason if record else Reason.EXPIRED
@@ -74,30 +78,30 @@ async def merge_entries(
         traceback_digest=record.traceback_digest if record else None,
         error_place=record.error_place if record else None,
     )
-    return MergedEntry(death, job if job and job.subject else None)
+    return MergedEntry(death, job if job and job.subject else None, copied.origin if copied else None)
 
 
 async def read_parked(
     connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, entry: Entry
-) -> tuple[Death, StoredMessage, str] | None:
-    """Read a parked letter: its death, the job, and why it was parked; ``None`` where the entry is gone."""
+) -> Record | None:
+    """Read the record of a parked letter; ``None`` where the entry is gone."""
     message = await get_message(connection, dead_letter_queue, entry.sequence)
     record = read_record(message, snapshot.queue) if message else None
-    if record is None or not record[1].subject:
+    if record is None or not record.job.subject:
         return None
-    return record[0], record[1], record[2] or "no reason given"
+    return record._replace(parked=record.parked or "no reason given")
 
 
 async def _read_best_record(
     connection: Connection, dead_letter_queue: str, snapshot: QueueSnapshot, entries: Sequence[Entry]
-) -> tuple[Death, StoredMessage, datetime] | tuple[None, None, None]:
-    """Read the most detailed record, the last one where there are several of a kind."""
+) -> tuple[Record, datetime] | tuple[None, None]:
+    """Read the most detailed record, the last one where there are several of a kind, and when it was stored."""
     copies = [entry for entry in entries if entry.kind in _RECORDS]
     for entry in sorted(copies, key=lambda entry: (_RECORDS.index(entry.kind), -entry.sequence)):
         message = await get_message(connection, dead_letter_queue, entry.sequence)
         if message and (record := read_record(message, snapshot.queue)):
-            return record[0], record[1], message.stored_at
-    return None, None, None
+            return record, message.stored_at
+    return None, None
 
 
 async def _termination_reason(connection: Connection, dead_letter_queue: str, entries: Sequence[Entry]) -> str | None:

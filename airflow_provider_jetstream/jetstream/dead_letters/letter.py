@@ -4,17 +4,28 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.headers import first
-from airflow_provider_jetstream.jetstream.contract import DAG_ID, JOB_ID, MAP_INDEX, REDRIVE_COUNT, RUN_ID, TASK_ID
+from airflow_provider_jetstream.jetstream.contract import (
+    AIRFLOW_TASK,
+    DAG_ID,
+    MAP_INDEX,
+    RUN_ID,
+    TASK_ID,
+)
 from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
     from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death
+
+_NONE_KNOWN: Final[Mapping[str, Origin]] = MappingProxyType({})
 
 
 class BodySource(StrEnum):
@@ -40,6 +51,7 @@ class DeadLetter:
     :param ready_at: when no worker can be working on it any more
     :param copy_sequence: the new job's sequence, where a redrive was cut off after it stored the copy
     :param parked: why it is out of circulation, if it is
+    :param origin: the Airflow task that published it, if one did and it is known
     """
 
     death: Death
@@ -53,6 +65,7 @@ class DeadLetter:
     ready_at: datetime
     copy_sequence: int | None = None
     parked: str | None = None
+    origin: Origin | None = None
 
     @property
     def sequence(self) -> int:
@@ -62,31 +75,26 @@ class DeadLetter:
     @property
     def job_id(self) -> str:
         """The job's own id, or its sequence where it has none."""
-        return job_id_of(self.headers, self.sequence)
+        return job_id_of(self.headers, self.body, self.sequence)
 
     @property
     def redrives(self) -> int:
         """How often it was redriven."""
         return redrives_of(self.headers)
 
-    @property
-    def origin(self) -> Origin | None:
-        """The Airflow task that published it, if one did."""
-        return origin_of(self.headers)
+
+def task_key_of(headers: Pairs) -> str | None:
+    """Return the key of the Airflow task that published a job, if the job's headers hold one."""
+    return first(headers, AIRFLOW_TASK)
 
 
-def job_id_of(headers: Pairs, sequence: int) -> str:
-    """Return a job's own id, or its stream sequence where it has none."""
-    return first(headers, JOB_ID) or str(sequence)
+def origin_of(headers: Pairs, known: Mapping[str, Origin] = _NONE_KNOWN) -> Origin | None:
+    """Return the Airflow task that published a job, if one did and it is known.
 
-
-def redrives_of(headers: Pairs) -> int:
-    """Return how often a job was redriven."""
-    return max(0, _number(first(headers, REDRIVE_COUNT), 0))
-
-
-def origin_of(headers: Pairs) -> Origin | None:
-    """Return the Airflow task that published a job, if one did."""
+    :param known: tasks by their keys; where a job has a key, nothing else in its headers names the task
+    """
+    if (key := task_key_of(headers)) is not None:
+        return known.get(key)
     dag_id = first(headers, DAG_ID)
     if dag_id is None:
         return None

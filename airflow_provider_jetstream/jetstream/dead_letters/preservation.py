@@ -49,6 +49,8 @@ class BodyPreserver:
         captured = covered_by_any(config.get("subjects") or [], copy_filter(scan.queue.name))
         # Interest retention deletes at once a message that no consumer takes.
         self._is_possible = captured and config["retention"] != "interest"
+        largest = config.get("max_msg_size", -1)
+        self._max_size = min(connection.max_payload, largest) if largest > 0 else connection.max_payload
         self.preserved = 0
         self.not_preserved = 0
 
@@ -93,8 +95,7 @@ class BodyPreserver:
 
     async def _copy(self, letter: DeadLetter) -> bool:
         death = letter.death
-        headers = record_headers(death, subject=letter.subject, time=letter.time, headers=letter.headers, writer=SCAN)
-        if len(letter.body) + wire_size(headers) > self._connection.max_payload:
+        if (headers := self._fitting_headers(letter)) is None:
             log.warning("%s is too large to be stored with the headers that describe its death", letter.job_id)
             return False
         subject = copy_subject(death.stream, death.consumer, death.sequence)
@@ -109,3 +110,18 @@ class BodyPreserver:
             log.warning("The body of dead letter %s couldn't be copied: %s", letter.job_id, error)
             return False
         return ack.stream == self._scan.dead_letter_queue
+
+    def _fitting_headers(self, letter: DeadLetter) -> Headers | None:
+        """Return the headers of a letter's record, without the origin where only that fits; ``None`` where none fit."""
+        for origin in dict.fromkeys((letter.origin, None)):
+            headers = record_headers(
+                letter.death,
+                subject=letter.subject,
+                time=letter.time,
+                headers=letter.headers,
+                writer=SCAN,
+                origin=origin,
+            )
+            if len(letter.body) + wire_size(headers) <= self._max_size:
+                return headers
+        return None

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _Item = TypeVar("_Item")
 
 # An acknowledged job leaves the stream a moment after the consumer's state has changed.
-_REMOVAL_DELAY = 0.25
+REMOVAL_DELAY = 0.25
 _MAX_BYTES_AT_ONCE = 16 << 20
 
 
@@ -163,7 +163,7 @@ async def _find_orphans(
         ]
     if not candidates:
         return []
-    await sleep(_REMOVAL_DELAY)
+    await sleep(REMOVAL_DELAY)
 
     async def is_stored(sequence: int) -> bool:
         return await get_message(connection, snapshot.queue, sequence) is not None

@@ -13,14 +13,16 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, NamedTuple
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs, is_servers
-from airflow_provider_jetstream.jetstream.contract import MSG_ID, NO_CONSUMER, copy_filter, parked_filter
+from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs, first, is_servers
+from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, NO_CONSUMER, copy_filter, parked_filter
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.record_origin import format_origin, parse_origin
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.origin import Origin
 
 PREFIX = "Dead-Letter-"
 VERSION = "1"
@@ -46,6 +48,7 @@ _TRACEBACK_DIGEST = f"{PREFIX}Traceback-Digest"
 _ERROR_PLACE = f"{PREFIX}Error-Place"
 _FINGERPRINT = f"{PREFIX}Fingerprint"
 _PARKED = f"{PREFIX}Parked"
+_ORIGIN = f"{PREFIX}Origin"
 _STORED_AS_JSON = f"{PREFIX}Kept-Headers"
 
 _MAX_TEXT = 1_000
@@ -59,7 +62,14 @@ _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def record_headers(
-    death: Death, *, subject: str, time: str, headers: Pairs, writer: str, parked: str | None = None
+    death: Death,
+    *,
+    subject: str,
+    time: str,
+    headers: Pairs,
+    writer: str,
+    parked: str | None = None,
+    origin: Origin | None = None,
 ) -> Headers:
     """Build the headers of a dead letter's record, which :func:`read_record` reads.
 
@@ -68,6 +78,8 @@ def record_headers(
     :param headers: the job's headers as they were stored
     :param writer: what stores the record; the same letter is stored once per writer
     :param parked: why the letter is parked, if it is
+    :param origin: the task that published the job, if it is known; stored where the job's headers hold only its key,
+        since this record may stay for longer than the task's
     """
     # Before the fingerprint is computed, so that readers of the record compute the same one.
     death = replace(
@@ -95,6 +107,7 @@ def record_headers(
         _ERROR_PLACE: one_line(death.error_place),
         _FINGERPRINT: death.fingerprint,
         _PARKED: one_line(parked),
+        _ORIGIN: format_origin(origin) if origin and first(headers, AIRFLOW_TASK) else None,
     }
     # All values of a name are stored in the same form, so that they keep their order.
     special = {name for name, value in headers if not _is_sendable(name, value)}
@@ -135,13 +148,27 @@ def read_outline(message: StoredMessage, stream: str) -> Outline | None:
     return _outline(message, dict(message.headers), stream)
 
 
-def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessage, str | None] | None:
+class Record(NamedTuple):
+    """A record in full.
+
+    :param death: the death
+    :param job: the job as it was stored
+    :param parked: why it was parked, if it was
+    :param origin: the task that published the job, where the record names it
+    """
+
+    death: Death
+    job: StoredMessage
+    parked: str | None
+    origin: Origin | None
+
+
+def read_record(message: StoredMessage, stream: str) -> Record | None:
     """Read a record in full.
 
     :param message: a message of the dead letter queue
     :param stream: the work queue that the message's subject names
-    :return: the death, the job as it was stored, and why it was parked; ``None`` where the record doesn't state which
-        job it is about
+    :return: ``None`` where the record doesn't state which job it is about
     """
     fields = dict(message.headers)
     if (outline := _outline(message, fields, stream)) is None:
@@ -170,7 +197,7 @@ def read_record(message: StoredMessage, stream: str) -> tuple[Death, StoredMessa
         headers=(*own, *_parse_pairs(fields.get(_STORED_AS_JSON))),
         data=message.data,
     )
-    return death, job, one_line(fields.get(_PARKED))
+    return Record(death, job, one_line(fields.get(_PARKED)), parse_origin(fields.get(_ORIGIN)))
 
 
 def _outline(message: StoredMessage, fields: Mapping[str, str], stream: str) -> Outline | None:

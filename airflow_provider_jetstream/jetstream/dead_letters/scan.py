@@ -17,11 +17,13 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, read_index
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation, reconcile
+from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -109,6 +111,10 @@ class Scan:
         state = context.dead_letter_queue["state"]
         start, stop = max(1, state["first_seq"]), state["last_seq"]
         index = await read_index(connection, dead_letter_queue, queue.name, snapshot.created, start, stop)
+        # Read after the index: what a handler acknowledged before, it has delivered now.
+        handlers = await read_handlers(connection, context.dead_letter_queue["config"], queue.name)
+        context = replace(context, handlers=handlers)
+        await add_removed_entries(connection, snapshot, context.dead_letter_queue, context.audit, handlers, index)
         audit = AuditLog.from_snapshot(connection, queue, snapshot)
         records = None if audit is None or audit.stream in snapshot.empty_companions else audit
         reconciliation = await reconcile(connection, snapshot, index, records)
@@ -262,7 +268,7 @@ def _is_preserved(entries: Sequence[Entry], result: DeadLetter | NotDead) -> boo
         return result.preserved
     if result.status == Status.VANISHED:
         return any(entry.kind in (EntryKind.COPY, EntryKind.PROVEN_COPY) for entry in entries)
-    return result.status == Status.COMPLETED or not result.stored
+    return result.status in (Status.COMPLETED, Status.HANDLED) or not result.stored
 
 
 def _merged(

@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import TERMINATED
+from airflow_provider_jetstream.jetstream.contract import TERMINATED, handled_filter
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
+from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
 
 if TYPE_CHECKING:
@@ -18,6 +20,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
@@ -31,6 +34,7 @@ class ScanContext:
     :param queue: the work queue
     :param snapshot: its stream, companions and consumers
     :param vanished: whether a job that vanished counts as a dead letter
+    :param handlers: the consumers of the dead letter queue that remove entries by acknowledging them
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the dead letter queue doesn't exist
     """
@@ -38,6 +42,7 @@ class ScanContext:
     queue: WorkQueue
     snapshot: QueueSnapshot
     vanished: bool
+    handlers: tuple[DeadLetterHandler, ...] = ()
 
     def __post_init__(self) -> None:
         name = require_dead_letters(self.queue).name
@@ -50,6 +55,17 @@ class ScanContext:
     def dead_letter_queue(self) -> Mapping[str, Any]:
         """The server's STREAM.INFO of the dead letter queue."""
         return self.snapshot.companions[require_dead_letters(self.queue).name]
+
+    @property
+    def handler_names(self) -> tuple[str, ...]:
+        """The names of the handlers."""
+        return tuple(handler.name for handler in self.handlers)
+
+    @property
+    def audit(self) -> Mapping[str, Any] | None:
+        """The server's STREAM.INFO of the audit, if it exists."""
+        audit = self.queue.audit
+        return self.snapshot.companions.get(audit.name) if audit else None
 
     @property
     def events(self) -> str | None:
@@ -83,12 +99,25 @@ class ScanContext:
             self.snapshot,
             config["name"],
             metrics=metrics,
+            origins=LetterOrigins(connection, self.snapshot.queue, self.events),
+            handled=self._handled_jobs(connection),
             captures_terminations=covered_by_any(config.get("subjects") or [], terminations),
             events=self.events,
             archive=archive,
             audit=audit,
             inconsistent_consumers=inconsistent_consumers,
             vanished=self.vanished,
+        )
+
+    def _handled_jobs(self, connection: Connection) -> HandledJobs:
+        audit, name = self.audit, self.snapshot.queue
+        subjects = (audit["config"].get("subjects") or []) if audit else []
+        return HandledJobs(
+            connection,
+            name,
+            self.dead_letter_queue["config"]["name"],
+            reports=audit["config"]["name"] if audit and covered_by_any(subjects, handled_filter(name)) else None,
+            has_handlers=bool(self.handlers),
         )
 
     async def _ack_metrics(

@@ -11,6 +11,8 @@ class Status(StrEnum):
 
     COMPLETED = "completed"
     """Its completion is stored."""
+    HANDLED = "handled"
+    """A consumer of the dead letter queue acknowledged its entry, or reported that it is handled."""
     REDRIVEN = "redriven"
     """The audit states that it was redriven, requeued or parked since."""
     ALIVE = "alive"
@@ -34,6 +36,7 @@ class Status(StrEnum):
 
 _MEANINGS = {
     Status.COMPLETED: "its completion is stored",
+    Status.HANDLED: "a handler of the dead letter queue has acknowledged its entry, or reported it as handled",
     Status.REDRIVEN: "it was redriven, requeued or parked since",
     Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
     Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
@@ -45,7 +48,7 @@ _MEANINGS = {
 }
 
 # Nothing remains to be done about jobs of these, so that their entries can be removed.
-ENDED = frozenset({Status.COMPLETED, Status.REDRIVEN, Status.GONE, Status.SPURIOUS})
+ENDED = frozenset({Status.COMPLETED, Status.HANDLED, Status.REDRIVEN, Status.GONE, Status.SPURIOUS})
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +60,7 @@ class NotDead:
     :param entries: the sequences of its entries
     :param consumer: the consumer that delivered it
     :param stored: whether it is still stored in the work queue
+    :param reported: whether a handler itself reported that it is handled
     """
 
     sequence: int
@@ -64,3 +68,4 @@ class NotDead:
     entries: tuple[int, ...]
     consumer: str | None
     stored: bool = False
+    reported: bool = False

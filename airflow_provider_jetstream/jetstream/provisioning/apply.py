@@ -8,30 +8,37 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
-from airflow_provider_jetstream.jetstream.errors import ApiError, DriftError, ProvisioningError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    DriftError,
+    ProvisioningError,
+    ServerTooOldError,
+    TransientError,
+)
+from airflow_provider_jetstream.jetstream.provisioning.consumer_plan import (
+    dead_letter_consumer_steps,
+    work_queue_consumer_steps,
+)
 from airflow_provider_jetstream.jetstream.provisioning.diff import Difference
-from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
+from airflow_provider_jetstream.jetstream.provisioning.hand_over import hand_over, update_consumer
 from airflow_provider_jetstream.jetstream.provisioning.plan import (
     Plan,
     Step,
-    consumer_step,
+    declared_companion_config,
     declared_queue_config,
     reserved_subjects_in_use,
     stream_step,
-    undeclared_consumer_steps,
 )
+from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
+from airflow_provider_jetstream.jetstream.publishing.record_store import maintain_records
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.contract import Reserved
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 __all__ = ["Difference", "Plan", "Step", "apply", "plan", "provision"]
 
 _STREAM_MISSING = 10059
-_CONSUMER_MISSING = 10014
-_SUBJECT_TAKEN = 10065
 
 # The API level that knows a field: older servers drop it silently, and it would differ for ever.
 _FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2, "allow_msg_schedules": 2}
@@ -42,9 +49,12 @@ _SCHEDULING_SERVER = (2, 12, 0)
 _POLICY_LEVELS = {"overflow": (1, (2, 11, 0)), "pinned_client": (1, (2, 11, 0)), "prioritized": (2, (2, 12, 0))}
 
 
-async def plan(connection: Connection, queue: WorkQueue) -> Plan:
+async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = False) -> Plan:
     """Compare a declaration with the server, and return what :func:`apply` would do; change nothing.
 
+    Steps that the server would refuse, or that would lose or repeat jobs, are blocked.
+
+    :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
     :raises ServerTooOldError: the declaration needs a feature that the server lacks
     :raises ApiError: the server refused a request
     """
@@ -52,46 +62,56 @@ async def plan(connection: Connection, queue: WorkQueue) -> Plan:
     steps: list[Step] = []
     for stream in queue.companions():
         existing = await _existing_stream(connection, stream.name)
-        steps.append(stream_step(existing, _supported(stream.config(), connection.api_level)))
+        steps.append(
+            stream_step(existing, _supported(declared_companion_config(queue, stream, existing), connection.api_level))
+        )
         if stream is queue.dead_letters:
-            for consumer in queue.dead_letters.consumers:
-                existing = await _existing_consumer(connection, stream.name, consumer.name)
-                steps.append(consumer_step(stream.name, existing, consumer.config()))
+            steps += await dead_letter_consumer_steps(connection, queue.dead_letters, existing)
     existing = await _existing_stream(connection, queue.name)
     steps.append(stream_step(existing, declared_queue_config(queue, existing)))
-    steps += await _plan_consumers(
-        connection, queue, reserved_subjects_in_use(queue, existing), exists=existing is not None
-    )
-    return Plan(tuple(steps))
+    reserved = reserved_subjects_in_use(queue, existing)
+    steps += await work_queue_consumer_steps(connection, queue, reserved, exists=existing is not None, migrate=migrate)
+    return Plan(tuple(await with_refusals(connection, steps)))
 
 
 async def apply(connection: Connection, plan: Plan) -> None:
     """Execute a plan.
 
-    :raises DriftError: a step is blocked; nothing has been changed
-    :raises ProvisioningError: the server refused a step; the steps before it are done, and applying again is safe
+    :raises DriftError: a step is blocked, and nothing has been changed; or a consumer has dead letters that it can't
+        hand over
+    :raises ProvisioningError: the server refused a step; it says which steps are done, and provisioning goes on there
+    :raises TransientError: the connection was lost, or jobs stay in flight; provisioning again goes on there too
     """
-    if blocked := [step for step in plan.steps if step.blocked]:
+    if plan.blocked:
         raise DriftError(
-            "what exists differs from the declaration in ways the server can't change, so nothing was changed:\n"
-            + "\n".join(str(step) for step in blocked)
+            "the server can't be made to match the declaration, so nothing was changed:\n"
+            + "\n".join(str(step) for step in plan.blocked)
         )
-    for step in plan.changes:
+    for number, step in enumerate(plan.changes):
         try:
             await _execute(connection, step)
         except ApiError as error:
-            raise ProvisioningError(await _explain(connection, step, error)) from None
+            raise ProvisioningError(
+                f"the server refused to {step.action} {step.kind} {step.name}: {error.description} (error"
+                f" {error.err_code}); {_progress(plan, number)}"
+            ) from None
+        except (DriftError, TransientError) as error:
+            raise type(error)(f"{error}; {_progress(plan, number)}") from None
 
 
-async def provision(connection: Connection, queue: WorkQueue) -> Plan:
+async def provision(connection: Connection, queue: WorkQueue, *, migrate: bool = False) -> Plan:
     """Create and update a queue's streams and consumers, and return the plan that was executed.
 
+    What was interrupted is continued by calling it again.
+
+    :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
     :raises ServerTooOldError: the declaration needs a feature that the server lacks; nothing has been changed
     :raises DriftError: what exists differs in a way that no update can change; nothing has been changed
     :raises ProvisioningError: the server refused a step; the steps before it are done, and provisioning again is safe
     """
-    executed = await plan(connection, queue)
+    executed = await plan(connection, queue, migrate=migrate)
     await apply(connection, executed)
+    await maintain_records(connection, queue)
     return executed
 
 
@@ -129,41 +149,10 @@ def _supported(config: dict[str, Any], level: int) -> dict[str, Any]:
 
 
 async def _existing_stream(connection: Connection, name: str) -> dict[str, Any] | None:
-    return await _existing(connection, f"STREAM.INFO.{name}", _STREAM_MISSING)
-
-
-async def _existing_consumer(connection: Connection, stream: str, name: str) -> dict[str, Any] | None:
-    return await _existing(connection, f"CONSUMER.INFO.{stream}.{name}", _CONSUMER_MISSING, _STREAM_MISSING)
-
-
-async def _plan_consumers(
-    connection: Connection, queue: WorkQueue, reserved: tuple[Reserved, ...], *, exists: bool
-) -> list[Step]:
-    names = [consumer.name for consumer in queue.consumers]
-    has_partitions = any(consumer.partition is not None for consumer in queue.consumers)
-    # Undeclared consumers matter only where the stream reserves subjects, or as partitions of another number of them.
-    others = await consumer_names(connection, queue.name) if exists and (reserved or has_partitions) else []
-    existing: dict[str, dict[str, Any]] = {}
-    for name in (*names, *(other for other in others if other not in names)):
-        if config := await _existing_consumer(connection, queue.name, name):
-            existing[name] = config
-    blockers = await resize_blockers(connection, queue, existing) if has_partitions and existing else {}
-    steps: list[Step] = []
-    for consumer in queue.consumers:
-        declared = consumer.config(default_filters=queue.subjects if reserved else ())
-        name = consumer.name
-        steps.append(consumer_step(queue.name, existing.get(name), declared, reserved, blockers.get(name)))
-    for name, config in existing.items():
-        if name not in names:
-            steps += undeclared_consumer_steps(queue.name, config, reserved, blockers.get(name))
-    return steps
-
-
-async def _existing(connection: Connection, subject: str, *missing: int) -> dict[str, Any] | None:
     try:
-        config: dict[str, Any] = (await connection.api(subject))["config"]
+        config: dict[str, Any] = (await connection.api(f"STREAM.INFO.{name}"))["config"]
     except ApiError as error:
-        if error.err_code in missing:
+        if error.err_code == _STREAM_MISSING:
             return None
         raise
     return config
@@ -172,21 +161,15 @@ async def _existing(connection: Connection, subject: str, *missing: int) -> dict
 async def _execute(connection: Connection, step: Step) -> None:
     if step.kind == "stream":
         await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
-        return
-    stream, consumer = step.name.split("/")
-    body = {"stream_name": stream, "config": step.config, "action": step.action}
-    subject = f"CONSUMER.CREATE.{stream}.{consumer}"
-    if filter_subject := step.config.get("filter_subject"):
-        subject += f".{filter_subject}"
-    await connection.api(subject, body)
+    elif step.hand_over:
+        await hand_over(connection, step)
+    else:
+        await update_consumer(connection, step.name.partition("/")[0], step.config, step.action)
 
 
-async def _explain(connection: Connection, step: Step, error: ApiError) -> str:
-    text = f"the server refused to {step.action} {step.kind} {step.name}: {error.description} (error {error.err_code})"
-    if error.err_code != _SUBJECT_TAKEN:
-        return text
-    for subject in step.config["subjects"]:
-        capturing = (await connection.api("STREAM.NAMES", {"subject": subject})).get("streams") or []
-        if names := [name for name in capturing if name != step.name]:
-            return f"{text}: stream {', '.join(names)} already captures {subject}; declare that stream's name instead"
-    return text
+def _progress(plan: Plan, number: int) -> str:
+    """Return where the execution of a plan stopped."""
+    if not number:
+        return "nothing was changed before that"
+    done, last = f"{number} of {len(plan.changes)} steps", plan.changes[number - 1]
+    return f"{done} are done, {last.action} {last.kind} {last.name} the last; provision again to go on"

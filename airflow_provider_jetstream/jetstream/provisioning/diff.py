@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.queue.end_evidence import sampled_percent
 from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -103,15 +104,15 @@ def _with_single_filter(existing: Mapping[str, Any]) -> dict[str, Any]:
 def _canonical(field: str, value: Any) -> Any:
     if field in _UNLIMITED and value in (None, 0, -1):
         return -1
+    if field == "sample_freq":
+        return sampled_percent(value)
     if value is None:
         return _SERVER_DEFAULTS.get(field, False)
     if field in ("subjects", "filter_subjects"):
         return sorted(value)
     if field == "republish":
         return {key: setting for key, setting in value.items() if setting}
-    if value in (0, ""):
-        return False
-    return value
+    return False if value in (0, "") else value
 
 
 def _shown(field: str, value: Any) -> str:

@@ -15,15 +15,40 @@ from airflow_provider_jetstream.jetstream.provisioning.diff import (
     stream_differences,
 )
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
+from airflow_provider_jetstream.jetstream.queue.declaration import ARCHIVE_LIMITS
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.queue.declaration import Stream
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _FIXED_STREAM_FIELDS = frozenset({"retention", "storage"})
 _ONE_WAY_STREAM_FIELDS = frozenset({"deny_delete", "deny_purge"})
 _FIXED_CONSUMER_FIELDS = frozenset({"ack_policy", "deliver_policy", "replay_policy"})
+
+
+@dataclass(frozen=True, slots=True)
+class HandOver:
+    """What a consumer passes on to others before it is changed or removed.
+
+    :param receivers: the names of the others
+    :param filters: the filters that they get
+    :param others: all subjects that aren't the consumer's own any more
+    :param divided: the filters of an undeclared consumer, which keeps the stored jobs that nobody else takes
+    :param jobs: how many of its stored jobs are theirs then
+    """
+
+    receivers: tuple[str, ...] = ()
+    filters: tuple[str, ...] = ()
+    others: tuple[str, ...] = ()
+    divided: tuple[str, ...] = ()
+    jobs: int = 0
+
+    def __str__(self) -> str:
+        if not self.receivers:
+            return "ends a hand-over that was interrupted"
+        return f"hands {job_count(self.jobs)} over to {listed(self.receivers)}, once none is in flight"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,19 +59,22 @@ class Step:
     :param config: the whole configuration to send
     :param differences: what an update changes
     :param blocked: why the server can't make the change, and what to do instead
+    :param hand_over: what a consumer passes on to others first
     """
 
     kind: Literal["stream", "consumer"]
     name: str
-    action: Literal["create", "update", "keep"]
+    action: Literal["create", "update", "keep", "remove"]
     config: dict[str, Any]
     differences: tuple[Difference, ...] = ()
     blocked: tuple[str, ...] = ()
+    hand_over: HandOver | None = None
 
     def __str__(self) -> str:
         changes = "".join(f"\n    {difference}" for difference in self.differences)
+        hand_over = f"\n    {self.hand_over}" if self.hand_over else ""
         reasons = "".join(f"\n    not possible: {reason}" for reason in self.blocked)
-        return f"{self.action} {self.kind} {self.name}{changes}{reasons}"
+        return f"{self.action} {self.kind} {self.name}{changes}{hand_over}{reasons}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +90,11 @@ class Plan:
     def changes(self) -> tuple[Step, ...]:
         """The steps that change something."""
         return tuple(step for step in self.steps if step.action != "keep")
+
+    @property
+    def blocked(self) -> tuple[Step, ...]:
+        """The steps that are impossible; with any, nothing is changed."""
+        return tuple(step for step in self.steps if step.blocked)
 
     def __str__(self) -> str:
         return "\n".join(str(step) for step in self.steps)
@@ -108,6 +141,11 @@ def consumer_step(
         for difference in differences
         if difference.field in _FIXED_CONSUMER_FIELDS
     ]
+    if existing.get("deliver_subject"):
+        blocked.append(
+            "it is a push consumer, from which no worker can pull, and an update can't change that (error 10012);"
+            " remove it by hand if no job is in flight, or declare another name"
+        )
     action: Literal["update", "keep"] = "update" if differences else "keep"
     return Step("consumer", name, action, merged_consumer(existing, declared), differences, tuple(blocked))
 
@@ -123,6 +161,24 @@ def undeclared_consumer_steps(
     """
     blocked = (*_reserved_blockers(existing, reserved), *([resize_blocker] if resize_blocker else []))
     return (Step("consumer", f"{stream}/{existing['name']}", "keep", dict(existing), (), blocked),) if blocked else ()
+
+
+def declared_companion_config(
+    queue: WorkQueue, companion: Stream, existing: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """Return the declared fields of a companion of a queue.
+
+    A new archive takes over the limits of its queue; an existing one keeps those that aren't declared for it.
+
+    :param existing: the server's configuration, if it has the stream
+    """
+    config = companion.config()
+    if companion is not queue.archive:
+        return config
+    if existing is None:
+        return config | queue.new_archive_limits()
+    kept = set(ARCHIVE_LIMITS) - companion.model_fields_set
+    return {field: value for field, value in config.items() if field not in kept}
 
 
 def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
@@ -159,6 +215,17 @@ def reserved_subjects_in_use(queue: WorkQueue, existing: Mapping[str, Any] | Non
     )
 
 
+def job_count(count: int) -> str:
+    """Return a number of jobs as text."""
+    return "1 job" if count == 1 else f"{count} jobs"
+
+
+def listed(names: Sequence[str], shown: int = 4) -> str:
+    """Return names as text: the first few, and how many more there are."""
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return ", ".join(names[:shown]) + more
+
+
 def _reserved_blockers(consumer: Mapping[str, Any], reserved: Iterable[Reserved]) -> Iterator[str]:
     filters = [consumer.get("filter_subject"), *(consumer.get("filter_subjects") or ())]
     for subject in [subject for subject in filters if subject] or [">"]:
@@ -187,8 +254,11 @@ def _stream_blocker(name: str, difference: Difference) -> str | None:
     if difference.field == "republish" and difference.existing and difference.declared:
         existing, declared = difference.existing.get("dest"), difference.declared["dest"]
         if existing != declared:
+            # A dead letter queue republishes its entries to the audit, a work queue its jobs to the archive.
+            of_entries = declared.startswith("entries.")
+            keep, use = ("republish: null", "copies") if of_entries else ("archive: false", "an archive")
             return (
-                f"{name} republishes to {existing}, and a stream republishes to one subject only; declare archive:"
-                f" false to keep that, or remove it by hand for an archive on {declared}, then provision again"
+                f"{name} republishes to {existing}, and a stream republishes to one subject only; declare {keep}"
+                f" to keep that, or remove it by hand for {use} on {declared}, then provision again"
             )
     return None

@@ -4,20 +4,22 @@ from __future__ import annotations
 
 import json
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import (
-    JOB_ADVISORY,
+    AIRFLOW_TASK,
+    EXECUTE_AT,
     JOB_ID,
     MSG_ID,
     schedule_once_subject,
     schedule_repeated_subject,
 )
-from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError
-from airflow_provider_jetstream.jetstream.origin import Origin, job_key_part
+from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError, JobTooLargeError
+from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
+from airflow_provider_jetstream.jetstream.publishing.job_identity import identity_headers
 from airflow_provider_jetstream.jetstream.publishing.schedules import (
     ONCE_LEVEL,
     REPEATED_LEVEL,
@@ -26,18 +28,21 @@ from airflow_provider_jetstream.jetstream.publishing.schedules import (
     schedule_headers,
 )
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
+from airflow_provider_jetstream.jetstream.queue.message_size import Measured
 from airflow_provider_jetstream.jetstream.queue.partitions import (
     PLACEHOLDER,
     partition_of,
     partition_subject,
     placeholder_problem,
 )
+from airflow_provider_jetstream.jetstream.units import parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
     from datetime import timedelta
     from zoneinfo import ZoneInfo
 
+    from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
@@ -104,14 +109,20 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class OutgoingJob:
-    """A job with its subject, id and headers; its body isn't encoded yet.
+    """A job with its subject, id and headers.
 
+    :param body: its encoded body; ``None`` where it can't be encoded
+    :param key: its own id, or its index where it has none
+    :param job_id: the id by which it is known
     :param message_id: the value of ``Nats-Msg-Id``
     :param api_level: the JetStream API level that the server must have
     """
 
     job: Job
     subject: str
+    body: bytes | None
+    key: str | int
+    job_id: str
     message_id: str
     headers: dict[str, str]
     api_level: int = 0
@@ -129,6 +140,8 @@ def prepare_jobs(
     origin: Origin | None,
     batch: str,
     queue: WorkQueue | None = None,
+    by_key: bool = False,
+    limit: SizeLimit | None = None,
 ) -> Iterator[OutgoingJob]:
     """Give every job its subject, id and headers.
 
@@ -138,9 +151,28 @@ def prepare_jobs(
     :param origin: the publishing task, if there is one
     :param batch: unique for this call; part of the message ids of jobs without an origin
     :param queue: needed for partitions and schedules
+    :param by_key: whether a stored record names the task, so that jobs hold only its key; otherwise they name the task
+        themselves, as far as it fits
+    :param limit: the largest job of the queue, where it is known
+    :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
     :raises JobError: a job has no subject, an invalid one, a header of the server's, or a partition or a schedule that
         the queue doesn't have
     """
+    prepared = _prepare(items, subject, origin, batch, queue, limit, by_key=by_key)
+    # Nothing of a list is sent unless all of it can be stored.
+    return iter(list(prepared)) if limit and isinstance(items, list | tuple) else prepared
+
+
+def _prepare(
+    items: Iterable[object],
+    subject: str | None,
+    origin: Origin | None,
+    batch: str,
+    queue: WorkQueue | None,
+    limit: SizeLimit | None,
+    *,
+    by_key: bool,
+) -> Iterator[OutgoingJob]:
     for index, item in enumerate(items):
         job = Job.of(item)
         target = _checked_subject(index, job, job.subject or subject, queue)
@@ -149,18 +181,47 @@ def prepare_jobs(
                 f"job {index} can't be reported on {job.advisory!r}: {problem}; publish Job(body) where the body's"
                 " advisory means something else"
             )
+        if job.advisory and queue:
+            _check_advisory(index, job.advisory, queue.advisory_subjects)
         check_headers(index, job.headers)
-        job_id = _text(job.id)
-        key = job_id or index
-        message_id = origin.message_id(key) if origin else f"{batch}/{job_key_part(key)}"
-        headers = {**job.headers, **(origin.headers() if origin else {})}
-        headers[MSG_ID] = message_id
-        headers[JOB_ID] = job_id or message_id
-        if job.advisory:
-            headers[JOB_ADVISORY] = job.advisory
-        outgoing = OutgoingJob(job, target, message_id, headers)
+        _check_execute_at(index, job.headers, queue)
+        body, own_id = _encoded(job), _text(job.id)
+        if own_id and not _is_header_value(own_id):
+            raise JobError(f"job {index} has the id {own_id!r}: expected text in one line, which a header can hold")
+        key = own_id or index
+        message_id = origin.message_id(key) if origin else short_digest(batch, key)
+        job_id = own_id or message_id
         is_scheduled = (job.at, job.delay, job.every, job.time_zone) != (None, None, None, None)
-        yield _scheduled(index, outgoing, queue) if is_scheduled else outgoing
+        headers = {name: value for name, value in job.headers.items() if name != JOB_ID} | identity_headers(
+            job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled
+        )
+        measured = Measured(len(body or b""), copied_id=None if JOB_ID in headers or own_id else message_id)
+        if origin:
+            headers = _with_origin(headers, origin, measured, by_key=by_key, limit=limit)
+        outgoing = OutgoingJob(job, target, body, key, job_id, message_id, headers)
+        if is_scheduled:
+            outgoing = _scheduled(index, outgoing, queue)
+        if limit and (problem := limit.problem(measured, outgoing.headers)):
+            raise JobTooLargeError(f"job {index} {problem}")
+        yield outgoing
+
+
+def _encoded(job: Job) -> bytes | None:
+    try:
+        return job.payload()
+    except JobNotSerializableError:
+        # Reported with the fate of all jobs.
+        return None
+
+
+def _with_origin(
+    headers: dict[str, str], origin: Origin, job: Measured, *, by_key: bool, limit: SizeLimit | None
+) -> dict[str, str]:
+    if by_key:
+        return headers | {AIRFLOW_TASK: origin.key}
+    # Whoever reads a key looks for nothing else.
+    named = {name: value for name, value in headers.items() if name != AIRFLOW_TASK} | origin.headers()
+    return headers if limit and limit.problem(job, named) else named
 
 
 def _checked_subject(index: int, job: Job, subject: str | None, queue: WorkQueue | None) -> str:
@@ -171,6 +232,15 @@ def _checked_subject(index: int, job: Job, subject: str | None, queue: WorkQueue
     if problem := subject_problem(subject, wildcards=False):
         raise JobError(f"job {index} can't be published to {subject!r}: {problem}")
     return subject
+
+
+def _check_advisory(index: int, advisory: str, declared: tuple[str, ...]) -> None:
+    if declared and not covered_by_any(declared, advisory):
+        raise JobError(
+            f"job {index} names the advisory subject {advisory!r}, which is outside of the queue's advisory_subjects"
+            f" ({', '.join(declared)}), so nothing would store what its worker reports there: choose a subject among"
+            " them, or add this one to the declaration"
+        )
 
 
 def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | None) -> str:
@@ -199,7 +269,7 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
             f"job {index} has a schedule, and {queue.name} takes none: declare schedules: true"
             + (f'; impossible with discard "new": {NO_SCHEDULES_WITH_DISCARD_NEW}' if queue.discard == "new" else "")
         )
-    job_id, headers = job.headers[JOB_ID], dict(job.headers)
+    job_id, headers = job.job_id, dict(job.headers)
     try:
         schedule = schedule_headers(at, delay, every, job.job.time_zone, now=datetime.now(UTC))
     except ValueError as error:
@@ -214,7 +284,8 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
         subject, level = schedule_repeated_subject(queue.name, job_id), REPEATED_LEVEL
         # Its subject identifies it. With a message id, the server would drop a changed schedule as a duplicate.
         del headers[MSG_ID]
-    return OutgoingJob(job.job, subject, job.message_id, headers | schedule | {TARGET: job.subject}, level)
+    scheduled = headers | schedule | {TARGET: job.subject}
+    return replace(job, subject=subject, headers=scheduled, api_level=level)
 
 
 def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
@@ -228,9 +299,28 @@ def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
             raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")
         if not _HEADER_NAME.fullmatch(name):
             raise JobError(f"job {index} has a header {name!r}: expected a name of letters, digits and dashes")
-        if not isinstance(value, str) or _LINE_BREAK.search(value):
+        if not isinstance(value, str) or not _is_header_value(value):
             raise JobError(f"job {index}, header {name}: expected text without line breaks, found {value!r}")
 
 
+def _is_header_value(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return not _LINE_BREAK.search(text)
+
+
+def _check_execute_at(index: int, headers: Mapping[str, str], queue: WorkQueue | None) -> None:
+    """Refuse a time that workers can't parse: such a job would be a dead letter."""
+    if queue is None or not queue.execute_at_header or EXECUTE_AT not in headers:
+        return
+    try:
+        parse_time(headers[EXECUTE_AT])
+    except ValueError as error:
+        raise JobError(f"job {index}, header {EXECUTE_AT}: {error}") from None
+
+
 def _text(value: object) -> str | None:
-    return None if value is None else str(value)
+    # White space around a header's value isn't sent.
+    return None if value is None else str(value).strip() or None

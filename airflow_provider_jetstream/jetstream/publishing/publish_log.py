@@ -7,90 +7,73 @@ then a task that is cleared publishes new jobs, while a retry of an open one pub
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from dataclasses import dataclass, field
+from contextlib import suppress
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from airflow_provider_jetstream.jetstream.advisories import Cancelled, Completion, parse_advisory
-from airflow_provider_jetstream.jetstream.archive import ArchiveReader, job_sequence
-from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
-from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import (
-    JOB_ID,
-    MSG_ID,
-    archive_filter,
-    completion_filter,
-    publish_log_filter,
-    publish_log_subject,
-)
+from airflow_provider_jetstream.jetstream.contract import publish_log_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
+from airflow_provider_jetstream.jetstream.publishing.publish_record import (
+    ID_LENGTH,
+    PublishRecord,
+    following_record,
+    identified_record,
+    named_record,
+    new_record,
+    published_record,
+)
+from airflow_provider_jetstream.jetstream.publishing.record_store import (
+    CONFLICTS,
+    RecordStore,
+    StoredRecord,
+    remove_unneeded_records,
+)
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, find_stored_jobs
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Mapping
+    from collections.abc import Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 # Many publishers at once scatter a task's jobs over more runs than a record should hold; a retry searches for them.
 _MAX_RUNS = 5_000
+# Of a record with an idempotency key: what it holds of the jobs' ids, and room for the rest of it.
+_MAX_IDS = 60_000
+_RECORD_RESERVE = 256 * 1024
 # Counts an id as forgotten a little before the server forgets it.
 _WINDOW_MARGIN = timedelta(seconds=2)
 
+# Most tasks spare the request for records that nothing needs any more; the others examine as many as these leave.
+_REMOVAL_INTERVAL = 32
+
 _WRONG_STREAM: Final = 10060
-# A server answers with the second one while the cluster still replicates another record on the subject.
-_RECORD_EXISTS: Final = frozenset({10071, 10164})
-
-
-class PublishRecord(BaseModel):
-    """What one task has published.
-
-    :param stream: the work queue
-    :param created: when its stream was created, in the server's own text
-    :param round: how many times all of the task's jobs have ended before
-    :param began_at: when the task began to publish in this round
-    :param queue_from: the first sequence of the queue that the task's jobs may have
-    :param cursor: where the ends of its jobs are found, as a dict; its JSON name is ``mark``
-    :param runs: its jobs as index, sequence and count of each run; ``None`` where unknown
-    :param published: how many jobs it stored, where known; stays when the record is closed
-    :param closed: whether the task has nothing more to do
-    """
-
-    model_config = ConfigDict(frozen=True, extra="ignore", populate_by_name=True)
-
-    type: Literal["io.airflow.jetstream.v1.published"] = "io.airflow.jetstream.v1.published"
-    stream: str
-    created: str
-    round: int = 0
-    began_at: datetime
-    queue_from: int
-    cursor: dict[str, Any] = Field(default_factory=dict, validation_alias="mark", serialization_alias="mark")
-    runs: list[tuple[int, int, int]] | None = None
-    published: int | None = None
-    closed: bool = False
 
 
 class PublishLog:
     """The publish log of one task.
 
-    :param key: the task's key, one token, the same for all its tries
+    :param origin: the task; all its tries have the same log
+    :param key: the key of the log, one token, where it isn't the task's; ``origin.log_key`` for one that all runs with
+        the idempotency key of the task have
     """
 
-    def __init__(self, connection: Connection, queue: WorkQueue, key: str) -> None:
+    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin, key: str | None = None) -> None:
         self._connection = connection
         self._queue = queue
-        self._events = queue.events.name if queue.events else None
-        self._subject = publish_log_subject(queue.name, key)
-        self._record: PublishRecord | None = None
+        self._origin = origin
+        self._key = key or origin.key
+        self._idempotency_key = origin.idempotency_key if self._key == origin.log_key != origin.key else None
+        self._records = RecordStore(connection, queue.name, queue.events.name) if queue.events else None
+        self._stored: StoredRecord | None = None
+        self._opened = False
 
     async def begin(
         self, info: Mapping[str, Any], cursor: Mapping[str, Any] | None = None
@@ -102,154 +85,173 @@ class PublishLog:
         :return: the record and the jobs that are stored already; ``None`` where the events stream captures no such
             records
         """
-        if self._events is None:
+        if self._records is None:
             return None
-        record = PublishRecord(
-            stream=self._queue.name,
-            created=info["created"],
-            began_at=datetime.now(UTC),
-            queue_from=info["state"]["last_seq"] + 1,
-            cursor=dict(cursor or {}),
+        record = new_record(self._queue.name, info, self._origin, cursor).model_copy(
+            update={"idempotency_key": self._idempotency_key}
         )
         try:
             # Most tasks are first tries: this condition saves them the request for an earlier record.
-            await self._store(record, {"Nats-Expected-Last-Subject-Sequence": "0"})
-        except ApiError as error:
-            if error.err_code == _WRONG_STREAM:
+            self._stored = await self._records.store(self._key, record, after=0)
+        except (ApiError, TransientError) as error:
+            if not await self._has_record(error):
                 return None
-            if error.err_code not in _RECORD_EXISTS:
-                raise
-        except TransientError:
-            if await self._is_captured():
-                raise
-            return None
         else:
             return record, StoredJobs()
-        earlier = await self._last_record()
-        if earlier and earlier.created == record.created:
-            if not earlier.closed:
-                self._record = earlier
-                return earlier, await self._stored_jobs(earlier, info)
-            record = record.model_copy(update={"round": earlier.round + 1})
-        await self._store(record)
-        return record, StoredJobs()
+
+        def next_round(earlier: PublishRecord | None) -> PublishRecord | None:
+            if earlier is None:
+                return record
+            if earlier.created == record.created and self._idempotency_key is not None:
+                # Open while the run publishes what others haven't, since it may be cut off too. Jobs that aren't
+                # recorded are its own then, unless there were too many.
+                began_at = record.began_at if earlier.names_all_jobs else earlier.began_at
+                return earlier.model_copy(update={"closed": False, "began_at": began_at}) if earlier.closed else None
+            if earlier.created == record.created and not earlier.closed:
+                return None if earlier.origin else named_record(earlier, self._origin)
+            return following_record(record, earlier, number=earlier.round + 1)
+
+        self._stored = await self._records.update(self._key, next_round)
+        begun = self._stored.record if self._stored else record
+        resumed = begun.began_at != record.began_at or begun.ids is not None
+        return begun, await self._stored_jobs(begun, info) if resumed else StoredJobs()
 
     async def record_stored(self, report: PublishReport) -> None:
         """Record which jobs are stored; needs :meth:`begin` first."""
-        if self._record:
-            runs = index_runs(report.sequences)
-            known = {"runs": runs if len(runs) <= _MAX_RUNS else None, "published": _job_count(report)}
-            await self._store(self._record.model_copy(update=known))
+        if not self._records or not self._stored:
+            return
+        runs = index_runs(report.sequences)
+        known = {"runs": runs if len(runs) <= _MAX_RUNS else None, "published": _job_count(report)}
+
+        def with_jobs(record: PublishRecord | None) -> PublishRecord | None:
+            if record is None:
+                return None
+            published = published_record(record, report)
+            return self._identified(published, report) or published.model_copy(update=known)
+
+        self._stored = await self._records.update(self._key, with_jobs, self._stored)
 
     async def close(self, report: PublishReport | None = None) -> None:
-        """Record that the task has nothing more to do.
+        """Record that the task has nothing more to do, and remove records that nothing needs any more.
 
         :param report: the fate of its jobs, where :meth:`record_stored` hasn't recorded it
         """
-        record = self._record or await self._last_record()
-        if record and not record.closed:
-            published = _job_count(report) if report else record.published
-            await self._store(record.model_copy(update={"closed": True, "runs": None, "published": published}))
+        if self._records is None:
+            return
 
-    async def _last_record(self) -> PublishRecord | None:
-        try:
-            message = await last_message(self._connection, self._events, self._subject) if self._events else None
-            return PublishRecord.model_validate_json(message.data) if message else None
-        except (NotFoundError, ValidationError):
+        def closed(record: PublishRecord | None) -> PublishRecord | None:
+            if record is None or record.closed:
+                return None
+            known: dict[str, Any] = {"closed": True, "runs": None}
+            if self._idempotency_key is not None:
+                # The jobs stay recorded, for other runs.
+                identified = self._identified(published_record(record, report), report) if report else None
+                return (identified or record).model_copy(update={"closed": True})
+            if report is None:
+                # Without runs, which jobs the task has isn't known.
+                return record.model_copy(update=known if record.runs is not None else known | {"last_job": None})
+            return published_record(record, report).model_copy(update=known | {"published": _job_count(report)})
+
+        self._stored = await self._records.update(self._key, closed, self._stored)
+        if self._queue.advisory_subjects:
+            await AdvisoryPages(self._connection, self._queue, self._key).remove()
+        await self._remove_old_records(self._records)
+
+    def _identified(self, record: PublishRecord, report: PublishReport) -> PublishRecord | None:
+        if self._idempotency_key is None:
             return None
+        room = max(0, (self._connection.max_payload - _RECORD_RESERVE) // (ID_LENGTH + 1))
+        return identified_record(record, report, max_ids=min(_MAX_IDS, room), max_runs=_MAX_RUNS)
 
-    async def _store(self, record: PublishRecord, conditions: Mapping[str, str] | None = None) -> None:
-        # Some other stream may capture the subject of a queue whose events stream is older than publish logs.
-        headers = Headers([("Nats-Expected-Stream", str(self._events)), *(conditions or {}).items()])
-        body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
-        await store(self._connection, self._subject, body, headers)
-        self._record = record
+    async def announce(self, info: Mapping[str, Any]) -> bool:
+        """Store the record of a task whose tries don't resume each other, before it publishes.
+
+        :param info: the work queue's STREAM.INFO, read before anything is published
+        :return: whether a record names the task now
+        """
+        if self._records is None:
+            return False
+        record = new_record(self._queue.name, info, self._origin)
+        try:
+            self._stored = await self._records.store(self._key, record, after=0)
+        except (ApiError, TransientError) as error:
+            if not await self._has_record(error):
+                return False
+        else:
+            self._opened = True
+            return True
+
+        def reopened(earlier: PublishRecord | None) -> PublishRecord | None:
+            # An open one belongs to an operator that publishes as the same task.
+            self._opened = earlier is None or earlier.closed
+            if earlier is None:
+                return record
+            return following_record(record, earlier, number=earlier.round) if earlier.closed else None
+
+        self._stored = await self._records.update(self._key, reopened)
+        return self._stored is not None
+
+    async def conclude(self, report: PublishReport) -> None:
+        """Record what a task has published after :meth:`announce`."""
+        if not self._records or not self._stored:
+            return
+        closed = {"closed": True, "published": _job_count(report)} if self._opened else {}
+
+        def concluded(record: PublishRecord | None) -> PublishRecord | None:
+            return published_record(record, report).model_copy(update=closed) if record else None
+
+        self._stored = await self._records.update(self._key, concluded, self._stored)
+        await self._remove_old_records(self._records)
+
+    async def _remove_old_records(self, records: RecordStore) -> None:
+        with suppress(ApiError, TransientError):
+            await records.remove_older(self._key)
+            if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
+                await remove_unneeded_records(self._connection, self._queue)
+
+    async def _has_record(self, error: ApiError | TransientError) -> bool:
+        """Return whether a record couldn't be stored since the task has one already.
+
+        :return: ``False`` where no events stream captures such records
+        :raises ApiError: it couldn't be stored for another reason
+        :raises TransientError: it isn't known whether it is stored
+        """
+        if isinstance(error, ApiError):
+            if error.err_code not in {*CONFLICTS, _WRONG_STREAM}:
+                raise error
+            return error.err_code in CONFLICTS
+        if await self._is_captured():
+            raise error
+        return False
 
     async def _is_captured(self) -> bool:
         try:
-            subjects = (await stream_info(self._connection, str(self._events)))["config"].get("subjects") or []
+            events = self._queue.events.name if self._queue.events else ""
+            subjects = (await stream_info(self._connection, events))["config"].get("subjects") or []
         except NotFoundError:
             return False
         return covered_by_any(subjects, publish_log_filter(self._queue.name))
 
     async def _stored_jobs(self, record: PublishRecord, info: Mapping[str, Any]) -> StoredJobs:
-        if record.runs is not None:
+        recorded = record.recorded_jobs()
+        if record.runs is not None and self._idempotency_key is None:
             return StoredJobs(runs=tuple(record.runs))
         window = timedelta(microseconds=info["config"]["duplicate_window"] / 1_000)
-        if datetime.now(UTC) - record.began_at < window - _WINDOW_MARGIN:
+        # Earlier versions gave jobs other ids.
+        earlier = replace(self._origin, round=record.round) if record.is_of_earlier_version else None
+        if not earlier and datetime.now(UTC) - record.began_at < window - _WINDOW_MARGIN:
             # The server still knows the id of every job that this task may have stored.
-            return StoredJobs()
-        return await find_stored_jobs(
+            return StoredJobs(recorded=recorded)
+        found = await find_stored_jobs(
             self._connection,
             self._queue,
             created=datetime.fromisoformat(record.created),
             queue_from=record.queue_from,
             events_from=int(record.cursor.get("events_from", 1)),
+            origin=earlier,
         )
+        return replace(found, recorded=recorded)
 
 
 def _job_count(report: PublishReport) -> int:
     return sum(1 for sequence in report.sequences if sequence)
-
-
-@dataclass(frozen=True, slots=True)
-class StoredJobs:
-    """The jobs of a task that are known to be stored.
-
-    :param runs: index, sequence and count of each run of jobs, in the order of the indexes
-    :param message_ids: stream sequences by ``Nats-Msg-Id``
-    :param job_ids: stream sequences by the ``Job-Id`` of jobs that have ended
-    """
-
-    runs: tuple[tuple[int, int, int], ...] = ()
-    message_ids: dict[str, int] = field(default_factory=dict)
-    job_ids: dict[str, int] = field(default_factory=dict)
-
-    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
-        """Return the stream sequence of a job; ``None`` where it isn't known to be stored."""
-        run = bisect_right(self.runs, index, key=lambda run: run[0]) - 1
-        if run >= 0:
-            first, start, count = self.runs[run]
-            if index < first + count:
-                return start + index - first
-        if sequence := self.message_ids.get(job.message_id):
-            return sequence
-        # An id that the user set may be another publisher's too.
-        return self.job_ids.get(job.message_id) if job.headers[JOB_ID] == job.message_id else None
-
-
-async def find_stored_jobs(
-    connection: Connection, queue: WorkQueue, *, created: datetime, queue_from: int, events_from: int
-) -> StoredJobs:
-    """Search the archive, the queue and the events stream for jobs, those of other publishers included.
-
-    :param created: when the queue's stream was created; the archive may hold copies from an earlier one of its name
-    :param queue_from: the first sequence of the queue that counts
-    :param events_from: the first sequence of the events stream that counts
-    """
-    message_ids: dict[str, int] = {}
-    job_ids: dict[str, int] = {}
-    if queue.archive and (archive := await ArchiveReader.open(connection, queue, created)):
-        start = await archive.first_copy_from(queue_from)
-        async for copy in _read(connection, archive.stream, archive_filter(queue.name), start):
-            sequence, message_id = job_sequence(copy), copy.header(MSG_ID)
-            if message_id and sequence >= queue_from:
-                message_ids[message_id] = sequence
-    async for job in _read(connection, queue.name, ">", queue_from):
-        if message_id := job.header(MSG_ID):
-            message_ids[message_id] = job.sequence
-    if queue.events:
-        async for message in _read(connection, queue.events.name, completion_filter(queue.name), events_from):
-            event = parse_advisory(message.data)
-            if isinstance(event, Completion | Cancelled) and event.job_id and event.stream_seq >= queue_from:
-                job_ids[event.job_id] = event.stream_seq
-    return StoredJobs(message_ids=message_ids, job_ids=job_ids)
-
-
-async def _read(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
-    try:
-        async for message in read_range(connection, stream, subject, start):
-            yield message
-    except NotFoundError:
-        # A stream that doesn't exist holds none of the task's jobs.
-        return

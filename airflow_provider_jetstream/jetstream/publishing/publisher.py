@@ -6,44 +6,30 @@ answer is sent again under the same id, and reported by its index if it stays un
 
 from __future__ import annotations
 
-import asyncio
-import time
-from collections import OrderedDict
-from dataclasses import dataclass
-from http import HTTPStatus
-from typing import TYPE_CHECKING
+import logging
+from math import ceil, isfinite
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.headers import wire_size
-from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
-from airflow_provider_jetstream.jetstream.errors import (
-    ApiError,
-    JetStreamProviderError,
-    JobError,
-    JobNotSerializableError,
-    JobTooLargeError,
-    NotFoundError,
-    QueueFullError,
-    ServerTooOldError,
-    UnreachableError,
-)
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, JobError, NotFoundError
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs
 from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.report import PublishFailure, PublishReport
-from airflow_provider_jetstream.jetstream.publishing.schedules import ONCE_LEVEL, SCHEDULE
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
+from airflow_provider_jetstream.jetstream.publishing.sender import JobSender
+from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
-
-    from nats.aio.msg import Msg
+    from collections.abc import Callable, Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-_STREAM_FULL = 10077
-_MESSAGE_TOO_LARGE = 10054
-_NO_STREAM_PAUSE = 0.25
+logger = logging.getLogger(__name__)
 
 
 async def publish(
@@ -53,20 +39,36 @@ async def publish(
     *,
     subject: str | None = None,
     origin: Origin | None = None,
+    rate: float | None = None,
+    room_timeout: float = 0.0,
 ) -> PublishReport:
     """Publish jobs and make sure that all of them are stored.
 
-    :param queue: where the jobs go; ``None`` for subjects without partitions and without schedules
+    :param queue: where the jobs go; without it, subjects have no partitions, jobs have no schedules, and jobs of an
+        origin name it in full
     :param jobs: :class:`~airflow_provider_jetstream.jetstream.Job` objects, or just their bodies
     :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
         the jobs
     :param origin: the publishing task; its jobs have the same ids when the task is tried again
+    :param rate: jobs per second at most; as fast as possible where absent
+    :param room_timeout: how many seconds a full queue (``discard: new``) may store no job before the jobs that it
+        refuses are given up
     :return: the fate of every job
     :raises JobError: a job can't be published as it is; the jobs before it may be stored
     :raises PublishError: some jobs aren't known to be stored; carries the report
     """
-    prepared = prepare_jobs(jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue)
-    report = await publish_prepared(connection, prepared)
+    log = PublishLog(connection, queue, origin) if queue and queue.events and origin else None
+    info = await _stream_info(connection, queue) if queue and log else None
+    by_key = bool(log and info and await _announced(log, info))
+    limit = SizeLimit.of(queue, info["config"] if info else None) if queue else None
+    prepared = prepare_jobs(
+        jobs, subject=subject, origin=origin, batch=uuid4().hex, queue=queue, by_key=by_key, limit=limit
+    )
+    advised = AdvisedJobs.of(queue)
+    report = await publish_prepared(connection, advised.collect(prepared), rate=rate, room_timeout=room_timeout)
+    report.advised = advised.sequences(report)
+    if log and by_key:
+        await _conclude(log, report)
     report.raise_for_failures()
     return report
 
@@ -79,6 +81,9 @@ async def publish_prepared(
     ack_timeout: float = 5.0,
     attempts: int = 3,
     stored_sequence: Callable[[int, OutgoingJob], int | None] = lambda _index, _job: None,
+    rate: float | None = None,
+    room_timeout: float = 0.0,
+    stopped: Callable[[], bool] = lambda: False,
 ) -> PublishReport:
     """Publish jobs that have their subjects, ids and headers.
 
@@ -87,190 +92,60 @@ async def publish_prepared(
     :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
     :param attempts: the largest number of times that a job is sent
     :param stored_sequence: returns the stream sequence of a job that is known to be stored, and isn't sent again
+    :param rate: jobs per second at most; as fast as possible where absent
+    :param room_timeout: how many seconds a full queue may store no job before the jobs that it refuses are given up
+    :param stopped: returns whether to stop; the jobs that aren't sent by then are missing in the report
     :return: the report, which includes the jobs that failed; nothing is raised for them
+    :raises JobError: the rate isn't above 0
     :raises UnreachableError: the connection was closed before anything was sent
     """
-    publisher = _Publisher(connection, window, ack_timeout, attempts)
-    await publisher.open()
+    check_rate(rate)
+    # After a lost connection, all jobs in flight arrive at once: no more than those of a second.
+    in_flight = window if rate is None else min(window, max(2, ceil(rate)))
+    sender = JobSender(connection, in_flight, ack_timeout, attempts, RateLimiter(rate), room_timeout, stopped)
+    await sender.open()
     try:
         for index, job in enumerate(jobs):
+            if stopped():
+                break
             if sequence := stored_sequence(index, job):
-                publisher.report.add_stored(sequence, scheduled=job.scheduled)
+                sender.report.add_stored(sequence, scheduled=job.scheduled)
             else:
-                await publisher.send(index, job)
-        await publisher.wait_for_answers(0)
+                await sender.send(index, job)
+        await sender.finish()
     finally:
-        await publisher.close()
-    return publisher.report
+        await sender.close()
+    return sender.report
 
 
-@dataclass(slots=True)
-class _InFlight:
-    job: OutgoingJob
-    payload: bytes
-    deadline: float
-    attempts: int = 1
-    foreign_answer: bool = False
-    no_stream: bool = False
-    answer_lost: bool = False
+async def _announced(log: PublishLog, info: Mapping[str, Any]) -> bool:
+    try:
+        return await log.announce(info)
+    except JetStreamProviderError as error:
+        logger.warning("The task's record couldn't be stored, so its jobs name the task as far as it fits: %s", error)
+        return False
 
 
-class _Publisher:
-    def __init__(self, connection: Connection, window: int, ack_timeout: float, attempts: int) -> None:
-        self.report = PublishReport()
-        self._connection = connection
-        self._window = window
-        self._ack_timeout = ack_timeout
-        self._attempts = attempts
-        self._in_flight: OrderedDict[int, _InFlight] = OrderedDict()
-        self._progress = asyncio.Event()
-        self._last_answer = time.monotonic()
-        self._silent = False
-        self._inbox = connection.new_inbox()
-
-    async def open(self) -> None:
-        try:
-            self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_answer)
-        except UnreachableError as error:
-            raise UnreachableError(f"nothing was published: {error}") from None
-
-    async def close(self) -> None:
-        await self._subscription.unsubscribe()
-
-    async def send(self, index: int, job: OutgoingJob) -> None:
-        self.report.sequences.append(0)
-        try:
-            payload = job.job.payload()
-        except JobNotSerializableError as error:
-            self._fail(index, job, error, certain=True)
-            return
-        if job.api_level > self._connection.api_level:
-            # An older server stores a schedule as a message like any other and never makes a job of it.
-            self._fail(index, job, _too_old(job, self._connection), certain=True)
-            return
-        await self.wait_for_answers(self._window - 1)
-        if self._silent:
-            reason = "it was not sent: the jobs before it got no answer"
-            self._fail(index, job, UnreachableError(reason + self._last_report()), certain=True)
-            return
-        self._in_flight[index] = _InFlight(job, payload, time.monotonic() + self._ack_timeout)
-        await self._put(index)
-
-    async def wait_for_answers(self, max_in_flight: int) -> None:
-        while len(self._in_flight) > max_in_flight:
-            self._progress.clear()
-            oldest = next(iter(self._in_flight.values()))
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + oldest.deadline - time.monotonic()):
-                    await self._progress.wait()
-            except TimeoutError:
-                await self._resend_late()
-
-    async def _resend_late(self) -> None:
-        now = time.monotonic()
-        for index, flight in [(index, flight) for index, flight in self._in_flight.items() if flight.deadline <= now]:
-            if index not in self._in_flight:
-                continue
-            if flight.attempts >= self._attempts:
-                del self._in_flight[index]
-                self._silent = self._last_answer < flight.deadline - self._ack_timeout
-                reason = f"no acknowledgement after {flight.attempts} attempts of {self._ack_timeout:g} s"
-                if flight.foreign_answer:
-                    reason += f": what answers on {flight.job.subject} isn't a stream; provision the queue first"
-                self._fail(index, flight.job, UnreachableError(reason + self._last_report()), certain=False)
-                continue
-            flight.answer_lost |= not flight.no_stream
-            flight.no_stream = False
-            flight.attempts += 1
-            flight.deadline = now + self._ack_timeout
-            self._in_flight.move_to_end(index)
-            await self._put(index)
-
-    async def _put(self, index: int) -> None:
-        flight = self._in_flight[index]
-        limit = self._connection.max_payload
-        # The client counts the body only; for body and headers together the server would close the connection.
-        if len(flight.payload) + wire_size(flight.job.headers) > limit:
-            del self._in_flight[index]
-            self._fail(index, flight.job, _too_large(f"the server's limit of {limit} bytes"), certain=True)
-            return
-        try:
-            await self._connection.publish(
-                flight.job.subject, flight.payload, flight.job.headers, f"{self._inbox}.{index}"
-            )
-        except UnreachableError as error:
-            if not self._connection.is_connected and not self._connection.is_closed:
-                # The client's buffer for a lost connection is full; the job is sent again after its deadline.
-                return
-            del self._in_flight[index]
-            self._fail(index, flight.job, error, certain=flight.attempts == 1)
-
-    async def _on_answer(self, message: Msg) -> None:
-        index = int(message.subject.rsplit(".", 1)[1])
-        flight = self._in_flight.get(index)
-        ack = refusal = None
-        try:
-            # An empty answer is the server's own: no stream captures the subject.
-            ack = parse_publish_ack(message.subject, message.data) if message.data else None
-        except ApiError as error:
-            refusal = error
-        except UnreachableError:
-            # From a subscriber to the subject that is no stream; the stream's own answer may still come.
-            if flight:
-                flight.foreign_answer = True
-            return
-        self._last_answer, self._silent = time.monotonic(), False
-        self._progress.set()
-        if flight is None:
-            return
-        if not message.data and flight.attempts < self._attempts:
-            # Either no stream captures the subject or the server is just starting: only time shows which.
-            flight.no_stream = True
-            flight.deadline = time.monotonic() + _NO_STREAM_PAUSE
-            self._in_flight.move_to_end(index, last=False)
-            return
-        del self._in_flight[index]
-        if refusal:
-            self._fail(index, flight.job, _job_error(refusal), certain=True)
-        elif ack is None:
-            missing = NotFoundError(
-                f"no stream captures {flight.job.subject}: provision the queue first, or check the subject"
-            )
-            # An attempt whose answer was lost may have been stored before the stream went away.
-            self._fail(index, flight.job, missing, certain=not flight.answer_lost)
-        else:
-            self.report.add_acknowledged(index, ack, scheduled=flight.job.scheduled)
-
-    def _last_report(self) -> str:
-        error = self._connection.last_error
-        return f" (the connection last reported: {error})" if error else ""
-
-    def _fail(self, index: int, job: OutgoingJob, error: JetStreamProviderError, *, certain: bool) -> None:
-        self.report.failures.append(PublishFailure(index, job.message_id, error, certain))
+async def _conclude(log: PublishLog, report: PublishReport) -> None:
+    try:
+        await log.conclude(report)
+    except JetStreamProviderError as error:
+        # Not raised, since the jobs are stored. The record stays open, and covers all jobs that it may be about.
+        logger.warning("What the task has published couldn't be recorded: %s", error)
 
 
-def _too_old(job: OutgoingJob, connection: Connection) -> ServerTooOldError:
-    version = ".".join(map(str, connection.server_version))
-    return ServerTooOldError(
-        f"expected nats-server {'2.12' if job.api_level == ONCE_LEVEL else '2.14'} or later for"
-        f" {job.headers[SCHEDULE]!r}, found {version}: upgrade every server, or publish it when it is due"
-    )
+async def _stream_info(connection: Connection, queue: WorkQueue) -> dict[str, Any] | None:
+    try:
+        return await stream_info(connection, queue.name)
+    except NotFoundError:
+        # The error of publishing says more: it names the job and its subject.
+        return None
 
 
-def _job_error(refusal: ApiError) -> JetStreamProviderError:
-    stream, description = refusal.stream, refusal.description
-    if refusal.err_code == _STREAM_FULL:
-        return QueueFullError(
-            f"{stream} is full ({description}): let workers or a redrive free space, or raise the limit, then try again"
-        )
-    if refusal.err_code == _MESSAGE_TOO_LARGE:
-        return _too_large(f"max_msg_size of {stream}")
-    if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return UnreachableError(f"{stream} can't store it just now ({description})")
-    return JobError(f"{stream} refused it: {description} (error {refusal.err_code})")
+def check_rate(rate: float | None) -> None:
+    """Refuse a rate that isn't above 0.
 
-
-def _too_large(limit: str) -> JobTooLargeError:
-    return JobTooLargeError(
-        f"body and headers exceed {limit}: send a reference instead of the data, or raise the limit"
-    )
+    :raises JobError: it isn't
+    """
+    if rate is not None and not (isfinite(rate) and rate > 0):
+        raise JobError(f"expected a rate above 0 jobs a second, found {rate}: leave it out for all speed")

@@ -21,7 +21,7 @@ class PublishFailure:
     """A job that isn't known to be stored.
 
     :param index: its position among the published jobs
-    :param job_id: its ``Nats-Msg-Id``
+    :param job_id: its id
     :param certain: whether it is certain that it isn't stored; otherwise the server's answer was lost
     """
 
@@ -39,7 +39,10 @@ class PublishReport:
     :param sequences: by index, the stream sequence; 0 where a job isn't known to be stored
     :param duplicates: how many jobs were stored already
     :param failures: the jobs not known to be stored
+    :param message_ids: by index, the jobs' ``Nats-Msg-Id``; only of tasks with an idempotency key
     :param scheduled: the indexes of jobs whose schedule is stored; the job made of it gets a sequence of its own
+    :param advised: the jobs that name one of the queue's advisory subjects: stream sequences by digests of subject and
+        id; :func:`~airflow_provider_jetstream.jetstream.wait` takes it
     """
 
     stream: str | None = None
@@ -47,6 +50,8 @@ class PublishReport:
     duplicates: int = 0
     failures: list[PublishFailure] = field(default_factory=list)
     scheduled: set[int] = field(default_factory=set)
+    message_ids: list[str] = field(default_factory=list)
+    advised: dict[str, int] = field(default_factory=dict)
 
     def add_stored(self, sequence: int, *, scheduled: bool) -> None:
         """Append a job that was stored before this call."""

@@ -9,6 +9,7 @@ from airflow_provider_jetstream.jetstream.client.subjects import (
     covered_by_any,
     covers,
     first_overlap,
+    overlapping_pairs,
     overlaps,
     subject_problem,
 )
@@ -35,10 +36,10 @@ if TYPE_CHECKING:
     )
 
 # The server's own subjects, and those among them that a stream may capture all the same.
-_SERVER_SUBJECTS = (
-    ("$JS.>", "$JS.EVENT.>", "JetStream's own API"),
-    ("$SYS.>", "$SYS.ACCOUNT.>", "the server's system API"),
-)
+_SERVER_SUBJECTS = {
+    "$JS.>": ("$JS.EVENT.>", "JetStream's own API"),
+    "$SYS.>": ("$SYS.ACCOUNT.>", "the server's system API"),
+}
 _MIN_DURATION = 100_000_000
 
 NO_SCHEDULES_WITH_DISCARD_NEW = (
@@ -77,6 +78,11 @@ class QueueFields(StreamFields, Protocol):
     audit: Audit | None
     atomic_redrive: bool
     schedules: bool
+    execute_at_header: bool
+    advisory_subjects: tuple[str, ...]
+
+    def new_archive_limits(self) -> dict[str, int]:
+        """Return the limits that a new archive takes over from the queue."""
 
     def companions(self) -> tuple[Stream, ...]:
         """Return the declared streams around the queue."""
@@ -94,8 +100,8 @@ def queue_problems(queue: QueueFields) -> list[str]:
     for stream in queue.companions():
         problems += _stream_problems(stream)
     streams: tuple[StreamFields, ...] = (queue, *queue.companions())
-    for one, other in combinations(streams, 2):
-        problems += _pair_problems(one, other)
+    for one, other in combinations([(stream, stream.captured_subjects()) for stream in streams], 2):
+        problems += _pair_problems(*one, *other)
     for companion, subject, harm in (
         (queue.dead_letters, f"{MAX_DELIVERIES}.{queue.name}.*", "dead letters would go unseen"),
         (queue.events, completion_filter(queue.name), "the ends of jobs would not be stored"),
@@ -113,6 +119,14 @@ def queue_problems(queue: QueueFields) -> list[str]:
             for consumer in queue.consumers
             if consumer.max_deliver == -1
         ]
+    if queue.execute_at_header:
+        problems += [
+            f"consumer {consumer.name} delivers each job once (max_deliver 1), and waiting for the time in its header"
+            " costs a delivery (execute_at_header): set max_deliver to at least 2; 3, so that a restart of the server"
+            " meanwhile costs no attempt"
+            for consumer in queue.consumers
+            if consumer.max_deliver == 1
+        ]
     return problems
 
 
@@ -124,7 +138,7 @@ def _filter_problems(queue: QueueFields) -> Iterator[str]:
     if unfiltered and len(queue.consumers) > 1:
         yield (
             f"consumer {unfiltered[0]} has no filter subject and would get every job: the server refuses other"
-            " consumers beside it; give each its own filter"
+            " consumers beside it; give each its own filter (docs/queue.md#several-unfiltered-consumers)"
         )
     pairs = [(consumer, subject) for consumer in queue.consumers for subject in consumer.filter_subjects]
     for consumer, subject in pairs:
@@ -181,9 +195,10 @@ def _stream_problems(stream: StreamFields) -> Iterator[str]:
     for subject in stream.subjects:
         if problem := subject_problem(subject):
             yield f"subject {subject!r} of stream {stream.name}: {problem}"
-        for own, allowed, what in _SERVER_SUBJECTS:
-            if overlaps(subject, own) and not covers(allowed, subject):
-                yield f"subject {subject} of stream {stream.name} would capture {what}: narrow it"
+    for subject, own in overlapping_pairs(stream.subjects, tuple(_SERVER_SUBJECTS)):
+        allowed, what = _SERVER_SUBJECTS[own]
+        if not covers(allowed, subject):
+            yield f"subject {subject} of stream {stream.name} would capture {what}: narrow it"
     if pair := first_overlap(stream.subjects):
         yield f"the subjects {pair[0]} and {pair[1]} of stream {stream.name} overlap: keep one"
     window, age = stream.duplicate_window, stream.max_age
@@ -201,13 +216,13 @@ def _stream_problems(stream: StreamFields) -> Iterator[str]:
         )
 
 
-def _pair_problems(one: StreamFields, other: StreamFields) -> Iterator[str]:
+def _pair_problems(
+    one: StreamFields, subjects: tuple[str, ...], other: StreamFields, other_subjects: tuple[str, ...]
+) -> Iterator[str]:
     if one.name == other.name:
         yield f"the {one.kind} and the {other.kind} are both named {one.name}: each needs its own stream"
-    for ours in one.captured_subjects():
-        for theirs in other.captured_subjects():
-            if overlaps(ours, theirs):
-                yield (
-                    f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one"
-                    " stream per subject"
-                )
+    for ours, theirs in overlapping_pairs(subjects, other_subjects):
+        yield (
+            f"subject {theirs} of stream {other.name} overlaps {ours} of {one.name}: the server allows one stream per"
+            " subject"
+        )

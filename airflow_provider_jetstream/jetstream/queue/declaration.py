@@ -208,7 +208,9 @@ class DeadLetterQueue(Stream):
     """The stream that captures the dead letters of a work queue.
 
     :param retention: ``limits`` unless the stream exists with another: a work-queue retention admits one consumer
-    :param consumers: consumers to provision on it, for processors other than this package's
+    :param consumers: consumers to provision on it, for handlers other than this package's
+    :param republish: where the server copies each entry to, so that what a handler has acknowledged is known; by
+        default to the audit, if the retention removes acknowledged entries. ``None``: unchanged where it exists
     """
 
     kind = "dead letter queue"
@@ -219,6 +221,7 @@ class DeadLetterQueue(Stream):
 
     retention: Literal["limits", "workqueue", "interest"] = "limits"
     consumers: Consumers = ()
+    republish: dict[str, Any] | None = None
     allow_direct: bool | None = True
     metadata: dict[str, str] | None = Field(default_factory=lambda: {DEAD_LETTER_MARK: "true"})
 
@@ -230,13 +233,14 @@ class DeadLetterQueue(Stream):
         config = super().config()
         if not self.metadata:
             config.pop("metadata", None)
-        return config
+        return config | ({"republish": self.republish} if self.republish else {})
 
 
 class Events(Stream):
     """The stream that stores the ends of jobs, from which waiters read them.
 
-    :param max_age: how long an end is stored; a waiter that comes later never learns of it
+    :param max_age: how long an end is stored; a waiter that comes later never learns of it. Records of the tasks that
+        published jobs are stored for as long as anything names the task
     """
 
     kind = "events stream"
@@ -249,9 +253,19 @@ class Events(Stream):
     max_age: Duration | None = 7 * _DAY
     allow_direct: bool | None = True
 
+    def config(self) -> dict[str, Any]:
+        """Return what is declared of the stream's configuration, as JetStream's JSON."""
+        return super().config() | {"allow_msg_ttl": True}
+
+
+# The limits that a new archive takes over from its queue where it declares none of its own.
+ARCHIVE_LIMITS = ("max_msgs", "max_bytes", "max_age")
+
 
 class Archive(Stream):
     """The stream in which the server stores a copy of each job, which outlives a terminated or deleted job.
+
+    Where it declares no ``max_msgs``, ``max_bytes`` or ``max_age``, a new archive has those of its queue.
 
     :param max_age: how long a copy is stored
     :param duplicate_window: short: a job stored again after the queue forgot its id needs another copy

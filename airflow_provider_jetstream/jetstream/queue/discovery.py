@@ -18,10 +18,15 @@ from airflow_provider_jetstream.jetstream.contract import (
     archive_filter,
     audit_filter,
     completion_filter,
+    redrive_consumer,
     reserved_subjects,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Audit, DeadLetterQueue, Events, Stream
+from airflow_provider_jetstream.jetstream.queue.end_evidence import (
+    discovered_advisory_subjects,
+    discovered_sample_freq,
+)
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 if TYPE_CHECKING:
@@ -91,16 +96,18 @@ async def discover_queue(connection: Connection, name: str) -> WorkQueue:
     reserved = [
         reserved for reserved in reserved_subjects(name) if enabled[reserved.flag] and reserved.subjects in subjects
     ]
+    events = _companion(Events, await _capturing(connection, completion_filter(name)))
     companions = {
         "dead_letters": await _dead_letters(connection, name),
-        "events": _companion(Events, await _capturing(connection, completion_filter(name))),
+        "events": events,
         "archive": await _archive(connection, name, config),
         "audit": _companion(Audit, await _capturing(connection, audit_filter(name))) or False,
     }
     return WorkQueue(
         **_fields(Stream, config)
         | {"subjects": [subject for subject in subjects if subject not in {own.subjects for own in reserved}]}
-        | {"consumers": await _consumers(connection, name)}
+        | {"consumers": await _consumers(connection, name, events)}
+        | {"advisory_subjects": discovered_advisory_subjects((events or {}).get("subjects", ()))}
         | {own.flag: True for own in reserved}
         | companions
     )
@@ -132,8 +139,13 @@ def dead_letter_stream(configs: Iterable[Mapping[str, Any]], queue: str) -> Mapp
 
 
 async def _dead_letters(connection: Connection, queue: str) -> dict[str, Any] | None:
-    configs = [info["config"] for info in await list_streams(connection, f"{MAX_DELIVERIES}.{queue}.*")]
-    return _companion(DeadLetterQueue, dead_letter_stream(configs, queue))
+    infos = {info["config"]["name"]: info for info in await list_streams(connection, f"{MAX_DELIVERIES}.{queue}.*")}
+    config = dead_letter_stream([info["config"] for info in infos.values()], queue)
+    fields = _companion(DeadLetterQueue, config)
+    if fields and infos[fields["name"]]["state"].get("consumer_count"):
+        consumers = await _consumers(connection, fields["name"], None)
+        fields["consumers"] = [consumer for consumer in consumers if consumer["name"] != redrive_consumer(queue)]
+    return fields
 
 
 async def _archive(connection: Connection, queue: str, config: Mapping[str, Any]) -> dict[str, Any] | bool:
@@ -148,23 +160,35 @@ async def _capturing(connection: Connection, subject: str) -> Mapping[str, Any] 
     return next((config for config in configs if covered_by_any(config.get("subjects") or [], subject)), None)
 
 
-async def _consumers(connection: Connection, queue: str) -> list[dict[str, Any]]:
+async def _consumers(connection: Connection, queue: str, events: Mapping[str, Any] | None) -> list[dict[str, Any]]:
     consumers: list[dict[str, Any]] = []
     for name, info in (await list_consumers(connection, queue)).items():
         config = info["config"]
         if "deliver_subject" in config or not config.get("durable_name"):
             continue
+        if (config["ack_policy"], config["deliver_policy"]) != ("explicit", "all"):
+            # On a stream of another retention than a work queue's: nothing that a declaration could describe.
+            continue
         consumer = {field: config[field] for field in _CONSUMER_FIELDS if config.get(field)}
+        consumer |= discovered_sample_freq(config.get("sample_freq"), events)
         if consumer.get("backoff"):
             # The server has set it to the first backoff.
             consumer.pop("ack_wait", None)
-        if metadata := _own_metadata(config):
-            consumer["metadata"] = metadata
+        metadata = _own_metadata(config)
         partitions, number = metadata.get(PARTITIONS, ""), name.rpartition("-")[2]
         if partitions.isdecimal() and number in map(str, range(int(partitions))):
             consumer |= {"partitions": int(partitions), "partition": int(number)}
+            del metadata[PARTITIONS]
+        if metadata:
+            consumer["metadata"] = metadata
         consumers.append({"name": name, "max_deliver": -1} | consumer)
-    return consumers
+    # The server sorts by name, and worker-10 comes after worker-9.
+    return sorted(consumers, key=_declared_order)
+
+
+def _declared_order(consumer: Mapping[str, Any]) -> tuple[str, int]:
+    number = consumer.get("partition")
+    return (consumer["name"], -1) if number is None else (consumer["name"].removesuffix(f"-{number}"), number)
 
 
 def _companion(model: type[Stream], config: Mapping[str, Any] | None) -> dict[str, Any] | None:
@@ -172,7 +196,7 @@ def _companion(model: type[Stream], config: Mapping[str, Any] | None) -> dict[st
         return None
     fields = _fields(model, config)
     if model is DeadLetterQueue:
-        fields["retention"] = config["retention"]
+        fields |= {"retention": config["retention"], "republish": config.get("republish")}
         fields.setdefault("metadata", None)
     return fields
 
@@ -181,6 +205,8 @@ def _fields(model: type[Stream], config: Mapping[str, Any]) -> dict[str, Any]:
     fields = {field: config[field] for field in Stream.model_fields if config.get(field) not in (None, "", 0)}
     if "max_age" in model.model_fields and not config.get("max_age"):
         fields["max_age"] = -1
+    if model.model_fields["allow_direct"].default and not config.get("allow_direct"):
+        fields["allow_direct"] = False
     fields.pop("metadata", None)
     if metadata := _own_metadata(config):
         fields["metadata"] = metadata

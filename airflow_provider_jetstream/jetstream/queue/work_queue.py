@@ -10,19 +10,15 @@ from pydantic import field_validator, model_validator
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import (
-    ACK_METRIC,
     Reserved,
     archive_filter,
-    audit_filter,
-    cancellation_filter,
-    completion_filter,
     dead_letter_subjects,
-    publish_log_filter,
     reserved_subjects,
 )
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
 from airflow_provider_jetstream.jetstream.queue.checks import queue_problems
 from airflow_provider_jetstream.jetstream.queue.declaration import (
+    ARCHIVE_LIMITS,
     Archive,
     Audit,
     Consumer,
@@ -31,8 +27,18 @@ from airflow_provider_jetstream.jetstream.queue.declaration import (
     Events,
     Stream,
 )
+from airflow_provider_jetstream.jetstream.queue.end_evidence import (
+    advisory_subject_problems,
+    default_event_subjects,
+    with_sampled_consumers,
+)
+from airflow_provider_jetstream.jetstream.queue.entry_copies import audit_subjects, with_entry_copies
 from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
+from airflow_provider_jetstream.jetstream.queue.yaml_text import yaml_text
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 
 __all__ = ["Archive", "Audit", "Consumer", "DeadLetterQueue", "Events", "QueueSource", "WorkQueue"]
 
@@ -58,6 +64,10 @@ class WorkQueue(Stream):
     :param atomic_redrive: whether dead letters are redriven in atomic batches, which no crash can repeat; needs server
         2.12.1, and a marker in the queue for one day for each redriven letter
     :param schedules: whether jobs may be scheduled; needs server 2.12, and a queue that refuses no new jobs
+    :param execute_at_header: whether workers of this package start a job with the header ``X-Execute-At`` only at that
+        time; waiting for it costs one of its deliveries
+    :param advisory_subjects: filters of the subjects on which workers of any make publish the id of a job that they
+        have finished, where the job names such a subject; the events stream captures them
     :raises QueueDeclarationError: the server would refuse it, or jobs would be lost
     """
 
@@ -72,46 +82,45 @@ class WorkQueue(Stream):
     audit: Audit | None = None
     atomic_redrive: bool = False
     schedules: bool = False
+    execute_at_header: bool = False
+    advisory_subjects: tuple[str, ...] = ()
 
     @model_validator(mode="before")
     @classmethod
     def _add_defaults(cls, values: Any) -> Any:
         if not isinstance(values, dict):
             return values
-        values = values | _enabled("archive", values) | _enabled("audit", values)
+        values = with_sampled_consumers(values) | _enabled("archive", values) | _enabled("audit", values)
         name = values.get("name")
         replicas, stored_alike = _inherited(values, _REPLICAS), _inherited(values, _REPLICAS_AND_STORAGE)
         schedules = _inherited(values, _SCHEDULES)
         archive = {"name": f"{name}-archive", "subjects": (archive_filter(name),)}
-        audit = {"name": f"{name}-audit", "subjects": (audit_filter(name),)}
-        event_subjects = (
-            completion_filter(name),
-            cancellation_filter(name),
-            publish_log_filter(name),
-            *([f"{ACK_METRIC}.{name}.*"] if _is_sampled(values.get("consumers")) else []),
+        letters, audited = (
+            _fields_of(values.get("dead_letters"), DeadLetterQueue),
+            _fields_of(values.get("audit"), Audit),
         )
+        audit = {"name": f"{name}-audit", "subjects": audit_subjects(name, letters)}
+        if letters is not None:
+            values["dead_letters"] = with_entry_copies(name, letters, None if audited is None else audit | audited)
+        advisory_subjects = _subjects(values.get("advisory_subjects"))
+        event_subjects = default_event_subjects(name, values.get("consumers"), advisory_subjects)
         for field, model, defaults in (
             ("dead_letters", DeadLetterQueue, replicas | {"subjects": dead_letter_subjects(name)}),
             ("events", Events, replicas | {"subjects": event_subjects}),
             ("archive", Archive, stored_alike | schedules | archive),
             ("audit", Audit, stored_alike | audit),
         ):
-            companion = values.get(field)
-            if isinstance(companion, str):
-                companion = {"name": companion}
-            elif isinstance(companion, model):
-                companion = {key: getattr(companion, key) for key in companion.model_fields_set}
-            if isinstance(companion, dict):
+            if (companion := _fields_of(values.get(field), model)) is not None:
                 values[field] = defaults | companion
         return values
 
-    @field_validator("subjects", mode="before")
+    @field_validator("subjects", "advisory_subjects", mode="before")
     @classmethod
     def _accept_one_subject(cls, subjects: Any) -> Any:
         return (subjects,) if isinstance(subjects, str) else subjects
 
     def _problems(self) -> list[str]:
-        return queue_problems(self)
+        return [*queue_problems(self), *advisory_subject_problems(self)]
 
     def _retention(self) -> str:
         return "workqueue"
@@ -123,7 +132,10 @@ class WorkQueue(Stream):
 
     def companions(self) -> tuple[Stream, ...]:
         """Return the declared streams around the queue, in the order of provisioning: all before the queue itself."""
-        streams = (self.dead_letters, self.events, self.archive, self.audit)
+        streams: tuple[Stream | None, ...] = (self.dead_letters, self.events, self.archive, self.audit)
+        if self.dead_letters and self.dead_letters.republish:
+            # The audit stores the copies from the first one on.
+            streams = (self.audit, *streams[:-1])
         return tuple(stream for stream in streams if stream is not None)
 
     def companion_names(self) -> tuple[str, ...]:
@@ -150,7 +162,22 @@ class WorkQueue(Stream):
             config["allow_msg_schedules"] = True
         return config
 
-    def warnings(self) -> list[str]:
+    def new_archive_limits(self) -> dict[str, int]:
+        """Return the limits that the archive takes over from the queue when it is created; an existing one keeps its.
+
+        They are those that the queue has and the archive doesn't declare. A copy lives longer than its job may, by the
+        archive's default ``max_age``: a job that expires while a worker has it is brought back from its copy.
+        """
+        if self.archive is None:
+            return {}
+        own = self.archive.model_fields_set
+        limits = {field: getattr(self, field) for field in ARCHIVE_LIMITS if field not in own}
+        limits = {field: limit for field, limit in limits.items() if limit is not None and limit > 0}
+        if "max_age" in limits:
+            limits["max_age"] += self.archive.max_age or 0
+        return limits
+
+    def warnings(self) -> list[QueueWarning]:
         """Return a sentence for each setting that works and will cause trouble later."""
         return queue_warnings(self)
 
@@ -196,6 +223,12 @@ class WorkQueue(Stream):
             raise QueueDeclarationError(name, [f"expected names of fields, found {other_keys[0]!r}: quote it"])
         return cls(**values)
 
+    def to_yaml(self) -> str:
+        """Return the declaration as YAML, which :meth:`load` loads from a file as an equal one."""
+        # For type checkers it isn't the function that it is.
+        add_defaults: Any = self._add_defaults
+        return yaml_text(self, add_defaults)
+
 
 def _read(path: Path) -> Any:
     import yaml
@@ -207,6 +240,15 @@ def _read(path: Path) -> Any:
         raise QueueDeclarationError(str(path), [problem]) from None
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise QueueDeclarationError(str(path), [f"expected YAML, found something else: {error}"]) from None
+
+
+def _fields_of(companion: Any, model: type[Stream]) -> dict[str, Any] | None:
+    """Return the declared fields of a companion; ``None`` where none is declared, or something else in its place."""
+    if isinstance(companion, str):
+        return {"name": companion}
+    if isinstance(companion, model):
+        return {key: getattr(companion, key) for key in companion.model_fields_set}
+    return companion if isinstance(companion, dict) else None
 
 
 def _inherited(values: Mapping[str, Any], fields: Mapping[str, frozenset[str]]) -> dict[str, Any]:
@@ -222,11 +264,7 @@ def _enabled(field: str, values: Mapping[str, Any]) -> dict[str, Any]:
     return {field: None} if values[field] is False else {}
 
 
-def _is_sampled(consumers: Any) -> bool:
-    if not isinstance(consumers, list | tuple):
-        return False
-    shares = [
-        consumer.get("sample_freq") if isinstance(consumer, dict) else getattr(consumer, "sample_freq", None)
-        for consumer in consumers
-    ]
-    return any(share not in (None, "", "0", "0%") for share in shares)
+def _subjects(declared: Any) -> tuple[str, ...]:
+    """Return the subjects of a field that takes one or several; none where the field is invalid."""
+    subjects = (declared,) if isinstance(declared, str) else declared
+    return tuple(map(str, subjects)) if isinstance(subjects, list | tuple) else ()

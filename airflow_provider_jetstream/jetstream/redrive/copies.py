@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from itertools import groupby
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store, store_each
-from airflow_provider_jetstream.jetstream.contract import (
-    MSG_ID,
-    REDRIVE_CONSUMER,
-    REDRIVE_COUNT,
-    REDRIVE_SEQUENCE,
-    REDRIVE_STREAM,
-    marker_subject,
-    parked_filter,
-    parked_subject,
-)
+from airflow_provider_jetstream.jetstream.contract import marker_subject, parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -27,7 +18,12 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
     UnreachableError,
 )
-from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
+    BATCH_COMMIT,
+    BATCH_LETTERS,
+    batch_headers,
+    check_size,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -35,83 +31,24 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.redrive.repair import Content
+    from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
 
 _MARKER_TTL = "24h"
-# The server accepts a thousand messages in a batch.
-_BATCH_LETTERS = 250
 _BATCH_BYTES = 8 * 2**20
-# The bytes that a batch adds to a job's headers.
-_BATCH_HEADERS_SIZE = 150
 _WRONG_LAST_SEQUENCE = 10071
 _DUPLICATE_IN_BATCH = 10201
 
 
-@dataclass(frozen=True, slots=True)
-class RedrivenJob:
-    """The new job of a letter, ready to be stored.
+async def store_jobs(connection: Connection, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
+    """Store new jobs, each with a marker or by itself as it was built.
 
-    :param subject: the new job's subject
-    :param content: its body and own headers
-    :param headers: all its headers
+    :param jobs: the new jobs in the order in which they are stored
+    :return: for each its stream sequence, or why it isn't known to be stored
     """
-
-    letter: DeadLetter
-    subject: str
-    content: Content
-    headers: Headers
-
-
-def max_job_size(connection: Connection, *, marked: bool) -> int:
-    """Return the largest size of a new job in bytes, its headers included.
-
-    :param marked: whether it is stored together with a marker
-    """
-    return connection.max_payload - (_BATCH_HEADERS_SIZE if marked else 0)
-
-
-def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limit: int) -> RedrivenJob:
-    """Build a letter's new job, with an id that only this letter has.
-
-    The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
-    the server refuse or drop the job.
-
-    :param content: body and headers of the new job
-    :param subject: its subject unless its repair names one; the letter's own where absent
-    :param limit: the largest size in bytes
-    :raises RedriveError: it can't be sent
-    """
-    death = letter.death
-    added = {
-        REDRIVE_COUNT: str(letter.redrives + 1),
-        REDRIVE_STREAM: death.stream,
-        REDRIVE_SEQUENCE: str(death.sequence),
-        REDRIVE_CONSUMER: death.consumer or "",
-        MSG_ID: f"redrive:{death.stream}:{death.sequence}:{letter.time}",
-    }
-    headers = Headers([*(pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS), *added.items()])
-    check_size(letter, content.body, headers, limit)
-    return RedrivenJob(letter, content.subject or subject or letter.subject, content, headers)
-
-
-def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
-    """Refuse what can't be sent: the server would close the connection.
-
-    :param limit: the largest size in bytes
-    :raises RedriveError: body and headers can't be sent
-    """
-    try:
-        size = len(body) + wire_size(headers)
-    except UnicodeEncodeError:
-        raise RedriveError(
-            f"expected headers in UTF-8, found others on job {letter.sequence}: it can't be copied unchanged; original"
-            " kept"
-        ) from None
-    if size > limit:
-        raise RedriveError(
-            f"expected a copy of at most {limit} bytes, found {size} for job {letter.sequence} with the headers that"
-            " name its origin: raise the server's max_payload; original kept"
-        )
+    stored: list[int | JetStreamProviderError] = []
+    for marked, group in groupby(jobs, key=lambda job: job.marked):
+        stored += await (store_copies_with_markers if marked else store_copies)(connection, list(group))
+    return stored
 
 
 async def store_copies(connection: Connection, jobs: Sequence[RedrivenJob]) -> list[int | JetStreamProviderError]:
@@ -198,26 +135,22 @@ async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob]) -> i
     batch, last = uuid4().hex, 2 * len(jobs)
     for position, job in enumerate(jobs):
         expectations = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_TTL)]
-        marked = Headers([*expectations, *_batch_headers(batch, 2 * position + 1)])
+        marked = Headers([*expectations, *batch_headers(batch, 2 * position + 1)])
         await connection.publish(_letter_marker(job.letter), b"", marked)
-        headers = Headers([*job.headers.items(), *_batch_headers(batch, 2 * position + 2)])
+        headers = Headers([*job.headers.items(), *batch_headers(batch, 2 * position + 2)])
         if 2 * position + 2 < last:
             await connection.publish(job.subject, job.content.body, headers)
             continue
-        commit = Headers([*headers.items(), ("Nats-Batch-Commit", "1")])
+        commit = Headers([*headers.items(), BATCH_COMMIT])
         return (await store(connection, job.subject, job.content.body, commit)).sequence
     raise ValueError("expected jobs to store, found none")
-
-
-def _batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:
-    return (("Nats-Batch-Id", batch), ("Nats-Batch-Sequence", str(number)))
 
 
 def _batches(jobs: Sequence[RedrivenJob]) -> Iterator[list[RedrivenJob]]:
     batch: list[RedrivenJob] = []
     size = 0
     for job in jobs:
-        if batch and (len(batch) == _BATCH_LETTERS or size + len(job.content.body) > _BATCH_BYTES):
+        if batch and (len(batch) == BATCH_LETTERS or size + len(job.content.body) > _BATCH_BYTES):
             yield batch
             batch, size = [], 0
         batch.append(job)
@@ -243,7 +176,13 @@ async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_q
     """
     death = letter.death
     headers = record_headers(
-        death, subject=letter.subject, time=letter.time, headers=letter.headers, writer="park", parked=why
+        death,
+        subject=letter.subject,
+        time=letter.time,
+        headers=letter.headers,
+        writer="park",
+        parked=why,
+        origin=letter.origin,
     )
     check_size(letter, letter.body, headers, connection.max_payload)
     try:

@@ -9,21 +9,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from contextlib import asynccontextmanager, suppress
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.consumer_pause import paused
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, RedriveError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Awaitable, Callable
+    from collections.abc import Awaitable, Callable
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState
 
-_PAUSE = timedelta(seconds=10)
-_RENEWAL_SECONDS = 3.0
 _POLL_PAUSE = 0.1
 _MARGIN = timedelta(seconds=5)
 
@@ -41,7 +39,7 @@ async def requeue(
     :raises RedriveError: jobs stay in flight, or the server refused; nothing was reset
     """
     try:
-        async with _paused(connection, queue, consumer.name):
+        async with paused(connection, queue, consumer.name):
             await _wait_until_idle(connection, queue, consumer)
             if first := await record():
                 await _require_idle(connection, queue, consumer.name)
@@ -50,35 +48,6 @@ async def requeue(
         raise RedriveError(f"the server refused to reset consumer {consumer.name}: {error.description}") from None
     except NotFoundError as error:
         raise RedriveError(str(error)) from None
-
-
-@asynccontextmanager
-async def _paused(connection: Connection, queue: str, consumer: str) -> AsyncIterator[None]:
-    before = (await consumer_info(connection, queue, consumer))["config"].get("pause_until")
-
-    async def keep_paused() -> None:
-        while True:
-            await asyncio.sleep(_RENEWAL_SECONDS)
-            with suppress(ApiError, TransientError):
-                await _pause_consumer(connection, queue, consumer, _pause_end())
-
-    await _pause_consumer(connection, queue, consumer, _pause_end())
-    renewal = asyncio.create_task(keep_paused())
-    try:
-        yield
-    finally:
-        renewal.cancel()
-        with suppress(ApiError, TransientError):
-            # A pause that was set before stays as it was.
-            await _pause_consumer(connection, queue, consumer, before)
-
-
-def _pause_end() -> str:
-    return (datetime.now(UTC) + _PAUSE).isoformat().replace("+00:00", "Z")
-
-
-async def _pause_consumer(connection: Connection, queue: str, consumer: str, until: str | None) -> None:
-    await connection.api(f"CONSUMER.PAUSE.{queue}.{consumer}", {"pause_until": until} if until else {})
 
 
 async def _wait_until_idle(connection: Connection, queue: str, consumer: ConsumerState) -> None:

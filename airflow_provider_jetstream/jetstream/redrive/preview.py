@@ -6,13 +6,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
-from airflow_provider_jetstream.jetstream.errors import RedriveError
-from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size, redriven_job
+from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.redrive.protocol import check_target, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redrive import require_sequences
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 _SAMPLE = 5
 _NAMED_FAILURES = 100
@@ -59,6 +59,15 @@ class Preview:
     undeliverable: int = 0
     risks: tuple[str, ...] = ()
 
+    def add_failure(self, sequence: int, why: str) -> None:
+        """Count a letter that would stay a dead letter.
+
+        :param sequence: its original stream sequence
+        """
+        self.failures += 1
+        if len(self.failed) < _NAMED_FAILURES:
+            self.failed[sequence] = why
+
     def as_json(self) -> dict[str, Any]:
         """Return the preview in a form that fits an XCom: counts, the largest groups and a sample."""
         return {
@@ -89,7 +98,7 @@ async def preview(
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
     scan = await Scan.begin(connection, queue, vanished=request.selection.vanished)
-    choice = choose_protocol(request, scan.snapshot, connection.api_level)
+    choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
     await require_sequences(scan, request.selection)
     result = Preview(
         choice.protocol,
@@ -98,9 +107,11 @@ async def preview(
         undeliverable=scan.undeliverable,
         risks=scan.risks,
     )
-    max_size = max_job_size(connection, marked=choice.protocol == Protocol.ATOMIC)
+    limits = CopyLimits.of(
+        *(connection, scan.snapshot.config, choice.protocol, request.protocol), in_place=choice.rest_in_place
+    )
     async for letter in scan.letters(request.selection):
-        preview_letter(result, request, letter, scan.snapshot, group_by, max_size)
+        preview_letter(result, request, letter, scan.snapshot, group_by, limits)
     return result
 
 
@@ -110,11 +121,11 @@ def preview_letter(
     letter: DeadLetter,
     snapshot: QueueSnapshot,
     group_by: Sequence[GroupField],
-    max_size: int,
+    limits: CopyLimits,
 ) -> None:
     """Add to a preview what a redrive would do with one letter.
 
-    :param max_size: the largest size of a new job in bytes
+    :param limits: the largest sizes of new jobs
     """
     result.groups.add(letter, group_by)
     if letter.copy_sequence is not None:
@@ -127,11 +138,15 @@ def preview_letter(
     try:
         content = repaired_content(letter, request.transform)
         check_target(content.subject, snapshot)
-        job = redriven_job(letter, content, request.subject, max_size)
+        job = redriven_job(letter, content, request.subject, limits)
+    except CopyTooLargeError as error:
+        if not limits.in_place or letter.source != BodySource.QUEUE:
+            result.add_failure(letter.sequence, str(error))
+        else:
+            result.redriven += 1
+        return
     except RedriveError as error:
-        result.failures += 1
-        if len(result.failed) < _NAMED_FAILURES:
-            result.failed[letter.sequence] = str(error)
+        result.add_failure(letter.sequence, str(error))
         return
     result.redriven += 1
     if len(result.sample) < _SAMPLE:

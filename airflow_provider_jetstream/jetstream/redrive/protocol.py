@@ -13,6 +13,8 @@ from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveReq
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 _BATCHES_LEVEL = 2
@@ -40,10 +42,12 @@ class ProtocolChoice:
 
     :param protocol: how letters are brought back
     :param reason: why this protocol was chosen
+    :param rest_in_place: whether letters whose copies are too large for the queue are then requeued in place
     """
 
     protocol: Protocol
     reason: str
+    rest_in_place: bool = False
 
     @property
     def guarantee(self) -> str:
@@ -51,10 +55,13 @@ class ProtocolChoice:
         return GUARANTEES[self.protocol]
 
 
-def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level: int) -> ProtocolChoice:
+def choose_protocol(
+    request: RedriveRequest, snapshot: QueueSnapshot, api_level: int, handlers: Sequence[str] = ()
+) -> ProtocolChoice:
     """Choose how to bring letters back.
 
     :param api_level: the API level of the server
+    :param handlers: the consumers of the dead letter queue that handle letters
     :raises RedriveRequestError: the request isn't possible for this queue
     """
     no_batches, no_reset = _no_batches(snapshot, api_level), _no_reset(api_level)
@@ -64,10 +71,17 @@ def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level:
         raise RedriveRequestError(f"expected a queue that allows atomic batches, found otherwise: {no_batches}")
     if request.protocol == Protocol.IN_PLACE and no_reset:
         raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
+    if request.protocol == Protocol.IN_PLACE and handlers:
+        # A reset delivers every stored job: those that a handler has handled, and those that it is handling.
+        raise RedriveRequestError(
+            f"expected a dead letter queue without handlers, found its consumer {', '.join(handlers)}: a redrive in"
+            " place would run again what it has handled; use another protocol"
+        )
     if request.protocol == Protocol.IN_PLACE:
         return ProtocolChoice(request.protocol, "the request names it")
     full = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
-    if full and request.protocol == Protocol.AUTO and not request.impossible_in_place and not no_reset:
+    can_reset = not request.impossible_in_place and not no_reset and not handlers
+    if full and request.protocol == Protocol.AUTO and can_reset:
         return ProtocolChoice(Protocol.IN_PLACE, full)
     if full and snapshot.config.get("discard") != "new":
         raise RedriveRequestError(
@@ -77,8 +91,8 @@ def choose_protocol(request: RedriveRequest, snapshot: QueueSnapshot, api_level:
     if request.protocol != Protocol.AUTO:
         return ProtocolChoice(request.protocol, "the request names it")
     if not no_batches:
-        return ProtocolChoice(Protocol.ATOMIC, "the queue allows atomic batches")
-    return ProtocolChoice(Protocol.COPY, no_batches)
+        return ProtocolChoice(Protocol.ATOMIC, "the queue allows atomic batches", can_reset)
+    return ProtocolChoice(Protocol.COPY, no_batches, can_reset)
 
 
 def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, markers: bool) -> str:

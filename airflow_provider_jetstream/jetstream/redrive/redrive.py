@@ -6,6 +6,7 @@ import asyncio
 import logging
 import time
 from array import array
+from contextlib import nullcontext
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
@@ -15,9 +16,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, S
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
 from airflow_provider_jetstream.jetstream.errors import ApiError, DeadLetterGoneError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
+from airflow_provider_jetstream.jetstream.redrive.claims import Claims
 from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -62,7 +64,7 @@ async def redrive_dead_letters(
     """
     request = request or RedriveRequest()
     scan = await Scan.begin(connection, queue, vanished=request.selection.vanished)
-    choice = choose_protocol(request, scan.snapshot, connection.api_level)
+    choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
     log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
     return await _Redrive(connection, queue, request, scan, choice, progress, stopped).run()
 
@@ -94,19 +96,29 @@ class _Redrive:
             undeliverable=scan.undeliverable,
             risks=scan.risks,
         )
-        self._steps = Steps(connection, queue, scan.snapshot, request, choice.protocol, scan.audit, self._report)
+        self._claims = Claims.of_scan(connection, scan.context)
+        self._steps = Steps(
+            *(connection, queue, scan.snapshot, request, choice.protocol, scan.audit, self._report),
+            claims=self._claims,
+            rest_in_place=choice.rest_in_place,
+        )
 
     async def run(self) -> RedriveReport:
+        async with self._claims or nullcontext():
+            return await self._run()
+
+    async def _run(self) -> RedriveReport:
         await self._resume()
         await require_sequences(self._scan, self._request.selection, {*self._report.redriven, *self._report.parked})
         selection = self._request.selection
         if self._report.protocol == Protocol.IN_PLACE:
-            selection = Selection(sequences=frozenset(await self._requeue_all()))
+            selection = Selection(sequences=frozenset(await self._requeue_all(Selection())))
         async for page in self._scan.pages(selection):
             if self._report.cancelled:
                 break
             await self._steps.clean_up(page.dismissed)
             await self._redrive(page.letters)
+        await self._requeue_rest()
         complete = not self._report.cancelled and not self._report.failures
         await self._report_progress(finished=complete and not self._request.keep_open)
         return self._report
@@ -144,10 +156,27 @@ class _Redrive:
             # Meanwhile a slow worker may have finished a job, or a server that crashed may have forgotten a death.
             if waited or time.monotonic() - proved_at > _PROOF_SECONDS:
                 batch = await self._prove_again(batch, waited=waited)
+            if self._claims and batch:
+                batch, waiting[:0] = await self._claim(self._claims, batch)
             self._rate_limiter.consume(len(batch))
             await self._steps.redrive(batch)
             if time.monotonic() - self._reported_at > _PROGRESS_SECONDS:
                 await self._report_progress()
+
+    async def _claim(self, claims: Claims, letters: Sequence[DeadLetter]) -> tuple[list[DeadLetter], list[DeadLetter]]:
+        """Return the letters that no handler can get, and those to be claimed once more after them."""
+        began = time.monotonic()
+        found = await claims.claim(letters)
+        ready, later = found.ready, found.busy
+        gone = [letter.sequence for letter in found.gone]
+        if not ready and not gone:
+            log.info("%d letters are left to the handlers that have their entries", len(later))
+            gone, later = [letter.sequence for letter in later], []
+        for sequence in gone:
+            self._report.add_gone(sequence)
+        if ready and time.monotonic() - began > _PROOF_SECONDS:
+            ready = await self._prove_again(ready, waited=True)
+        return ready, later
 
     async def _prove_again(self, letters: Sequence[DeadLetter], *, waited: bool) -> list[DeadLetter]:
         ended: list[NotDead] = []
@@ -166,11 +195,22 @@ class _Redrive:
         reason = letter.death.reason
         return reason != Reason.UNDELIVERABLE or reason in (self._request.selection.reasons or ())
 
-    async def _requeue_all(self) -> list[int]:
+    async def _requeue_rest(self) -> None:
+        """Requeue in place the letters whose copies are too large for the queue."""
+        rest = dict(self._steps.without_room)
+        # A reset would run the job of a letter once more whose copy is stored.
+        if rest and not self._report.failures and not self._report.cancelled:
+            log.info("%d copies are too large for %s: requeueing these letters in place", len(rest), self._queue.name)
+            unstored = set(await self._requeue_all(Selection(sequences=frozenset(rest))))
+            rest = {sequence: why for sequence, why in rest.items() if sequence in unstored}
+        for sequence, why in rest.items():
+            self._report.add_failure(sequence, why)
+
+    async def _requeue_all(self, selection: Selection) -> list[int]:
         """Requeue stored letters in place; return the sequences of the others, which copies bring back."""
         waiting: dict[str, datetime] = {}
         unstored: list[int] = []
-        async for page in self._scan.pages(Selection()):
+        async for page in self._scan.pages(selection):
             # A job that has ended, or has a new job, would be delivered once more.
             await self._steps.clean_up(page.dismissed)
             await self._steps.redrive([letter for letter in page.letters if letter.copy_sequence is not None])
@@ -183,14 +223,19 @@ class _Redrive:
                 break
             # A slow worker may still be working on a job.
             await _wait_until(ready_at)
-            await self._requeue(self._scan.snapshot.consumers[name])
+            await self._requeue(self._scan.snapshot.consumers[name], selection)
         return unstored
 
-    async def _requeue(self, consumer: ConsumerState) -> None:
+    async def _requeue(self, consumer: ConsumerState, selection: Selection) -> None:
         letters, entries = array("Q"), array("Q")
 
         async def record() -> int:
-            async for page in self._scan.pages(Selection()):
+            async for page in self._scan.pages(selection):
+                if handled := [job.sequence for job in page.dismissed if job.status == Status.HANDLED and job.stored]:
+                    raise RedriveError(
+                        f"expected no handled job in {self._queue.name}, found {handled[0]}: a reset would deliver it"
+                        " once more; use another protocol"
+                    )
                 stored = [letter for name, letter in self._requeueable(page) if name == consumer.name]
                 letters.extend(letter.sequence for letter in stored)
                 entries.extend(entry for letter in stored for entry in letter.entries)
@@ -200,7 +245,7 @@ class _Redrive:
         try:
             await requeue(self._connection, self._queue.name, consumer, record)
         except (RedriveError, TransientError) as error:
-            await self._fail_all(consumer.name, str(error))
+            await self._fail_all(consumer.name, selection, str(error))
             return
         for sequence in letters:
             self._report.redriven.add(sequence, sequence)
@@ -209,8 +254,8 @@ class _Redrive:
         )
         await self._report_progress()
 
-    async def _fail_all(self, consumer: str, why: str) -> None:
-        async for page in self._scan.pages(Selection()):
+    async def _fail_all(self, consumer: str, selection: Selection, why: str) -> None:
+        async for page in self._scan.pages(selection):
             for name, letter in self._requeueable(page):
                 if name == consumer:
                     self._report.add_failure(letter.sequence, why)

@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.client.pull_request import priority_fi
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
+from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import own_consumer
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
@@ -205,7 +206,7 @@ async def _consumers(
     all_filters = [filter_ for filters in consumers.values() for filter_ in filters]
     if all(covered_by_any(all_filters, subject) for subject in subjects):
         return consumers
-    own = f"redrive-{queue}"
+    own = own_consumer(queue)
     others = [filter_ for name, filters in consumers.items() if name != own for filter_ in filters]
     captured = (await stream_info(connection, dead_letter_queue))["config"].get("subjects") or []
     consumers[own] = tuple(

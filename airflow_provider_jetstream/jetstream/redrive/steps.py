@@ -7,26 +7,30 @@ the new job's id, the marker, the audit or the missing original. All letters of 
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
-from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    CopyTooLargeError,
+    JetStreamProviderError,
+    RedriveError,
+    TransientError,
+)
+from airflow_provider_jetstream.jetstream.publishing.record_store import renew_records
 from airflow_provider_jetstream.jetstream.redrive.copies import (
-    RedrivenJob,
-    max_job_size,
-    redriven_job,
-    store_copies,
-    store_copies_with_markers,
+    store_jobs,
     store_parked,
 )
 from airflow_provider_jetstream.jetstream.redrive.protocol import check_target
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN, remove_entries, remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -35,10 +39,15 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.claims import Claims
+    from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+
+log = logging.getLogger(__name__)
 
 _Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
 
@@ -53,6 +62,8 @@ class Steps:
     :param audit: the record of redrives, if it exists
     :param report: what was done is added to it
     :param removes_entries: whether the entries of redriven letters are removed with each of them
+    :param claims: the claims of the letters' entries, where handlers may get them
+    :param rest_in_place: whether letters whose copies are too large are left for :attr:`without_room`
     """
 
     def __init__(
@@ -66,17 +77,21 @@ class Steps:
         report: RedriveReport,
         *,
         removes_entries: bool = True,
+        claims: Claims | None = None,
+        rest_in_place: bool = False,
     ) -> None:
         self._connection = connection
         self._queue = queue
         self._snapshot = snapshot
         self._dead_letter_queue = require_dead_letters(queue).name
         self._request = request
-        self._store = store_copies_with_markers if protocol == Protocol.ATOMIC else store_copies
-        self._max_size = max_job_size(connection, marked=protocol == Protocol.ATOMIC)
+        self._limits = CopyLimits.of(connection, snapshot.config, protocol, request.protocol)
         self._audit = audit
         self._report = report
         self._removes_entries = removes_entries
+        self._claims = claims
+        self._rest_in_place = rest_in_place
+        self.without_room: dict[int, str] = {}
 
     async def redrive(self, letters: Sequence[DeadLetter]) -> None:
         """Redrive letters, or park those that were redriven too often.
@@ -88,22 +103,32 @@ class Steps:
         fresh = [letter for letter in letters if letter.copy_sequence is None]
         to_park = [letter for letter in fresh if self._request.must_park(letter)]
         to_copy = [letter for letter in fresh if not self._request.must_park(letter)]
+        jobs = [job for letter in to_copy if (job := self._new_job(letter))]
+        if self._claims:
+            failed = await self._claims.take([*begun, *to_park, *(job.letter for job in jobs)])
+            for sequence, why in failed.items():
+                self._report.add_failure(sequence, why)
+            begun = [letter for letter in begun if letter.sequence not in failed]
+            to_park = [letter for letter in to_park if letter.sequence not in failed]
+            jobs = [job for job in jobs if job.letter.sequence not in failed]
         stored = [self._already_copied(letter) for letter in begun]
-        stored += [done for done in await map_concurrently(self._park, to_park) if done] + await self._copy(to_copy)
+        stored += [done for done in await map_concurrently(self._park, to_park) if done] + await self._copy(jobs)
         recorded = await self._record(stored)
+        await self._renew_origins(recorded)
         entries: list[int] = []
         for letter, record in await self._remove_originals(recorded):
+            left = self._claims.left_of(letter) if self._claims else letter.entries
             if record.action == "parked":
                 self._report.add_parked(letter.sequence)
                 # Where parking was cut off before, the letter's entries include its own parked one.
-                entries += (entry for entry in letter.entries if entry != record.new_sequence)
+                entries += (entry for entry in left if entry != record.new_sequence)
             else:
                 self._report.redriven.add(letter.sequence, record.new_sequence or 0)
-                entries += letter.entries if self._removes_entries else ()
+                entries += left if self._removes_entries else ()
         await self._remove_entries(entries)
 
     async def clean_up(self, dismissed: Sequence[NotDead]) -> None:
-        """Remove the entries of jobs that have ended, and jobs that are completed and still stored.
+        """Remove the entries of jobs that have ended, and jobs that are certainly done and still stored.
 
         :param dismissed: jobs that are no dead letters
         """
@@ -112,12 +137,16 @@ class Steps:
             self._report.add_gone(job.sequence)
             if job.status in ENDED:
                 entries += job.entries
-        # The worker of such a job was stopped after it stored the completion and before it acknowledged the job.
-        completed = {job.sequence: job.consumer for job in dismissed if job.status == Status.COMPLETED and job.stored}
-        if completed:
-            failed = await remove_originals(self._connection, self._queue.name, completed)
+        # The worker of such a job was stopped after it stored the completion and before it acknowledged the job; or a
+        # handler of the dead letter queue has reported it. An acknowledged entry isn't enough: a purge looks alike.
+        done = {
+            job.sequence: job for job in dismissed if job.stored and (job.status == Status.COMPLETED or job.reported)
+        }
+        if done:
+            originals = {sequence: job.consumer for sequence, job in done.items()}
+            failed = await remove_originals(self._connection, self._queue.name, originals)
             for sequence, error in failed.items():
-                self._report.add_failure(sequence, f"it is completed, but {error}")
+                self._report.add_failure(sequence, f"it is {done[sequence].status.value}, but {error}")
         await self._remove_entries(entries)
 
     async def record_requeued(self, letters: Sequence[DeadLetter]) -> None:
@@ -156,6 +185,7 @@ class Steps:
             action=action,
             new_sequence=new_sequence,
             subject=subject,
+            consumer=letter.death.consumer,
             redrives=letter.redrives + (action != "parked"),
             reason=letter.death.reason.value,
             died_at=letter.death.died_at,
@@ -180,17 +210,15 @@ class Steps:
         record = self.letter_record(letter, "redriven", new_sequence=letter.copy_sequence or 0, subject=subject)
         return letter, record
 
-    async def _copy(self, letters: Sequence[DeadLetter]) -> list[_Done]:
-        jobs = [job for letter in letters if (job := self._new_job(letter))]
+    async def _copy(self, jobs: Sequence[RedrivenJob]) -> list[_Done]:
         done: list[_Done] = []
-        for job, sequence in zip(jobs, await self._store(self._connection, jobs), strict=True):
+        for job, sequence in zip(jobs, await store_jobs(self._connection, jobs), strict=True):
             letter = job.letter
             if isinstance(sequence, int):
-                changes = job.content.changes
                 record = self.letter_record(
-                    letter, "redriven", new_sequence=sequence, subject=job.subject, changes=changes
+                    *(letter, "redriven"), new_sequence=sequence, subject=job.subject, changes=job.content.changes
                 )
-                done.append((letter, record))
+                done.append((letter, record.model_copy(update={"left_out": dict(job.left_out) or None})))
             else:
                 self._report.add_failure(letter.sequence, str(sequence))
         return done
@@ -199,7 +227,13 @@ class Steps:
         try:
             content = repaired_content(letter, self._request.transform)
             check_target(content.subject, self._snapshot)
-            return redriven_job(letter, content, self._request.subject, self._max_size)
+            return redriven_job(letter, content, self._request.subject, self._limits)
+        except CopyTooLargeError as error:
+            if self._rest_in_place:
+                self.without_room[letter.sequence] = str(error)
+            else:
+                self._report.add_failure(letter.sequence, str(error))
+            return None
         except RedriveError as error:
             self._report.add_failure(letter.sequence, str(error))
             return None
@@ -225,6 +259,24 @@ class Steps:
                 why = f"it is {record.action}, but that couldn't be recorded ({error}); {RUN_AGAIN}"
                 self._report.add_failure(letter.sequence, why)
         return [(letter, record) for letter, record in done if letter.sequence not in failed]
+
+    async def _renew_origins(self, done: Sequence[_Done]) -> None:
+        """Store the records of the tasks that published letters once more: their copies are younger than the records.
+
+        Before the originals are removed, since nothing keeps the records then.
+        """
+        copies: dict[str, tuple[int, Origin | None]] = {}
+        for letter, record in done:
+            if record.action == "redriven" and (key := task_key_of(letter.headers)):
+                last, origin = copies.get(key, (0, None))
+                copies[key] = max(last, record.new_sequence or 0), origin or letter.origin
+        if not copies or self._queue.events is None:
+            return
+        created = self._snapshot.created
+        try:
+            await renew_records(self._connection, self._queue.name, self._queue.events.name, created, copies)
+        except (ApiError, TransientError) as error:
+            log.warning("The tasks that published redriven jobs may not be known for long: %s", error)
 
     async def _has_record(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
         # In a tuple, since an error that is a result by itself would be raised for all letters.

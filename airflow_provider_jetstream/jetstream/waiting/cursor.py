@@ -24,6 +24,7 @@ class Cursor:
     :param events_from: the first sequence to read there
     :param dead_letters: the dead letter queue, if there is one
     :param dead_letters_from: the first sequence to read there
+    :param advisory_subjects: where workers of any make report jobs, as the queue declares it
     """
 
     queue: str
@@ -32,6 +33,11 @@ class Cursor:
     events_from: int
     dead_letters: str | None
     dead_letters_from: int
+    advisory_subjects: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        # It comes back from JSON as a list.
+        object.__setattr__(self, "advisory_subjects", tuple(self.advisory_subjects))
 
     def from_start(self) -> Cursor:
         """Return a cursor that reads everything stored, for jobs that may have ended before this one was taken."""
@@ -58,6 +64,7 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
         events_from=await _next_sequence(connection, queue.events.name),
         dead_letters=dead_letters,
         dead_letters_from=await _next_sequence(connection, dead_letters) if dead_letters else 1,
+        advisory_subjects=queue.advisory_subjects,
     )
 
 

@@ -19,12 +19,14 @@ from airflow_provider_jetstream.jetstream.contract import (
     completion_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import TransientError
+from airflow_provider_jetstream.jetstream.waiting.advisory_ends import AdvisoryEnds
+from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
 from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 from airflow_provider_jetstream.jetstream.waiting.reconciler import Reconciler
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -45,15 +47,23 @@ class Waiter:
     :param report: the state of the jobs
     :param policy: when waiting is over before every job has ended
     :param progress: called after each end
+    :param advised: the jobs that workers of any make report on advisory subjects: stream sequences by digests
     """
 
-    __slots__ = ("_policy", "_progress", "cursor", "finished", "report")
+    __slots__ = ("_policy", "_progress", "advised", "cursor", "finished", "report")
 
     def __init__(
-        self, cursor: Cursor, report: WaitReport, policy: WaitPolicy, progress: Callable[[WaitReport], None]
+        self,
+        cursor: Cursor,
+        report: WaitReport,
+        policy: WaitPolicy,
+        progress: Callable[[WaitReport], None],
+        advised: Mapping[str, int],
     ) -> None:
         self.cursor = cursor
         self.report = report
+        unsettled = set(report.unsettled())
+        self.advised = {digest: sequence for digest, sequence in advised.items() if sequence in unsettled}
         self._policy = policy
         self._progress = progress
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
@@ -82,7 +92,17 @@ class EndDispatcher:
         self._cursor = cursor
         self._waiters: dict[int, list[Waiter]] = {}
         completions = (completion_filter(cursor.queue), f"{ACK_METRIC}.{cursor.queue}.*")
-        self._events = EndSource(connection, cursor.events, completions, cursor, cursor.events_from, self._on_end)
+        self._advisory_ends = AdvisoryEnds(connection, cursor.queue, self._waiters.keys(), self._dispatch_advised)
+        self._events = EndSource(
+            connection,
+            cursor.events,
+            completions,
+            cursor,
+            cursor.events_from,
+            self._on_end,
+            advisory_subjects=cursor.advisory_subjects,
+            on_report=self._advisory_ends.take,
+        )
         self._deaths: EndSource | None = None
         if cursor.dead_letters:
             advisories = (f"{MAX_DELIVERIES}.{cursor.queue}.*", f"{TERMINATED}.{cursor.queue}.*")
@@ -90,8 +110,14 @@ class EndDispatcher:
                 connection, cursor.dead_letters, advisories, cursor, cursor.dead_letters_from, self._on_end
             )
         self._unconfirmed: asyncio.Queue[JobEnd] = asyncio.Queue()
+        self._evidence = EndEvidenceCheck(connection, cursor)
         self._reconciler = Reconciler(
-            connection, cursor, self._waiters.keys(), self._dispatch_reconciled, self._wait_until_read
+            connection,
+            cursor,
+            self._waiters.keys(),
+            self._dispatch_reconciled,
+            self._wait_until_read,
+            self._evidence,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.waiter_count = 0
@@ -103,7 +129,12 @@ class EndDispatcher:
 
     def start(self) -> None:
         """Start the tasks that read."""
-        coroutines: list[Coroutine[Any, Any, None]] = [self._confirm_deaths(), self._reconciler.run()]
+        coroutines: list[Coroutine[Any, Any, None]] = [
+            self._confirm_deaths(),
+            self._reconciler.run(),
+            self._advisory_ends.run(),
+            self._evidence.run(),
+        ]
         for source in self._sources():
             coroutines += [source.follow(), source.read_backlog()]
         for coroutine in coroutines:
@@ -123,16 +154,27 @@ class EndDispatcher:
         sequences = waiter.report.unsettled()
         for sequence in sequences:
             self._waiters.setdefault(sequence, []).append(waiter)
+        self._advisory_ends.add(waiter.advised)
+        if not set(waiter.advised.values()).issuperset(sequences):
+            self._evidence.request()
         for source in self._sources():
             start = self._start_of(waiter, source)
             for end in source.recent_ends(sequences, start):
                 self._on_end(source, end)
+            for report in source.recent_reports(waiter.advised, start):
+                self._advisory_ends.take(report)
             source.request_backlog(start)
 
     def remove(self, waiter: Waiter) -> None:
         """Dispatch no more ends to a waiter."""
         for sequence in waiter.report.unsettled():
             self._drop(sequence, waiter)
+        self._advisory_ends.remove(waiter.advised)
+
+    @property
+    def unsampled(self) -> dict[str, str]:
+        """By consumer, why the server doesn't report each of its acknowledgements."""
+        return self._evidence.unsampled
 
     def _sources(self) -> Iterator[EndSource]:
         yield self._events
@@ -154,6 +196,9 @@ class EndDispatcher:
     async def _wait_until_read(self) -> None:
         for source in self._sources():
             await source.wait_until_read()
+
+    def _dispatch_advised(self, end: JobEnd) -> None:
+        self._dispatch(end, self._events)
 
     def _dispatch_reconciled(self, end: JobEnd) -> None:
         self._dispatch(end, None)
@@ -217,7 +262,7 @@ _dispatchers: WeakKeyDictionary[Connection, dict[tuple[str | None, ...], EndDisp
 async def shared_dispatcher(connection: Connection, cursor: Cursor) -> AsyncIterator[EndDispatcher]:
     """Use a connection's one dispatcher of a queue; it stops with its last waiter."""
     dispatchers = _dispatchers.setdefault(connection, {})
-    key = (cursor.queue, cursor.created, cursor.events, cursor.dead_letters)
+    key = (cursor.queue, cursor.created, cursor.events, cursor.dead_letters, *cursor.advisory_subjects)
     dispatcher = dispatchers.get(key)
     if dispatcher is None or dispatcher.has_failed:
         dispatcher = dispatchers[key] = EndDispatcher(connection, cursor)

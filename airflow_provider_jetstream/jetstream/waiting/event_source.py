@@ -6,7 +6,9 @@ import asyncio
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.waiting.job_end import parse_end
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
+from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, parse_end
 from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
 
 if TYPE_CHECKING:
@@ -29,6 +31,8 @@ class EndSource:
     :param subjects: the subjects of the ends
     :param start: the first sequence to read
     :param on_end: called with each end as it is read
+    :param advisory_subjects: further subjects, on which workers of any make report jobs
+    :param on_report: called with each such report as it is read
     """
 
     def __init__(
@@ -39,22 +43,29 @@ class EndSource:
         cursor: Cursor,
         start: int,
         on_end: Callable[[EndSource, JobEnd], None],
+        *,
+        advisory_subjects: tuple[str, ...] = (),
+        on_report: Callable[[AdvisoryReport], None] = lambda _: None,
     ) -> None:
         self._connection = connection
         self._stream = stream
-        self._subjects = subjects
+        self._subjects = (*subjects, *advisory_subjects)
+        self._advisory_subjects = advisory_subjects
+        self._on_report = on_report
         self._queue = cursor.queue
         self._created = datetime.fromisoformat(cursor.created)
         self._on_end = on_end
         # By the job's sequence, in the order in which they were read.
         self._recent: dict[int, JobEnd] = {}
+        # By digest, likewise.
+        self._recent_reports: dict[str, AdvisoryReport] = {}
         # Every end stored from here on has been read or will be.
         self._low = start
         self._backlog_start: int | None = None
         self._backlog_requested = asyncio.Event()
         self._backlog_read = asyncio.Event()
         self._backlog_read.set()
-        self._tail = StreamTail(connection, stream, subjects, start, self._take)
+        self._tail = StreamTail(connection, stream, self._subjects, start, self._take)
 
     async def follow(self) -> None:
         """Read what is stored from now on; see :meth:`StreamTail.run`."""
@@ -87,6 +98,11 @@ class EndSource:
         ends = (self._recent.get(sequence) for sequence in sequences)
         return [end for end in ends if end is not None and end.event_sequence >= start]
 
+    def recent_reports(self, digests: Iterable[str], start: int) -> list[AdvisoryReport]:
+        """Return the last report of each job that was read and is stored at or after a sequence of this stream."""
+        reports = (self._recent_reports.get(digest) for digest in digests)
+        return [report for report in reports if report is not None and report.event_sequence >= start]
+
     async def wait_until_read(self) -> None:
         """Wait until everything stored so far has been read."""
         await self._tail.caught_up.wait()
@@ -94,6 +110,10 @@ class EndSource:
 
     def _take(self, message: TailedMessage) -> None:
         if message.stored_at < self._created:
+            return
+        if self._advisory_subjects and covered_by_any(self._advisory_subjects, message.subject):
+            # Never by the sequence in it: anybody may publish here.
+            self._take_report(message)
             return
         end = parse_end(message.data, message.sequence, self._queue)
         if end is None:
@@ -105,3 +125,14 @@ class EndSource:
             oldest = self._recent.pop(next(iter(self._recent)))
             self._low = max(self._low, oldest.event_sequence + 1)
         self._on_end(self, end)
+
+    def _take_report(self, message: TailedMessage) -> None:
+        if (digest := reported_job(message.subject, message.data)) is None:
+            return
+        report = AdvisoryReport(digest, message.sequence, message.stored_at)
+        earlier = self._recent_reports.pop(digest, report)
+        self._recent_reports[digest] = max(earlier, report, key=lambda report: report.event_sequence)
+        if len(self._recent_reports) > _MAX_RECENT:
+            oldest = self._recent_reports.pop(next(iter(self._recent_reports)))
+            self._low = max(self._low, oldest.event_sequence + 1)
+        self._on_report(report)

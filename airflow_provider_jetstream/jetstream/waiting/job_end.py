@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import (
     DELETED_IN_FLIGHT,
@@ -14,6 +15,9 @@ from airflow_provider_jetstream.jetstream.advisories import (
     Terminated,
     parse_advisory,
 )
+
+if TYPE_CHECKING:
+    from datetime import datetime
 
 
 class EndKind(Enum):
@@ -44,6 +48,19 @@ class JobEnd:
     consumer: str = ""
     note: str = ""
     has_result: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class AdvisoryReport:
+    """A message on an advisory subject, by which a worker of any make reports that it has finished a job.
+
+    :param digest: the job's, of subject and id
+    :param event_sequence: the message's sequence in the events stream
+    """
+
+    digest: str
+    event_sequence: int
+    stored_at: datetime
 
 
 def parse_end(data: bytes, event_sequence: int, queue: str) -> JobEnd | None:

@@ -60,8 +60,8 @@ class WaitPolicy:
                 return None
             return JobsIncompleteError(
                 f"expected at least {self.min_completed} jobs to complete, found {completed}; {dead} became dead"
-                f" letters, {cancelled} were cancelled, {vanished} vanished: fix the cause, then redrive or publish"
-                " again"
+                f" letters, {cancelled} were cancelled, {vanished} vanished: "
+                + (_unseen_ends(report) or "fix the cause, then redrive or publish again")
             )
         if _exceeds(dead, self.max_dead):
             return JobsDeadError(
@@ -77,11 +77,30 @@ class WaitPolicy:
         if _exceeds(vanished, self.max_vanished):
             return JobsVanishedError(
                 f"expected at most {self.max_vanished} jobs that are gone without a stored end, found {vanished}"
-                f" (sequences {report['vanished_sequences']}): they expired, were purged, or their completions were"
-                " lost with a server, or never published by a worker; allow them with max_vanished, or publish them"
-                " again"
+                f" (sequences {report['vanished_sequences']}): "
+                + (
+                    _unseen_ends(report)
+                    or "they expired, were purged, or their completions were lost with a server, or never published by"
+                    " a worker; allow them with max_vanished, or publish them again"
+                )
             )
         return None
+
+
+def _unseen_ends(report: Mapping[str, Any]) -> str | None:
+    """Return what to do about vanished jobs that are probably done; ``None`` where their ends would have been seen."""
+    # The report of a task that an older version of this package deferred lacks it.
+    unsampled = report.get("unsampled_consumers")
+    if not unsampled:
+        return None
+    consumers = "; ".join(f"{name}: {reason}" for name, reason in sorted(unsampled.items()))
+    return (
+        "they may well be done, and publishing them again would run them twice: a job that a worker only acknowledges"
+        f" leaves no evidence where the server doesn't report every acknowledgement ({consumers}). Find out whether"
+        " they are done; then provision the queue again, which sets sample_freq to 100%, and let a worker that creates"
+        " its consumer without it bind to the one that exists; or let workers store completions; or name an advisory"
+        " subject of the queue in each job"
+    )
 
 
 def _exceeds(count: int, limit: int | None) -> bool:

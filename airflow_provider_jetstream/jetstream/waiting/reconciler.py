@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+    from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
 
 log = logging.getLogger(__name__)
 
@@ -44,6 +45,7 @@ class Reconciler:
     :param awaited: a live view of the jobs' stream sequences
     :param on_end: called with each end that is found
     :param wait_until_read: returns once every event stored so far has been read
+    :param evidence: looks at each comparison whether the ends of jobs are stored
     """
 
     def __init__(
@@ -53,12 +55,14 @@ class Reconciler:
         awaited: Collection[int],
         on_end: Callable[[JobEnd], None],
         wait_until_read: Callable[[], Awaitable[None]],
+        evidence: EndEvidenceCheck,
     ) -> None:
         self._connection = connection
         self._queue = cursor.queue
         self._awaited = awaited
         self._on_end = on_end
         self._wait_until_read = wait_until_read
+        self._evidence = evidence
         self._suspected: dict[int, EndKind] = {}
         # The last candidate of each group, after which the next round continues.
         self._positions = [0, 0, 0]
@@ -77,7 +81,9 @@ class Reconciler:
     async def _compare(self) -> None:
         # An event that is stored and not read yet would look like an end without one.
         await self._wait_until_read()
-        consumers = (await probe_consumers(self._connection, self._queue)).values()
+        by_name = await probe_consumers(self._connection, self._queue)
+        await self._evidence.check(by_name)
+        consumers = by_name.values()
         first = (await stream_info(self._connection, self._queue))["state"]["first_seq"]
         settled = max([first - 1, *(info["ack_floor"]["stream_seq"] for info in consumers)])
         delivered = max([settled, *(info["delivered"]["stream_seq"] for info in consumers)])

@@ -26,6 +26,8 @@ class WaitReport:
     :param results_at: by job, the sequence in the events stream of the completion that holds its result
     :param results: what handlers returned, by the job's id
     :param results_left_out: how many results exceed the size limit
+    :param unsampled_consumers: where jobs vanished, the consumers whose acknowledged jobs may leave no evidence, with
+        the reason
     """
 
     awaited: set[int]
@@ -36,6 +38,7 @@ class WaitReport:
     results_at: dict[int, int] = field(default_factory=dict)
     results: dict[str, Any] = field(default_factory=dict)
     results_left_out: int = 0
+    unsampled_consumers: dict[str, str] = field(default_factory=dict)
 
     def record(self, end: JobEnd) -> bool:
         """Record an end and return whether it changes the state of a job."""
@@ -80,4 +83,5 @@ class WaitReport:
             "vanished_sequences": sequence_ranges(self.vanished),
             "results": self.results,
             "results_left_out": self.results_left_out,
+            **({"unsampled_consumers": self.unsampled_consumers} if self.unsampled_consumers else {}),
         }

@@ -48,6 +48,7 @@ _EXPIRED = {str(status.value) for status in (HTTPStatus.NOT_FOUND, HTTPStatus.RE
 class TailedMessage:
     """The parts of a followed message that a waiter needs."""
 
+    subject: str
     sequence: int
     stored_at: datetime
     data: bytes
@@ -129,7 +130,7 @@ class StreamTail:
             messages = read_range(self._connection, self._stream, subject, self._next, self._stop)
         async with aclosing(messages):
             async for message in messages:
-                self._on_message(TailedMessage(message.sequence, message.stored_at, message.data))
+                self._on_message(TailedMessage(message.subject, message.sequence, message.stored_at, message.data))
         self.caught_up.set()
 
     async def _pull(self) -> None:
@@ -195,7 +196,7 @@ class StreamTail:
         self._last_message_at = asyncio.get_running_loop().time()
         sequence = metadata.sequence.stream
         if self._stop is None or sequence <= self._stop:
-            self._on_message(TailedMessage(sequence, metadata.timestamp, message.data))
+            self._on_message(TailedMessage(message.subject, sequence, metadata.timestamp, message.data))
         self._next = sequence + 1
         if not metadata.num_pending:
             self.caught_up.set()

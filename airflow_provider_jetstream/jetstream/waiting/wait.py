@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable
+    from collections.abc import Callable, Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -30,6 +30,7 @@ async def wait(
     *,
     policy: WaitPolicy | None = None,
     progress: Callable[[WaitReport], None] = lambda _: None,
+    advised: Mapping[str, int] | None = None,
 ) -> WaitReport:
     """Wait until every job ended, enough completed, or too many did otherwise.
 
@@ -37,19 +38,22 @@ async def wait(
     :param sequences: the jobs' stream sequences, or the report of an earlier wait for them
     :param policy: which ends are acceptable; only completions where absent
     :param progress: called after each end
+    :param advised: the jobs that workers of any make report on advisory subjects of the queue: ``advised`` of the
+        :class:`~airflow_provider_jetstream.jetstream.PublishReport`
     :return: the report; its ``awaited`` is empty unless the policy ended the wait early
     :raises NotFoundError: a stream that is read doesn't exist
     :raises ApiError: the server refuses to read a stream
     :raises UnreachableError: the connection was closed
     """
     report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
-    waiter = Waiter(cursor, report, policy or WaitPolicy(), progress)
+    waiter = Waiter(cursor, report, policy or WaitPolicy(), progress, advised or {})
     async with shared_dispatcher(connection, cursor) as dispatcher:
         dispatcher.add(waiter)
         try:
             await waiter.finished
         finally:
             dispatcher.remove(waiter)
+            report.unsampled_consumers = dict(dispatcher.unsampled) if report.vanished else {}
         if report.results_at:
             await _read_results(connection, cursor.events, report)
     return report

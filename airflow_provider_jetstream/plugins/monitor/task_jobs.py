@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
-from pydantic import ValidationError
-
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
@@ -14,9 +12,8 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishRecord
+from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord, parse_publish_record
 from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
-from airflow_provider_jetstream.tasks.identity import origin_key
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -98,8 +95,8 @@ async def _read_publish_logs(query: TaskQuery, poller: ServerPoller) -> dict[str
 
             async def read(request: tuple[str, tuple[str, int]]) -> _Published | None:
                 queue, (task_id, map_index) = request
-                key = origin_key(Origin(query.dag_id, query.run_id, task_id, map_index))
-                return await _read_published(connection, streams[queue], poller.overviews[queue], key)
+                task = Origin(query.dag_id, query.run_id, task_id, map_index)
+                return await _read_published(connection, streams[queue], poller.overviews[queue], task)
 
             published: dict[str, dict[_Task, _Published]] = {}
             for (queue, instance), record in zip(requests, await map_concurrently(read, requests), strict=True):
@@ -122,15 +119,16 @@ async def _publish_log_streams(connection: Connection, queues: Iterable[str]) ->
     return streams
 
 
-async def _read_published(connection: Connection, stream: str, overview: QueueOverview, key: str) -> _Published | None:
-    message = await last_message(connection, stream, publish_log_subject(overview.name, key))
+async def _read_published(
+    connection: Connection, stream: str, overview: QueueOverview, task: Origin
+) -> _Published | None:
+    message = await last_message(connection, stream, publish_log_subject(overview.name, task.key))
     if message is None or overview.health is None:
         return None
-    try:
-        record = PublishRecord.model_validate_json(message.data)
-    except ValidationError:
+    record = parse_publish_record(message.data)
+    if record is None or record.created != overview.health.created:
         return None
-    if record.created != overview.health.created:
+    if record.origin and record.origin.key != task.key:
         return None
     if record.runs is None:
         return _Published(record, record.published, None)

@@ -61,7 +61,7 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.discover_capabilities(stream.name for stream in streams if stream)
     scan = await Scan.begin(connection, declared, vanished=request.selection.vanished)
-    choice = choose_protocol(request, scan.snapshot, connection.api_level)
+    choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
     classifier = await scan.context.classifier(
         connection,
         scan.index,

@@ -20,12 +20,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMet
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
-from airflow_provider_jetstream.jetstream.redrive.copies import max_job_size
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
-from airflow_provider_jetstream.jetstream.redrive.rate_limiter import RateLimiter
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, Outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TaskJob, read_windows
@@ -39,7 +38,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
-    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 _WINDOW = 500
 _BYTES_PER_WINDOW = 16 << 20
@@ -200,9 +199,9 @@ class _TaskRun:
         rows = {job.row.sequence: job.row for job in batch}
         request = replace(self._task.request, transform=lambda letter: rows[letter.sequence].repair(letter))
         if self._task.dry_run:
-            limit = max_job_size(self._connection, marked=self._task.protocol == Protocol.ATOMIC)
+            limits = CopyLimits.of(self._connection, self._snapshot.config, self._task.protocol, request.protocol)
             for letter in letters:
-                preview_letter(self._preview, request, letter, self._snapshot, BY_CAUSE, limit)
+                preview_letter(self._preview, request, letter, self._snapshot, BY_CAUSE, limits)
             return
         self._rate_limiter.consume(len(letters))
         report = RedriveReport()

@@ -19,10 +19,16 @@ import pyarrow.compute as pc
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.message import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import completion_subject, letter_audit_subject, marker_subject
+from airflow_provider_jetstream.jetstream.contract import (
+    completion_subject,
+    handled_subject,
+    letter_audit_subject,
+    marker_subject,
+)
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, origin_of, task_key_of
+from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import TransientError
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import blocking_connection
@@ -35,12 +41,14 @@ from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 from airflow_provider_jetstream.spark.wire.arrow_buffers import constant_column, integer_column, timestamp_column
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Mapping
+    from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 
     from numpy.typing import NDArray
 
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
+    from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState, QueueSnapshot
 
     Integers = NDArray[np.int64]
@@ -139,6 +147,9 @@ class FastPath:
 
         :param jobs: the jobs' entries, in order
         """
+        if self._context.handlers:
+            # They may remove entries at any moment, which the classifier reads again.
+            return
         entries = self._single_advisories(jobs)
         sequences = entries.column("sequence").to_numpy()
         if not len(sequences) or sequences[-1] - sequences[0] >= _SPARSE * len(sequences):
@@ -153,12 +164,15 @@ class FastPath:
                 socket = stack.enter_context(closing(NatsSocket(socket_settings(self._options))))
                 options = read_options({"stream": queue.name}, "read")
                 fetch = DirectFetch(SourceStream(socket, queue.name), ">", _COLUMNS, options)
+                origins = LetterOrigins(connection, queue.name, self._context.events)
                 for fetched in fetch.fetch(int(sequences[0]), int(sequences[-1])):
                     rows = self._dead_rows(_stored_rows(entries, fetched.batch))
                     if len(rows):
                         rows = rows.where(~self._has_other_evidence(connection, rows))
                     if len(rows):
-                        yield _letter_batch(rows, self._snapshot)
+                        headers = _own_headers(rows)
+                        keys = {key for pairs in headers if (key := task_key_of(pairs))}
+                        yield _letter_batch(rows, headers, connection.run(origins.resolve(keys)), self._snapshot)
             except TransientError:
                 # The classifier tries again.
                 return
@@ -228,6 +242,7 @@ class FastPath:
         audit = self._context.queue.audit
         if audit and audit.name in self._snapshot.companions and _has_messages(connection, audit.name):
             look_up(audit.name, [letter_audit_subject(queue, sequence) for sequence in sequences])
+            look_up(audit.name, [handled_subject(queue, sequence) for sequence in sequences])
         return has_evidence
 
 
@@ -249,8 +264,14 @@ def _to_microseconds(time: datetime) -> int:
     return int((time - _EPOCH) // _MICROSECOND)
 
 
-def _letter_batch(rows: FastPathRows, snapshot: QueueSnapshot) -> pa.RecordBatch:
-    """Convert rows, at least one, to letters in the schema of :func:`~.letter_rows.letter_batch`."""
+def _letter_batch(
+    rows: FastPathRows, headers: Sequence[Pairs], origins: Mapping[str, Origin], snapshot: QueueSnapshot
+) -> pa.RecordBatch:
+    """Convert rows, at least one, to letters in the schema of :func:`~.letter_rows.letter_batch`.
+
+    :param headers: of each row; none at all where no row has any
+    :param origins: tasks by their keys
+    """
     count, jobs, entries = len(rows), rows.jobs, rows.entries
     consumers = entries.column("consumers").dictionary_encode()
     names = consumers.dictionary.to_pylist()
@@ -273,7 +294,7 @@ def _letter_batch(rows: FastPathRows, snapshot: QueueSnapshot) -> pa.RecordBatch
         schema.ENTRIES: pa.ListArray.from_arrays(np.arange(count + 1, dtype=np.int32), entries.column("entries")),
         schema.KEPT: pa.array(np.zeros(count, np.bool_)),
         schema.READY_AT: timestamp_column(rows.died_at + rows.ack_wait),
-        **_header_columns(rows),
+        **_header_columns(rows, headers, origins),
     }
     arrays = [
         columns[field.name].cast(field.type) if field.name in columns else pa.nulls(count, field.type)
@@ -282,18 +303,29 @@ def _letter_batch(rows: FastPathRows, snapshot: QueueSnapshot) -> pa.RecordBatch
     return pa.RecordBatch.from_arrays(arrays, schema=schema.LETTER_SCHEMA)
 
 
-def _header_columns(rows: FastPathRows) -> dict[str, pa.Array]:
-    """Return the columns that are read from the jobs' headers."""
+def _own_headers(rows: FastPathRows) -> list[Pairs]:
+    """Return the headers of each row; none at all where no row has any."""
     own = rows.jobs.column(OWN_HEADERS)
     sizes = np.diff(np.frombuffer(own.buffers()[1], np.int32)[own.offset : own.offset + len(own) + 1])
     if (sizes <= _FIRST_LINE).all():
-        count, field = len(own), schema.LETTER_SCHEMA.field(schema.HEADERS)
+        return []
+    return [parse_headers(block) if len(block) > _FIRST_LINE else () for block in own.to_pylist()]
+
+
+def _header_columns(rows: FastPathRows, headers: Sequence[Pairs], origins: Mapping[str, Origin]) -> dict[str, pa.Array]:
+    """Return the columns that are read from the jobs' headers."""
+    bodies, count = rows.jobs.column("value"), len(rows)
+    # A body may state the job's id.
+    if not headers and not pc.any(pc.match_substring(bodies, '"id"')).as_py():
+        field = schema.LETTER_SCHEMA.field(schema.HEADERS)
         empty = pa.ListArray.from_arrays(np.zeros(count + 1, np.int32), pa.array([], field.type.value_type))
         job_ids, redrives = rows.jobs.column("seq").cast(pa.string()), integer_column(np.zeros(count, np.int64))
         return {schema.HEADERS: empty, schema.JOB_ID: job_ids, schema.REDRIVE_COUNT: redrives}
     parsed = [
-        header_values(parse_headers(block) if len(block) > _FIRST_LINE else (), sequence)
-        for block, sequence in zip(own.to_pylist(), rows.sequences.tolist(), strict=True)
+        header_values(pairs, body, sequence, origin_of(pairs, origins))
+        for pairs, body, sequence in zip(
+            headers or [()] * count, bodies.to_pylist(), rows.sequences.tolist(), strict=True
+        )
     ]
     return {
         name: pa.array(values, schema.LETTER_SCHEMA.field(name).type)

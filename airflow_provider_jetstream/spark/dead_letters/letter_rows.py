@@ -11,14 +11,14 @@ from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reaso
 from airflow_provider_jetstream.jetstream.dead_letters.letter import (
     BodySource,
     DeadLetter,
-    job_id_of,
-    origin_of,
-    redrives_of,
 )
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrives_of
 from airflow_provider_jetstream.spark.dead_letters.schema import (
     BODY_SOURCE,
     CIRCULATING,
     CONSUMER,
+    DAG_ID,
     DELIVERIES,
     DIED_AT,
     ENTRIES,
@@ -33,11 +33,14 @@ from airflow_provider_jetstream.spark.dead_letters.schema import (
     KEPT,
     LETTER_SCHEMA,
     LOST,
+    MAP_INDEX,
     REASON,
+    RUN_ID,
     SEQUENCE,
     STATE,
     STREAM,
     STREAM_CREATED,
+    TASK_ID,
     TRACEBACK_DIGEST,
 )
 
@@ -101,6 +104,7 @@ def letter_from_row(row: Mapping[str, Any]) -> DeadLetter:
         ready_at=row["ready_at"],
         copy_sequence=row["copied_as"],
         parked=row["parked"],
+        origin=None if row[DAG_ID] is None else Origin(row[DAG_ID], row[RUN_ID], row[TASK_ID], row[MAP_INDEX]),
     )
 
 
@@ -123,20 +127,20 @@ def header_pairs(headers: Pairs) -> list[dict[str, str]]:
     return [{"key": as_valid_text(name), "value": as_valid_text(value)} for name, value in headers]
 
 
-def header_values(headers: Pairs, sequence: int) -> tuple[Any, ...]:
+def header_values(headers: Pairs, body: bytes, sequence: int, origin: Origin | None) -> tuple[Any, ...]:
     """Return the values of the columns read from a job's headers: headers, job id, the origin's four, redrive count."""
-    origin: tuple[Any, ...] = (None, None, None, None)
-    if task := origin_of(headers):
-        index = max(-1, min(task.map_index, _LARGEST[pa.int32()]))
-        origin = (as_valid_text(task.dag_id), as_valid_text(task.run_id), as_valid_text(task.task_id), index)
+    task: tuple[Any, ...] = (None, None, None, None)
+    if origin:
+        index = max(-1, min(origin.map_index, _LARGEST[pa.int32()]))
+        task = (as_valid_text(origin.dag_id), as_valid_text(origin.run_id), as_valid_text(origin.task_id), index)
     redrives = min(redrives_of(headers), _LARGEST[pa.int64()])
-    return header_pairs(headers), as_valid_text(job_id_of(headers, sequence)), *origin, redrives
+    return header_pairs(headers), as_valid_text(job_id_of(headers, body, sequence)), *task, redrives
 
 
 def _row(letter: DeadLetter) -> tuple[Any, ...]:
     """Return the values in the order of the schema: mappings would cost more than everything else here."""
     sequence, consumer, *details = _death_values(letter.death)
-    pairs, *source = header_values(letter.headers, sequence)
+    pairs, *source = header_values(letter.headers, letter.body, sequence, letter.origin)
     return (
         sequence,
         as_valid_text(letter.subject),

@@ -8,6 +8,7 @@ from typing import Any
 from airflow.sdk import DAG
 
 from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.operators.cancel import JetStreamCancelOperator
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
@@ -62,6 +63,8 @@ with DAG("refusing", schedule=None):
     publish("text_for_jobs", jobs="one")
     publish("nothing_for_jobs", jobs=lambda: None)
     publish("unserialisable_job", jobs=lambda: [{"when": object()}])
+    publish("text_for_a_rate", rate="{{ 'fast' }}")
+    publish("nothing_for_a_key", idempotency_key="{{ none }}")
     publish("reserved_header", jobs=[Job("one", headers={"Nats-Msg-Id": "mine"})])
     JetStreamDeadLetterSensor(task_id="sensor_of_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
     JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=WITHOUT_LETTERS, **RETRY)
@@ -72,4 +75,7 @@ with DAG("refusing", schedule=None):
     JetStreamQueueDrainedSensor(
         task_id="drained_without_dead_letters", work_queue=WITHOUT_LETTERS, nothing_dead=True, **RETRY
     )
+    JetStreamCancelOperator(task_id="cancel_of_unknown_stream", work_queue=GOOD, job_ids="a", **RETRY)
+    JetStreamCancelOperator(task_id="cancel_without_ids", work_queue=GOOD, jobs=["no id"], **RETRY)
+    JetStreamCancelOperator(task_id="cancel_without_events", work_queue={**GOOD, "events": None}, job_ids="a", **RETRY)
     JetStreamRedriveOperator(task_id="redrive_of_unknown_stream", work_queue=GOOD, **RETRY)

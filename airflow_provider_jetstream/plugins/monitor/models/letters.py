@@ -78,7 +78,7 @@ class LetterLine(MonitorModel):
     """A dead letter in a list.
 
     :param sequence: its stream sequence in the work queue
-    :param job_id: its header ``Job-Id``, or its sequence
+    :param job_id: its id, or its sequence where it has none
     :param consumer: the consumer that delivered it
     :param reason: why it died
     :param error_class: the error's type

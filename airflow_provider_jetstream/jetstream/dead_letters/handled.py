@@ -1,0 +1,90 @@
+"""Which dead letters a handler of the dead letter queue has handled, as far as that is known of single jobs.
+
+A handler is a consumer of the dead letter queue, in a program of its own. One that knows this package publishes a
+report on ``handled.<queue>.<sequence>``. Any other one only acknowledges the entry; what that proves is found by
+:mod:`.removed_entries`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.contract import handled_filter, handled_subject
+from airflow_provider_jetstream.jetstream.dead_letters.entry import is_handled, stored_entries
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+
+if TYPE_CHECKING:
+    from collections.abc import Collection, Sequence
+    from datetime import datetime
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+
+
+@dataclass(slots=True)
+class HandledJobs:
+    """Looks up whether jobs are handled.
+
+    :param queue: the work queue
+    :param dead_letter_queue: the dead letter queue's stream
+    :param reports: the stream of handlers' reports, if it exists
+    :param has_handlers: whether consumers of the dead letter queue remove entries by acknowledging them
+    """
+
+    connection: Connection
+    queue: str
+    dead_letter_queue: str
+    reports: str | None
+    has_handlers: bool
+    _any_report: bool = False
+    _reported: set[int] = field(default_factory=set)
+
+    async def refresh(self, empty: Collection[str]) -> None:
+        """Read whether there is any report now: most queues never have one, and need no request per job then.
+
+        :param empty: streams that store no message
+        """
+        self._any_report = (
+            self.reports is not None
+            and self.reports not in empty
+            and await next_message(self.connection, self.reports, 1, handled_filter(self.queue)) is not None
+        )
+
+    def report_subjects(self, sequences: Sequence[int]) -> list[str]:
+        """Return the subjects of the reports that :meth:`status` reads."""
+        return [handled_subject(self.queue, sequence) for sequence in sequences] if self._any_report else []
+
+    async def status(self, sequence: int, entries: Sequence[Entry], since: datetime) -> Status | None:
+        """Return the status of a dead job that a handler has handled, or is handling; ``None`` for any other.
+
+        :param sequence: the job's stream sequence
+        :param entries: its entries that count
+        :param since: when the job was certainly alive for the last time; older reports are about an earlier job
+        """
+        if await self._has_report(sequence, since):
+            self._reported.add(sequence)
+            return Status.HANDLED
+        if is_handled(entries):
+            return Status.HANDLED
+        # Removed since the index was read: the next scan reads whether by a handler.
+        return Status.ALIVE if self.has_handlers and await self._any_removed(stored_entries(entries)) else None
+
+    def is_reported(self, sequence: int) -> bool:
+        """Return whether :meth:`status` found a report about a job."""
+        return sequence in self._reported
+
+    async def _has_report(self, sequence: int, since: datetime) -> bool:
+        if not self._any_report or self.reports is None:
+            return False
+        # Anybody who may publish on the subject can say so, but not before the job exists.
+        report = await last_message(self.connection, self.reports, handled_subject(self.queue, sequence))
+        return report is not None and report.stored_at >= since
+
+    async def _any_removed(self, entries: Sequence[Entry]) -> bool:
+        async def is_removed(entry: Entry) -> bool:
+            return await get_message(self.connection, self.dead_letter_queue, entry.sequence) is None
+
+        return any(await map_concurrently(is_removed, entries))

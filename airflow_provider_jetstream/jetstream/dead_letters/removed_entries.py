@@ -1,0 +1,218 @@
+"""Finds which entries handlers have taken off a dead letter queue, by the server's copies of all entries.
+
+The dead letter queue republishes each entry to the audit stream. An entry of which a copy is stored and that is no
+longer stored itself was removed: by a handler's acknowledgement, by a redrive, by a limit of the stream, or by hand. A
+redrive terminates what it removes, which the server reports to the audit. What could have been removed by a limit, and
+what no handler can have received, doesn't count as handled.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
+from airflow_provider_jetstream.jetstream.archive import republished_message, republishing_stream
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
+from airflow_provider_jetstream.jetstream.dead_letters.entry import DEATHS, Entry, EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryParser
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
+    from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+log = logging.getLogger(__name__)
+
+# The reason with which a redrive terminates an entry.
+CLAIMED = "claimed by a redrive"
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedEntry:
+    """An entry that is no longer stored, as its copy shows it.
+
+    :param job: the stream sequence of the job that it is about
+    :param entry: the entry, of its own kind
+    :param subject: its subject
+    :param stored_at: when the dead letter queue stored it
+    """
+
+    job: int
+    entry: Entry
+    subject: str
+    stored_at: datetime
+
+
+async def add_removed_entries(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    letters: Mapping[str, Any],
+    audit: Mapping[str, Any] | None,
+    handlers: Sequence[DeadLetterHandler],
+    index: EntryIndex,
+) -> None:
+    """Add to an index what is known of removed entries about jobs that are stored, or have other entries.
+
+    :param letters: the server's STREAM.INFO of the dead letter queue
+    :param audit: the server's STREAM.INFO of the audit, if it exists
+    :param handlers: read after the index, so that they delivered every entry that was acknowledged before
+    :param index: read after the snapshot
+    """
+    if audit is None or not handlers or not (snapshot.state["messages"] or len(index)):
+        return
+    if not covered_by_any(audit["config"].get("subjects") or [], entry_copies_filter(snapshot.queue)):
+        return
+    removed = await _read_removed(connection, snapshot, letters, audit, index)
+    if not removed:
+        return
+    terminated = await _read_terminated(connection, letters, audit)
+    for copy in removed:
+        if terminated.get(copy.entry.sequence) == CLAIMED and copy.entry.kind == EntryKind.DELIVERIES:
+            index.add(copy.job, copy.entry._replace(kind=EntryKind.CLAIMED))
+    acknowledged = [copy for copy in removed if copy.entry.sequence not in terminated]
+    _add_handled(acknowledged, handlers, letters["config"], snapshot.taken_at, index)
+
+
+def _add_handled(
+    removed: Sequence[RemovedEntry],
+    handlers: Sequence[DeadLetterHandler],
+    config: Mapping[str, Any],
+    now: datetime,
+    index: EntryIndex,
+) -> None:
+    """Add the entries that handlers have acknowledged.
+
+    :param removed: entries that were not terminated
+    :param config: the dead letter queue's configuration
+    """
+    by_handler: dict[str, list[RemovedEntry]] = defaultdict(list)
+    for copy in removed:
+        if handler := _handler_of(copy, handlers, config, now):
+            by_handler[handler.name].append(copy)
+    for handler in handlers:
+        handled = by_handler[handler.name]
+        if len(handled) > handler.deliveries:
+            log.warning(
+                "%d entries of %s were removed, more than its consumer %s has delivered: somebody purged or deleted"
+                " them, so their jobs count as dead letters",
+                *(len(handled), config["name"], handler.name),
+            )
+            continue
+        for copy in handled:
+            kind = EntryKind.HANDLED if copy.entry.kind in DEATHS else EntryKind.HANDLED_COPY
+            index.add(copy.job, copy.entry._replace(kind=kind))
+
+
+async def _read_removed(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    letters: Mapping[str, Any],
+    audit: Mapping[str, Any],
+    index: EntryIndex,
+) -> list[RemovedEntry]:
+    """Return in order the removed entries about jobs that are stored, or have other entries."""
+    name, created = letters["config"]["name"], datetime.fromisoformat(letters["created"])
+    parser, known = EntryParser(snapshot.queue, snapshot.created), index.entry_sequences()
+    stored = await stored_sequences(connection, snapshot.queue, snapshot.state)
+    found: dict[int, RemovedEntry | None] = {}
+    start = await _first_since(connection, audit, _oldest(snapshot, index))
+    stream, subject = audit["config"]["name"], entry_copies_filter(snapshot.queue)
+    async for copy in read_range(connection, stream, subject, start):
+        message = republished_message(copy)
+        if republishing_stream(copy) != name or not parser.is_entry(message.subject) or copy.stored_at < created:
+            continue
+        # Entries after those that were read belong to the next scan.
+        if not 0 < message.sequence <= index.read_to or message.sequence in known:
+            continue
+        job = _parse(parser, message)
+        if job is None or (job[0] not in stored and job[0] not in index):
+            continue
+        removed = RemovedEntry(*job, message.subject, message.stored_at)
+        # Two copies of one entry that differ: one of them is a forgery, and neither counts.
+        if message.sequence in found and found[message.sequence] != removed:
+            found[message.sequence] = None
+        else:
+            found.setdefault(message.sequence, removed)
+    return [removed for _, removed in sorted(found.items()) if removed]
+
+
+def _parse(parser: EntryParser, message: StoredMessage) -> tuple[int, Entry] | None:
+    try:
+        return parser.parse(message) if message.stored_at.tzinfo else None
+    except ValueError:
+        # The time of a copy that the server didn't make.
+        return None
+
+
+def _oldest(snapshot: QueueSnapshot, index: EntryIndex) -> datetime:
+    """Return a time before which no entry about a job that matters can have been stored."""
+    if len(index) or not snapshot.state["messages"]:
+        return snapshot.created_at
+    return max(snapshot.created_at, datetime.fromisoformat(snapshot.state["first_ts"]))
+
+
+async def _first_since(connection: Connection, info: Mapping[str, Any], moment: datetime) -> int:
+    """Return a sequence of a stream before which everything was stored before a moment, by binary search."""
+    low, high = max(1, int(info["state"]["first_seq"])), int(info["state"]["last_seq"])
+    while low < high:
+        middle = (low + high) // 2
+        message = await next_message(connection, info["config"]["name"], middle, ">")
+        if message is not None and message.stored_at < moment:
+            low = message.sequence + 1
+        else:
+            high = middle
+    return low
+
+
+async def _read_terminated(
+    connection: Connection, letters: Mapping[str, Any], audit: Mapping[str, Any]
+) -> dict[int, str]:
+    """Return the reasons of the entries that were terminated, by their sequences."""
+    name, created = letters["config"]["name"], datetime.fromisoformat(letters["created"])
+    reasons: dict[int, str] = {}
+    if not covered_by_any(audit["config"].get("subjects") or [], entry_terminations(name)):
+        return reasons
+    async for message in read_range(connection, audit["config"]["name"], entry_terminations(name)):
+        advisory = parse_advisory(message.data)
+        if isinstance(advisory, Terminated) and advisory.stream == name and message.stored_at >= created:
+            reasons[advisory.stream_seq] = advisory.reason
+    return reasons
+
+
+def _handler_of(
+    copy: RemovedEntry, handlers: Sequence[DeadLetterHandler], config: Mapping[str, Any], now: datetime
+) -> DeadLetterHandler | None:
+    """Return the handler that can have acknowledged an entry; ``None`` where anything else can have removed it."""
+    if _may_be_evicted(copy, config, now):
+        return None
+    interested = config["retention"] == "interest"
+    for handler in handlers:
+        delivered = handler.delivered >= copy.entry.sequence and handler.takes(copy.subject)
+        # With interest retention, an entry that no consumer matched was never stored.
+        if delivered and not (interested and handler.created > copy.stored_at):
+            return handler
+    return None
+
+
+def _may_be_evicted(copy: RemovedEntry, config: Mapping[str, Any], now: datetime) -> bool:
+    """Return whether a limit of the dead letter queue can have removed an entry."""
+    limits = ["max_msgs_per_subject", *(["max_msgs", "max_bytes"] if config.get("discard") != "new" else [])]
+    if config.get("allow_rollup_hdrs") or any(config.get(limit, -1) > 0 for limit in limits):
+        return True
+    max_age = timedelta(microseconds=config.get("max_age", 0) / 1_000)
+    if max_age > timedelta() and now >= copy.stored_at + max_age:
+        return True
+    # The server's advisories have no headers, and so no age limit of their own.
+    advisories = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION)
+    return bool(config.get("allow_msg_ttl")) and copy.entry.kind not in advisories

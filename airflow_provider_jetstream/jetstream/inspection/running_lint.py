@@ -1,0 +1,191 @@
+"""Warnings about a queue that is in use: its best practices against what is measured rather than declared.
+
+Handler times come from the server's ack metrics, where consumers are sampled. A progress report of the worker starts
+the time anew, as it does the ack wait, so only those of workers that report none are whole. Deliveries and results come
+from the completions that workers store, too. Only the latest events are read. Whoever may publish completions could
+make up some, so nothing but a warning follows from them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.advisories import AckMetric, Completion, parse_advisory
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info
+from airflow_provider_jetstream.jetstream.contract import ACK_METRIC
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_consumers
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator, Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.inspection.health import LeftOver
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+_EVENTS = 1_000
+# Results may be as large as messages may be.
+_BYTES = 8 * 2**20
+# The server counts nanoseconds in 64 bits; others may write any number.
+_LONGEST_TIME = 2**63 - 1
+# Subjects are compared with filters one by one, and the server lists them all.
+_MAX_SUBJECTS = 2_000
+_FEW_JOBS = 20
+_WORTH_SHORTENING = 60 * NANOSECONDS
+# An ack wait is long if it is so many times the longest handler time.
+_LONG_FACTOR = 10
+# A handler time is close to the ack wait from this share on.
+_CLOSE = 0.8
+_MANY_REPEATED = 0.05
+
+
+@dataclass(slots=True)
+class _Measurements:
+    """What the latest events of a queue say."""
+
+    ack_times: dict[str, list[int]] = field(default_factory=lambda: defaultdict(list))
+    deliveries: dict[str, dict[int, int]] = field(default_factory=lambda: defaultdict(dict))
+    results: dict[tuple[str, int], list[Any]] = field(default_factory=lambda: defaultdict(list))
+
+
+async def running_warnings(connection: Connection, queue: WorkQueue) -> list[QueueWarning]:
+    """Return a sentence for each best practice that a provisioned queue violates, beyond those of its declaration.
+
+    They are about consumers that others made, settings that aren't declared, jobs in flight and the latest ends of
+    jobs. See :meth:`~airflow_provider_jetstream.jetstream.WorkQueue.warnings` for those of the declaration.
+
+    :raises NotFoundError: the queue doesn't exist
+    :raises ApiError: the server refused a request
+    """
+    info = await stream_info(connection, queue.name)
+    declared = set(queue.warnings())
+    found = [warning for warning in await _configured(connection, queue.name) if warning not in declared]
+    measured = await _measure(connection, queue)
+    if queue.execute_at_header:
+        # Waiting for their time costs these jobs a delivery each.
+        measured.deliveries.clear()
+    for name, consumer in (await list_consumers(connection, queue.name)).items():
+        if consumer["config"].get("durable_name") and "deliver_subject" not in consumer["config"]:
+            found += _consumer_warnings(name, consumer, measured)
+    found += _result_warnings(measured)
+    found += await _archive_warnings(connection, queue)
+    if info["state"].get("num_subjects", 0) <= _MAX_SUBJECTS:
+        found += _left_over_warnings(await count_left_over(connection, await inspect_consumers(connection, info)))
+    return found
+
+
+async def _configured(connection: Connection, queue: str) -> list[QueueWarning]:
+    """Return the warnings of the declaration that the server's configuration amounts to."""
+    try:
+        return (await discover_queue(connection, queue)).warnings()
+    except QueueDeclarationError as error:
+        return [QueueWarning("unusable-declaration", problem) for problem in error.problems]
+
+
+async def _measure(connection: Connection, queue: WorkQueue) -> _Measurements:
+    measured = _Measurements()
+    if queue.events is None:
+        return measured
+    try:
+        state = (await stream_info(connection, queue.events.name))["state"]
+    except NotFoundError:
+        return measured
+    start = max(1, int(state["last_seq"]) - _EVENTS + 1)
+    size = 0
+    async for message in read_range(connection, queue.events.name, ">", start):
+        size += len(message.data)
+        if size > _BYTES:
+            break
+        event = parse_advisory(message.data)
+        if not isinstance(event, AckMetric | Completion) or event.stream != queue.name:
+            continue
+        measured.deliveries[event.consumer][event.stream_seq] = event.deliveries
+        if isinstance(event, Completion):
+            # Not by the job's id, which the next run may use again.
+            results = measured.results[event.consumer, event.stream_seq]
+            if event.result not in results:
+                results.append(event.result)
+        elif message.subject.startswith(f"{ACK_METRIC}.") and 0 <= event.ack_time <= _LONGEST_TIME:
+            measured.ack_times[event.consumer].append(event.ack_time)
+    return measured
+
+
+def _consumer_warnings(name: str, info: Mapping[str, Any], measured: _Measurements) -> Iterator[QueueWarning]:
+    config = info["config"]
+    limit = config.get("max_ack_pending", 0)
+    if 0 < limit <= info["num_ack_pending"]:
+        yield QueueWarning(
+            "max-ack-pending",
+            f"consumer {name} has {info['num_ack_pending']:,} jobs in flight, as many as max_ack_pending allows, so its"
+            " workers get no others: see whether they hang; else raise it, or declare partitions",
+        )
+    ack_wait, times = config.get("ack_wait", 0), measured.ack_times.get(name) or []
+    longest = max(times, default=0)
+    jobs = f"the longest of the last {len(times):,} jobs took {longest / NANOSECONDS:.3g} s"
+    if times and longest >= _CLOSE * ack_wait:
+        yield QueueWarning(
+            "short-ack-wait",
+            f"consumer {name} has an ack_wait of {format_duration(ack_wait)}, and {jobs}: the server delivers one that"
+            " takes longer to a second worker; raise it, or let workers report progress",
+        )
+    elif len(times) >= _FEW_JOBS and ack_wait > max(_WORTH_SHORTENING, _LONG_FACTOR * longest):
+        yield QueueWarning(
+            "long-ack-wait",
+            f"consumer {name} has an ack_wait of {format_duration(ack_wait)}, and {jobs}: a crashed worker's jobs wait"
+            " for that time; use a shorter one",
+        )
+    deliveries = measured.deliveries.get(name) or {}
+    repeated = sum(count > 1 for count in deliveries.values())
+    if repeated > _MANY_REPEATED * len(deliveries):
+        yield QueueWarning(
+            "repeated-deliveries",
+            f"{repeated:,} of the last {len(deliveries):,} jobs that consumer {name} delivered were done in a second"
+            " delivery or later: their handlers have to be idempotent; see why the first ones failed",
+        )
+
+
+def _result_warnings(measured: _Measurements) -> Iterator[QueueWarning]:
+    if differing := [job for job, results in measured.results.items() if len(results) > 1]:
+        consumer, sequence = differing[0]
+        yield QueueWarning(
+            "differing-results",
+            f"{len(differing):,} of the last {len(measured.results):,} jobs were done more than once with different"
+            f" results, such as job {sequence} of consumer {consumer}: let the handler look up the result under the"
+            " job's id before it runs again, and keep no state in workers",
+        )
+
+
+async def _archive_warnings(connection: Connection, queue: WorkQueue) -> list[QueueWarning]:
+    archive = queue.archive
+    if archive is None or {archive.max_bytes, archive.max_msgs} != {None}:
+        return []
+    try:
+        info = await stream_info(connection, archive.name)
+    except NotFoundError:
+        return []
+    config, state = info["config"], info["state"]
+    if config["max_bytes"] > 0 or config["max_msgs"] > 0:
+        return []
+    return [
+        QueueWarning(
+            "unbounded-archive",
+            f"{archive.name} has no limit of size and holds {state['messages']:,} copies in {state['bytes']:,} bytes:"
+            " declare its max_bytes; an archive that existed before keeps the limits that aren't declared",
+        )
+    ]
+
+
+def _left_over_warnings(left_over: LeftOver) -> Iterator[QueueWarning]:
+    if subjects := left_over.undeliverable:
+        subject, count = next(iter(subjects.items()))
+        yield QueueWarning(
+            "untaken-subjects",
+            f"{sum(subjects.values()):,} jobs match no consumer and stay for ever, such as {count:,} on {subject}: add"
+            " a consumer, or correct the publisher",
+        )

@@ -1,0 +1,75 @@
+"""The steps for the consumers of a stream: what each is to be, in an order that the server accepts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
+from airflow_provider_jetstream.jetstream.provisioning.consumer_order import in_accepted_order
+from airflow_provider_jetstream.jetstream.provisioning.hand_over_plan import ConsumerChanges
+from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
+from airflow_provider_jetstream.jetstream.provisioning.plan import consumer_step, undeclared_consumer_steps
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.contract import Reserved
+    from airflow_provider_jetstream.jetstream.provisioning.plan import Step
+    from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+
+async def dead_letter_consumer_steps(
+    connection: Connection, stream: DeadLetterQueue, existing: Mapping[str, Any] | None
+) -> list[Step]:
+    """Return the steps for the declared consumers of a dead letter queue.
+
+    :param existing: the server's configuration of the stream, if it has it
+    """
+    if not stream.consumers:
+        return []
+    configs = await _existing_consumers(connection, stream.name) if existing else {}
+    steps = [consumer_step(stream.name, configs.get(consumer.name), consumer.config()) for consumer in stream.consumers]
+    # With another retention, consumers share messages.
+    return in_accepted_order(steps, configs) if (existing or stream.config())["retention"] == "workqueue" else steps
+
+
+async def work_queue_consumer_steps(
+    connection: Connection, queue: WorkQueue, reserved: tuple[Reserved, ...], *, exists: bool, migrate: bool
+) -> list[Step]:
+    """Return the steps for the consumers of a work queue, and for undeclared ones that are in the way.
+
+    :param reserved: the subjects of the stream that no consumer may have
+    :param exists: whether the stream exists
+    :param migrate: whether consumers may hand jobs over to others
+    """
+    default_filters = queue.subjects if reserved else ()
+    declared = {consumer.name: consumer.config(default_filters) for consumer in queue.consumers}
+    configs = await _existing_consumers(connection, queue.name) if exists else {}
+    changes = ConsumerChanges(connection, queue, declared, configs, reserved)
+    existing = changes.existing
+    hand_overs = await changes.hand_overs()
+    has_partitions = any(consumer.partition is not None for consumer in queue.consumers)
+    resized = await resize_blockers(connection, queue, existing) if has_partitions and existing else {}
+    declared_steps: list[Step] = []
+    undeclared_steps: list[Step] = []
+    for name, config in declared.items():
+        step = consumer_step(queue.name, existing.get(name), config, reserved, resized.get(name))
+        step = replace(step, blocked=(*step.blocked, *[reason async for reason in changes.lost_jobs(name)]))
+        if hand_over := hand_overs.pop(name, None):
+            step = await changes.hand_over_step(name, hand_over, step, migrate=migrate)
+        declared_steps.append(step)
+    for name, config in existing.items():
+        if hand_over := hand_overs.get(name):
+            undeclared_steps.append(await changes.hand_over_step(name, hand_over, None, migrate=migrate))
+        elif name not in declared:
+            undeclared_steps += undeclared_consumer_steps(queue.name, config, reserved, resized.get(name))
+    return in_accepted_order([*declared_steps, *undeclared_steps], configs)
+
+
+async def _existing_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
+    # Older servers leave the name out of the configuration of a consumer that was created with a durable name only.
+    consumers = (await list_consumers(connection, stream)).items()
+    return {name: {"name": name, **info["config"]} for name, info in consumers}

@@ -1,0 +1,107 @@
+"""Jobs whose ends workers of any make report: on the subject that the job names, by the job's id.
+
+A worker that knows nothing of this package publishes ``{"id": …}`` to the ``advisory`` of the job that it has finished.
+Anybody may publish there, so a message counts only by subject and id together; hence a task waits for one job of each.
+"""
+
+from __future__ import annotations
+
+import json
+from base64 import urlsafe_b64encode
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.errors import JobError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping
+
+    from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+_DIGEST_BYTES = 16
+
+
+def reported_job(subject: str, data: bytes) -> str | None:
+    """Return the digest of the job that a message on an advisory subject reports; ``None`` where it names none."""
+    job_id = _id_of(_json_object(data))
+    return None if job_id is None else advised_job_digest(subject, job_id)
+
+
+def advised_job_digest(subject: str, job_id: str) -> str:
+    """Return the digest by which a job of this id is known on its advisory subject.
+
+    :return: 22 characters, however long subject and id are
+    """
+    digest = sha256(f"{subject} {job_id}".encode("utf-8", "surrogatepass")).digest()
+    return urlsafe_b64encode(digest[:_DIGEST_BYTES]).decode().rstrip("=")
+
+
+@dataclass(slots=True)
+class AdvisedJobs:
+    """The jobs of one call that name an advisory subject of their queue, by their digests.
+
+    :param advisory_subjects: the queue's
+    :param indexes: the position of each job among those of the call
+    :param names: subject and id of each job, for messages
+    """
+
+    advisory_subjects: tuple[str, ...]
+    indexes: dict[str, int] = field(default_factory=dict)
+    names: dict[str, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, queue: WorkQueue | None) -> AdvisedJobs:
+        """Return an empty collection for a queue."""
+        return cls(queue.advisory_subjects if queue else ())
+
+    def collect(self, jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
+        """Pass jobs on, and note those that name an advisory subject.
+
+        :raises JobError: two jobs have the same id on the same advisory subject
+        """
+        for index, outgoing in enumerate(jobs):
+            if self.advisory_subjects and not outgoing.scheduled:
+                self._note(index, outgoing.job)
+            yield outgoing
+
+    def sequences(self, report: PublishReport) -> dict[str, int]:
+        """Return the stream sequence of each job that is stored."""
+        stored = {
+            digest: report.sequences[index] for digest, index in self.indexes.items() if index < len(report.sequences)
+        }
+        return {digest: sequence for digest, sequence in stored.items() if sequence}
+
+    def _note(self, index: int, job: Job) -> None:
+        body = job.body if isinstance(job.body, dict) else _json_object(job.body)
+        subject = job.advisory or body.get("advisory")
+        job_id = job.id or _id_of(body)
+        if not isinstance(subject, str) or job_id is None or not covered_by_any(self.advisory_subjects, subject):
+            return
+        digest = advised_job_digest(subject, job_id)
+        name = f"id {job_id!r} on advisory subject {subject}"
+        if (first := self.indexes.setdefault(digest, index)) != index:
+            raise JobError(
+                f"jobs {first} and {index} both have {name}, and a message there wouldn't say which of them has ended:"
+                " give each its own id or its own subject"
+            )
+        self.names[digest] = name
+
+
+def _json_object(body: object) -> Mapping[str, Any]:
+    if not isinstance(body, bytes | str):
+        return {}
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def _id_of(body: Mapping[str, Any]) -> str | None:
+    """Return the id in a body as text: some publishers write numbers."""
+    value = body.get("id")
+    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None

@@ -1,0 +1,196 @@
+"""Builds the new jobs of dead letters, within what the server and the queue store."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+from uuid import uuid4
+
+from airflow_provider_jetstream.jetstream.client.headers import Headers, first, wire_size
+from airflow_provider_jetstream.jetstream.contract import (
+    JOB_ID,
+    MSG_ID,
+    REDRIVE_CONSUMER,
+    REDRIVE_COUNT,
+    REDRIVE_SEQUENCE,
+    REDRIVE_STREAM,
+)
+from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
+from airflow_provider_jetstream.jetstream.publishing.job_identity import (
+    body_field,
+    redrive_message_id,
+    stated_job_id,
+)
+from airflow_provider_jetstream.jetstream.queue.message_size import OPTIONAL_HEADERS
+from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.headers import Pairs
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.redrive.repair import Content
+
+# The server accepts a thousand messages in a batch.
+BATCH_LETTERS: Final = 250
+BATCH_COMMIT: Final = ("Nats-Batch-Commit", "1")
+_NO_HEADERS_SIZE = wire_size(Headers(()))
+
+
+@dataclass(frozen=True, slots=True)
+class RedrivenJob:
+    """The new job of a letter, ready to be stored.
+
+    :param subject: the new job's subject
+    :param content: its body and own headers
+    :param headers: all its headers
+    :param left_out: the headers for which there was no room
+    :param marked: whether it is stored together with a marker
+    """
+
+    letter: DeadLetter
+    subject: str
+    content: Content
+    headers: Headers
+    left_out: Pairs = ()
+    marked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyLimits:
+    """The largest new jobs in bytes, their headers included.
+
+    :param what: the limit's name, for messages
+    :param marked: with a marker beside it, in one batch; ``None`` where the protocol stores no markers
+    :param single: by itself; ``None`` where the protocol allows only batches
+    :param in_place: whether letters whose copies are too large are requeued in place
+    """
+
+    what: str
+    marked: int | None
+    single: int | None
+    in_place: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        connection: Connection,
+        config: Mapping[str, Any],
+        protocol: Protocol,
+        requested: Protocol,
+        *,
+        in_place: bool = False,
+    ) -> CopyLimits:
+        """Return the limits of a redrive.
+
+        :param config: the work queue's configuration on the server
+        :param protocol: the protocol that is used
+        :param requested: the protocol that is requested: with ``auto``, a copy that has no room in a batch may be
+            stored by itself
+        """
+        largest, what = connection.max_payload, "the server's max_payload"
+        if 0 < (max_msg_size := config.get("max_msg_size") or -1) < largest:
+            largest, what = max_msg_size, f"max_msg_size of {config['name']}"
+        atomic = protocol == Protocol.ATOMIC
+        return cls(
+            what,
+            largest - _batch_headers_size() if atomic else None,
+            None if atomic and requested != Protocol.AUTO else largest,
+            in_place,
+        )
+
+
+def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limits: CopyLimits) -> RedrivenJob:
+    """Build a letter's new job, with an id that only this letter has.
+
+    The server's own headers are left out: an expectation, a time to live or the id of the first publication would make
+    the server refuse or drop the job. Headers that name the letter are left out where they have no room.
+
+    :param content: body and headers of the new job
+    :param subject: its subject unless its repair names one; the letter's own where absent
+    :param limits: the largest sizes
+    :raises CopyTooLargeError: it is too large
+    :raises RedriveError: it can't be sent
+    """
+    death = letter.death
+    added = {
+        REDRIVE_COUNT: str(letter.redrives + 1),
+        REDRIVE_STREAM: death.stream,
+        REDRIVE_SEQUENCE: str(death.sequence),
+        REDRIVE_CONSUMER: death.consumer or "",
+        **_first_id(letter, content),
+        MSG_ID: redrive_message_id(death.stream, death.sequence, letter.time, letter.redrives + 1),
+    }
+    headers = Headers([*(pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS), *added.items()])
+    size = _size(letter, content.body, headers)
+    target = content.subject or subject or letter.subject
+    for limit, marked in ((limits.marked, True), (limits.single, False)):
+        if limit is not None and (left := _without_optional(headers, size - limit)) is not None:
+            left_out = tuple(pair for pair in headers.items() if pair not in left.items())
+            return RedrivenJob(letter, target, content, left, left_out, marked)
+    least = size - sum(_line_size(pair) for pair in headers.items() if pair[0] in OPTIONAL_HEADERS)
+    raise CopyTooLargeError(
+        f"expected a copy of at most {max(limits.marked or 0, limits.single or 0)} bytes ({limits.what}), found"
+        f" {least} for job {letter.sequence}, {len(content.body)} of them its body: raise that limit, repair the body,"
+        " or redrive all letters in place; original kept"
+    )
+
+
+def _first_id(letter: DeadLetter, content: Content) -> dict[str, str]:
+    """Return the header by which a new job is known as the original was, where nothing else in it says so."""
+    own = stated_job_id(letter.headers, letter.body)
+    if own is None or first(letter.headers, JOB_ID) or first(content.headers, JOB_ID):
+        return {}
+    # Text of a body may have what no header can.
+    return {JOB_ID: own} if own != body_field(content.body, "id") and own.isprintable() else {}
+
+
+def _without_optional(headers: Headers, excess: int) -> Headers | None:
+    """Return headers without as many optional ones as are too much; ``None`` where leaving out all isn't enough."""
+    left = list(headers.items())
+    for name in OPTIONAL_HEADERS:
+        if excess <= 0:
+            break
+        excess -= sum(_line_size(pair) for pair in left if pair[0] == name)
+        left = [pair for pair in left if pair[0] != name]
+    return Headers(left) if excess <= 0 else None
+
+
+def _line_size(pair: tuple[str, str]) -> int:
+    return wire_size(Headers([pair])) - _NO_HEADERS_SIZE
+
+
+def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
+    """Refuse what can't be sent: the server would close the connection.
+
+    :param limit: the largest size in bytes
+    :raises RedriveError: body and headers can't be sent
+    """
+    if (size := _size(letter, body, headers)) > limit:
+        raise RedriveError(
+            f"expected a copy of at most {limit} bytes, found {size} for job {letter.sequence} with the headers that"
+            " describe its death: raise the server's max_payload; original kept"
+        )
+
+
+def _size(letter: DeadLetter, body: bytes, headers: Headers) -> int:
+    try:
+        return len(body) + wire_size(headers)
+    except UnicodeEncodeError:
+        raise RedriveError(
+            f"expected headers in UTF-8, found others on job {letter.sequence}: it can't be copied unchanged; original"
+            " kept"
+        ) from None
+
+
+def _batch_headers_size() -> int:
+    """Return the bytes that a batch adds to the headers of a job at most."""
+    most = [*batch_headers(uuid4().hex, 2 * BATCH_LETTERS), BATCH_COMMIT]
+    return wire_size(Headers(most)) - _NO_HEADERS_SIZE
+
+
+def batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:
+    """Return the headers of a message of a batch, but for the commit of the last one."""
+    return (("Nats-Batch-Id", batch), ("Nats-Batch-Sequence", str(number)))

@@ -1,0 +1,118 @@
+"""The operator that cancels jobs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_jobs, cancel_stored, events_stream
+from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks.identity import origin_of
+from airflow_provider_jetstream.tasks.job_source import JobSource, resolve_jobs
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.template_values import (
+    is_templated,
+    parse_job_ids,
+    parse_sequences,
+    parse_text,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterable, Iterator, Sequence
+
+    from airflow.sdk import Context
+
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+
+
+class JetStreamCancelOperator(BaseOperator):
+    """Cancel the jobs of some ids that are stored now, and schedules of such jobs.
+
+    The jobs are named in one of three ways. Jobs that are published later under the same id aren't cancelled. Workers
+    obey of their own accord: before they start a job, or while it runs. The task doesn't wait for that, and succeeds
+    also where no such job is stored.
+
+    :param work_queue: a :class:`~airflow_provider_jetstream.jetstream.WorkQueue`, its dict, or its YAML's path;
+        with events, which store the cancellations
+    :param job_ids: an id or a list of ids; jobs of other publishers with these ids are cancelled too
+    :param jobs: the jobs as they were published, each with an id: a list or iterator, or a callable that returns one
+    :param sequences: their stream sequences, as numbers or as pairs of first and last, the form of a publishing task's
+        result; for jobs whose publisher gave them no id
+    :param why: a reason for people
+    :param nats_conn_id: the Airflow connection
+    :return: how many ids were cancelled, and how many schedules were removed; for ``sequences``, how many of the jobs
+        were still stored
+    :raises JobError: the jobs are named in no way or in several, or an id isn't one
+    :raises SelectionError: the sequences aren't understood
+    """
+
+    operator_extra_links = (QueueLink(),)
+    template_fields: Sequence[str] = ("work_queue", "job_ids", "jobs", "sequences", "why", "nats_conn_id")
+    ui_color = "#f5d9d9"
+
+    def __init__(
+        self,
+        *,
+        work_queue: QueueSource,
+        job_ids: str | int | Iterable[str | int] | None = None,
+        jobs: Iterable[object] | Callable[..., Iterable[object]] | None = None,
+        sequences: Sequence[int] | Sequence[Sequence[int]] | str | None = None,
+        why: str | None = None,
+        nats_conn_id: str = JetStreamHook.default_conn_name,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        named = {"job_ids": job_ids, "jobs": jobs, "sequences": sequences}
+        given = [name for name, value in named.items() if value is not None]
+        if len(given) != 1:
+            found = f"found {' and '.join(given) or 'none of them'}"
+            raise JobError(f"expected the jobs to cancel in one of job_ids, jobs and sequences, {found}")
+        (self._named_by,) = given
+        self.work_queue = work_queue
+        self.job_ids = job_ids if job_ids is None or is_templated(job_ids) else parse_job_ids(job_ids)
+        self.jobs = JobSource.wrap(jobs)
+        self.sequences = sequences
+        self.why = why
+        self.nats_conn_id = nats_conn_id
+        if sequences is not None and not is_templated(sequences):
+            parse_sequences(sequences)
+
+    def execute(self, context: Context) -> dict[str, int]:
+        """Cancel the jobs.
+
+        :raises AirflowFailException: the jobs can't be cancelled as they are named, or the queue stores no
+            cancellations
+        """
+        origin, hook, why = origin_of(context), JetStreamHook(self.nats_conn_id), parse_text(self.why)
+        by = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}"
+        with fail_on_terminal_errors():
+            queue = WorkQueue.load(self.work_queue)
+            if self._named_by == "sequences":
+                events, sequences = events_stream(queue), parse_sequences(self.sequences)
+                count = hook.blocking(cancel_stored, queue.name, events, sequences, why, by)
+                self.log.info("%d of %d jobs of %s are still stored, and cancelled", count, len(sequences), queue.name)
+                return {"cancelled": count, "schedules": 0}
+            if self._named_by == "job_ids":
+                ids = parse_job_ids(self.job_ids)
+            else:
+                ids = list(_ids_of(resolve_jobs(self.jobs, context)))
+            reports = hook.blocking(cancel_jobs, queue, ids, why, by)
+        schedules = sum(report.schedules for report in reports)
+        self.log.info("%d ids are cancelled in %s, and %d schedules removed", len(reports), queue.name, schedules)
+        return {"cancelled": len(reports), "schedules": schedules}
+
+
+def _ids_of(jobs: Iterable[object]) -> Iterator[str]:
+    for index, item in enumerate(jobs):
+        job_id = Job.of(item).id
+        if job_id is None:
+            raise JobError(
+                f"job {index} has no id to cancel it by: give it one where it is published, or name the jobs by the"
+                " sequences of the publishing task's result"
+            )
+        yield str(job_id)

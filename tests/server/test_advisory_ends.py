@@ -1,0 +1,378 @@
+"""Workers of other makes report a job on the advisory subject that the job names; that is its end."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
+from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs, advised_job_digest, reported_job
+from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages, read_advisory_pages
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.worker import Worker
+from testbed.queues import eventually, make_queue, pull_jobs, running_worker, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+
+ANY = WaitPolicy(max_dead=None, max_vanished=None)
+
+
+async def advised_queue(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
+    return await make_queue(
+        connection,
+        name,
+        consumer={"ack_wait": "30s", "max_deliver": 5},
+        advisory_subjects=f"{name}-advisory.>",
+        **fields,
+    )
+
+
+def image(name: str, job_id: object) -> dict[str, object]:
+    return {"id": job_id, "image": "file:///color.jpg", "advisory": f"{name}-advisory.{job_id}"}
+
+
+async def published(connection: NatsPyConnection, queue: WorkQueue, jobs: list[Any]) -> tuple[Cursor, PublishReport]:
+    cursor = await take_cursor(connection, queue)
+    return cursor, await publish(connection, queue, jobs, subject=f"{queue.name}.jobs.plain")
+
+
+def waiting(
+    connection: NatsPyConnection, cursor: Cursor, report: PublishReport, policy: WaitPolicy = ANY
+) -> asyncio.Task[WaitReport]:
+    return asyncio.create_task(wait(connection, cursor, report.sequences, policy=policy, advised=report.advised))
+
+
+async def ended(task: asyncio.Task[WaitReport]) -> WaitReport:
+    async with asyncio.timeout(10):
+        return await task
+
+
+async def say(connection: NatsPyConnection, subject: str, body: bytes) -> None:
+    await connection.client.publish(subject, body)
+    await connection.client.flush()
+
+
+async def work_as_the_document_does(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
+    for message in await pull_jobs(connection, queue, count):
+        job = json.loads(message.data)
+        await connection.client.publish(job["advisory"], json.dumps({"id": job["id"]}).encode())
+        await connection.client.publish(message.reply, b"")
+    await connection.client.flush()
+
+
+async def test_a_worker_that_reports_on_the_jobs_own_subject_and_acknowledges_completes_the_jobs(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, report = await published(connection, queue, [image(name, "a"), image(name, 7), image(name, "x y.z>")][:2])
+    assert len(report.advised) == 2
+    during = waiting(connection, cursor, report, WaitPolicy())
+    await work_as_the_document_does(connection, queue, 2)
+    assert (await ended(during)).completed == set(report.sequences)
+    # A waiter that comes when all is over reads the same.
+    assert (await ended(waiting(connection, cursor, report, WaitPolicy()))).completed == set(report.sequences)
+
+
+async def test_a_report_is_read_from_the_stream_by_a_waiter_that_knows_only_json(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, report = await published(connection, queue, [image(name, "a")])
+    await work_as_the_document_does(connection, queue, 1)
+    mark = json.loads(json.dumps({field: getattr(cursor, field) for field in Cursor.__slots__}))
+    again = json.loads(json.dumps(report.advised))
+    outcome = await asyncio.wait_for(wait(connection, Cursor(**mark), report.sequences, advised=again), 10)
+    assert outcome.completed == set(report.sequences)
+
+
+@pytest.mark.parametrize(
+    ("subject", "body"),
+    [
+        ("{name}-advisory.other", b'{"id": "a"}'),
+        ("{name}-advisory.a", b'{"id": "b"}'),
+        ("{name}-advisory.a", b'{"id": ["a"]}'),
+        ("{name}-advisory.a", b'{"stream_seq": 1}'),
+        ("{name}-advisory.a", b"\xff\xfe not text"),
+        ("{name}-advisory.a", b'"a"'),
+        ("{name}-advisory.a", b"[" * 100_000),
+        ("{name}-advisory.a", b""),
+        (
+            "{name}-advisory.z",
+            (
+                b'{"type": "io.airflow.jetstream.v1.completion", "timestamp": "2026-01-01T00:00:00Z",'
+                b' "stream": "{name}", "consumer": "worker", "stream_seq": 1, "deliveries": 1}'
+            ),
+        ),
+    ],
+)
+async def test_what_anybody_else_publishes_there_ends_nothing(
+    connection: NatsPyConnection, name: str, subject: str, body: bytes
+) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, report = await published(connection, queue, [image(name, "a")])
+    task = waiting(connection, cursor, report)
+    await say(connection, subject.replace("{name}", name), body.replace(b"{name}", name.encode()))
+    await eventually(lambda: stored_is(connection, f"{name}-events", 1))
+    await say(connection, f"{name}-advisory.last", b'{"id": "last"}')
+    _, last = await published(connection, queue, [image(name, "last")])
+    await say(connection, f"{name}-advisory.last", b'{"id": "last"}')
+    # Its end is read after all of these.
+    assert (await ended(waiting(connection, cursor, last))).completed == set(last.sequences)
+    assert not task.done()
+    task.cancel()
+
+
+async def stored_is(connection: NatsPyConnection, stream: str, count: int) -> bool:
+    return await stored_count(connection, stream) == count
+
+
+async def test_a_report_stored_before_the_job_does_not_end_it(connection: NatsPyConnection, name: str) -> None:
+    queue = await advised_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    # After the cursor was taken, as by a slow worker of an earlier job with that id.
+    await say(connection, f"{name}-advisory.a", b'{"id": "a"}')
+    _, report = await published(connection, queue, [image(name, "a")])
+    task = waiting(connection, cursor, report)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(task), 0.4)
+    await say(connection, f"{name}-advisory.a", b'{"id": "a"}')
+    assert (await ended(task)).completed == set(report.sequences)
+
+
+async def test_the_products_worker_reports_there_too_and_its_job_ends_once_with_its_result(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, report = await published(connection, queue, [image(name, "a"), image(name, "b")])
+    ends: list[int] = []
+    task = asyncio.create_task(
+        wait(
+            connection,
+            cursor,
+            report.sequences,
+            advised=report.advised,
+            progress=lambda state: ends.append(len(state.completed)),
+        )
+    )
+    async with running_worker(Worker(queue, "worker", lambda job: job.id, settings)):
+        outcome = await ended(task)
+    assert (outcome.results, ends) == ({"a": "a", "b": "b"}, [1, 2])
+
+
+async def test_the_products_worker_publishes_only_on_the_declared_subjects(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await advised_queue(connection, name)
+    received = await connection.client.subscribe(f"{name}-other.>")
+    # Published by somebody who doesn't know the declaration.
+    cursor = await take_cursor(connection, queue)
+    body = {"id": "a", "advisory": f"{name}-other.a"}
+    ack = await connection.client.jetstream().publish(f"{name}.jobs.plain", json.dumps(body).encode())
+    async with running_worker(Worker(queue, "worker", lambda _: None, settings)):
+        outcome = await asyncio.wait_for(wait(connection, cursor, [ack.seq]), 10)
+        assert outcome.completed == {ack.seq}
+        await eventually(lambda: "outside of the queue's advisory_subjects" in caplog.text)
+    await connection.client.flush()
+    assert received.pending_msgs == 0
+
+
+async def test_two_jobs_of_a_call_with_one_id_on_one_subject_are_refused_with_both_positions(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    same = [Job({"n": n}, id="a", advisory=f"{name}-advisory.all") for n in range(2)]
+    other = Job({}, id="b", advisory=f"{name}-advisory.all")
+    with pytest.raises(JobError, match=r"^jobs 0 and 2 both have id 'a' on advisory subject"):
+        await published(connection, queue, [same[0], other, same[1]])
+    # The same id on another subject is another job; so is one without an advisory subject.
+    elsewhere = [Job({"n": n}, id="c", advisory=f"{name}-advisory.{n}") for n in range(2)]
+    _, report = await published(connection, queue, [*elsewhere, Job({}, id="d"), Job({})])
+    assert len(report.advised) == 2
+
+
+async def test_a_job_that_names_a_subject_outside_of_the_declared_ones_is_refused(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    with pytest.raises(JobError, match=r"job 0 names the advisory subject 'elsewhere.a', which is outside"):
+        await published(connection, queue, [{"id": "a", "advisory": "elsewhere.a"}])
+    # In a body alone, it may mean something else.
+    _, report = await published(connection, queue, [Job({"id": "a", "advisory": "elsewhere.a"})])
+    assert report.advised == {}
+    undeclared = await make_queue(connection, f"{name}u")
+    _, report = await published(connection, undeclared, [{"id": "a", "advisory": "elsewhere.a"}])
+    assert report.advised == {}
+
+
+async def test_ids_are_found_where_a_worker_finds_them(connection: NatsPyConnection, name: str) -> None:
+    queue = await advised_queue(connection, name)
+    subject = f"{name}-advisory.all"
+    text = json.dumps({"id": 3, "advisory": subject})
+    jobs = [Job({"id": 1, "advisory": subject}), Job(b"\xff", id="2", advisory=subject), text, Job(b"[]")]
+    _, report = await published(connection, queue, jobs)
+    expected = {advised_job_digest(subject, str(n)): report.sequences[n - 1] for n in (1, 2, 3)}
+    assert report.advised == expected
+    assert reported_job(subject, b'{"id": 3}') in expected
+
+
+async def test_a_waiter_of_two_stored_jobs_with_one_digest_ends_neither_by_a_report(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, first = await published(connection, queue, [image(name, "a")])
+    _, second = await published(connection, queue, [image(name, "a")])
+    tasks = [waiting(connection, cursor, report) for report in (first, second)]
+    await eventually(lambda: all(not task.done() for task in tasks))
+    await asyncio.sleep(0.1)
+    await say(connection, f"{name}-advisory.a", b'{"id": "a"}')
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(tasks[0]), 0.4)
+    await work_as_the_document_does(connection, queue, 2)
+    assert [(await ended(task)).completed for task in tasks] == [set(first.sequences), set(second.sequences)]
+
+
+@pytest.mark.parametrize("max_recent", [50_000, 3])
+async def test_a_waiter_that_joins_late_gets_the_reports_that_were_read_before(
+    connection: NatsPyConnection, name: str, max_recent: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.waiting.event_source._MAX_RECENT", max_recent)
+    queue = await advised_queue(connection, name)
+    cursor, report = await published(connection, queue, [image(name, n) for n in range(10)])
+    _, last = await published(connection, queue, [image(name, "last")])
+    keeping = waiting(connection, cursor, last)
+    await work_as_the_document_does(connection, queue, 10)
+    # A flood of what nobody awaits, behind which the keeper's own end is read.
+    for n in range(20):
+        await say(connection, f"{name}-advisory.{n}", b'{"id": "other %d"}' % n)
+    seen = waiting(connection, cursor, report)
+    assert (await ended(seen)).completed == set(report.sequences)
+    assert not keeping.done()
+    assert (await ended(waiting(connection, cursor, report))).completed == set(report.sequences)
+    await work_as_the_document_does(connection, queue, 1)
+    assert (await ended(keeping)).completed == set(last.sequences)
+
+
+async def test_a_thousand_jobs_of_many_waiters_end_once_each(connection: NatsPyConnection, name: str) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, report = await published(connection, queue, [image(name, n) for n in range(1_000)])
+    tasks = [
+        asyncio.create_task(wait(connection, cursor, [sequence], advised={digest: sequence}))
+        for digest, sequence in report.advised.items()
+    ]
+    await work_as_the_document_does(connection, queue, 1_000)
+    outcomes = [await ended(task) for task in tasks]
+    assert sorted(sequence for outcome in outcomes for sequence in outcome.completed) == sorted(report.sequences)
+
+
+@pytest.mark.parametrize("job_id", ["x y", "grün 日本", "a.b>*", "\ud800", "x" * 5_000, '"', ""])
+def test_an_id_of_any_characters_is_found_in_json(job_id: str) -> None:
+    subject = "advisory.x"
+    body = json.dumps({"id": job_id, "advisory": subject})
+    assert reported_job(subject, body.encode()) == advised_job_digest(subject, job_id)
+    assert len(advised_job_digest(subject, job_id)) == 22
+    assert reported_job("advisory.y", body.encode()) != advised_job_digest(subject, job_id)
+
+
+def task_pages(connection: NatsPyConnection, queue: WorkQueue, task_id: str) -> AdvisoryPages:
+    origin = Origin("dag", "run", task_id)
+    return AdvisoryPages(connection, queue, origin.key, origin)
+
+
+async def pages_of(connection: NatsPyConnection, name: str) -> list[int]:
+    """Return for each stored page of any task how many messages are stored under its subject."""
+    stored = subject_counts(connection, f"{name}-events", f"published.{name}.*")
+    return [count async for subject, count in stored if "-" in subject.rpartition(".")[2]]
+
+
+async def publish_reserved(
+    connection: NatsPyConnection, queue: WorkQueue, task_id: str, jobs: list[Any]
+) -> PublishReport:
+    """Publish as a waiting task does."""
+    created = (await take_cursor(connection, queue)).created
+    pages, advised = task_pages(connection, queue, task_id), AdvisedJobs.of(queue)
+    prepared = prepare_jobs(
+        jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id), batch="", queue=queue
+    )
+    await pages.reserve(advised, advised.collect(prepared), created)
+    report = await publish(
+        connection, queue, jobs, subject=f"{queue.name}.jobs.plain", origin=Origin("dag", "run", task_id)
+    )
+    await pages.record(report.advised)
+    return report
+
+
+async def test_a_task_can_not_wait_for_a_job_whose_id_another_one_awaits_on_that_subject(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    report = await publish_reserved(connection, queue, "one", [image(name, "z"), image(name, "a")])
+    refused = rf"^job 0 has id 'a' on .* of {name} \(sequence 2\) that dag/run/one awaits"
+    with pytest.raises(JobError, match=refused):
+        await publish_reserved(connection, queue, "two", [image(name, "a")])
+    assert await stored_count(connection, name) == 2
+    # A retry of the same task goes on, and other ids are free.
+    again = await publish_reserved(connection, queue, "one", [image(name, "z"), image(name, "a")])
+    assert again.sequences == report.sequences
+    await publish_reserved(connection, queue, "three", [image(name, "c")])
+    # The job has ended, although its task still waits for another one.
+    for message in await pull_jobs(connection, queue, 3):
+        if json.loads(message.data)["id"] == "a":
+            await message.ack_sync()
+    await publish_reserved(connection, queue, "two", [image(name, "a")])
+    with pytest.raises(JobError, match="that dag/run/one awaits"):
+        await publish_reserved(connection, queue, "four", [image(name, "z")])
+    await task_pages(connection, queue, "one").remove()
+    await publish_reserved(connection, queue, "four", [image(name, "z")])
+
+
+async def test_of_tasks_that_reserve_the_same_at_once_at_most_one_publishes(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    outcomes = await asyncio.gather(
+        *(publish_reserved(connection, queue, f"t{n}", [image(name, "a"), image(name, n)]) for n in range(8)),
+        return_exceptions=True,
+    )
+    assert len([outcome for outcome in outcomes if not isinstance(outcome, BaseException)]) == 1
+    assert {type(outcome) for outcome in outcomes if isinstance(outcome, BaseException)} == {JobError}
+    assert await stored_count(connection, name) == 2
+
+
+async def test_a_triggerer_finds_the_jobs_by_the_tasks_key_in_as_many_pages_as_they_need(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name, events={"name": f"{name}-events", "max_msg_size": 3_072})
+    created = (await take_cursor(connection, queue)).created
+    report = await publish_reserved(connection, queue, "many", [image(name, n) for n in range(50)])
+    key = Origin("dag", "run", "many").key
+    found = await read_advisory_pages(connection, f"{name}-events", name, key, created)
+    assert found == report.advised
+    assert len(found) == 50
+    assert await pages_of(connection, name) == [1, 1, 1]
+    assert await read_advisory_pages(connection, f"{name}-events", name, key, "2026-01-01T00:00:00Z") == {}
+    assert await read_advisory_pages(connection, f"{name}-events", name, "other", created) == {}
+    await task_pages(connection, queue, "many").remove()
+    assert await pages_of(connection, name) == []
+
+
+async def test_a_queue_that_was_provisioned_is_discovered_with_its_advisory_subjects(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    discovered = await discover_queue(connection, name)
+    assert discovered.advisory_subjects == queue.advisory_subjects == (f"{name}-advisory.>",)

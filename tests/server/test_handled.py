@@ -1,0 +1,291 @@
+"""Letters that a handler of the dead letter queue has handled: a bare consumer that knows nothing of this package."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from testbed.foreign_programs import acknowledge, create_or_update_consumer, pull
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+HANDLER = {"durable_name": "unprocessed_order_handler", "backoff": [5_000_000_000], "max_deliver": 2}
+
+
+def letters(name: str, **fields: Any) -> dict[str, Any]:
+    """Return a dead letter queue as the orders document declares it."""
+    subjects = [f"{MAX_DELIVERIES}.{name}.*"]
+    limits = {"retention": "workqueue", "discard": "new", "max_bytes": "256MB", "deny_delete": True}
+    return {"name": f"{name}-dead", "subjects": subjects, **limits, **fields}
+
+
+async def orders(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
+    declared: dict[str, Any] = {"discard": "new", "deny_delete": True, "dead_letters": letters(name)}
+    return await make_queue(connection, name, **declared | fields)
+
+
+async def handle(
+    connection: NatsPyConnection, queue: WorkQueue, count: int, answer: bytes = b"+ACK", **config: Any
+) -> list[int]:
+    """Do what the document's handler does: read so many entries, and acknowledge each; return the jobs' sequences."""
+    client, stream = connection.client, f"{queue.name}-dead"
+    await create_or_update_consumer(client, stream, HANDLER | config)
+    handled: list[int] = []
+    async for message in pull(client, stream, str(HANDLER["durable_name"]), batch=count, expires=2):
+        handled.append(json.loads(message.data)["stream_seq"])
+        await acknowledge(client, message, answer)
+    return handled
+
+
+async def statuses(connection: NatsPyConnection, queue: WorkQueue) -> tuple[list[int], dict[int, Status]]:
+    """Return which jobs are dead letters, and the status of the others."""
+    found = await find_dead_letters(connection, queue)
+    return [letter.sequence for letter in found.letters], {job.sequence: job.status for job in found.dismissed}
+
+
+async def test_a_handler_that_only_acknowledges_has_handled_its_letters(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "abcde")
+    assert await handle(connection, queue, 3) == [1, 2, 3]
+    # As in the document: the entries are gone, the jobs stay stored.
+    assert (await stored_count(connection, f"{name}-dead"), await stored_count(connection, name)) == (2, 5)
+    handled = dict.fromkeys([1, 2, 3], Status.HANDLED)
+    assert await statuses(connection, queue) == ([4, 5], handled)
+    scan = await Scan.begin(connection, queue)
+    assert (list(scan.reconciliation.orphans), scan.reconciliation.uncertain) == ([], 0)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.dismissed) == (2, {"handled": 3})
+    report = await redrive_dead_letters(connection, queue)
+    assert (set(report.redriven), list(report.gone), report.failed) == ({4, 5}, [1, 2, 3], {})
+    assert await process_all(connection, queue) == {"d": 1, "e": 1}
+    # Only the handler's word would have the originals removed; a purge looks like acknowledgements.
+    assert await stored_count(connection, name) == 3
+    assert await statuses(connection, queue) == ([], handled)
+
+
+async def test_a_handler_that_ends_an_entry_otherwise_has_not_handled_it(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "abc")
+    assert await handle(connection, queue, 1, b"+TERM can't read it") == [1]
+    assert await handle(connection, queue, 1) == [2]
+    assert await stored_count(connection, f"{name}-dead") == 1
+    assert await statuses(connection, queue) == ([1, 3], {2: Status.HANDLED})
+
+
+async def test_a_dead_letter_queue_that_was_purged_has_handled_nothing(connection: NatsPyConnection, name: str) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "abc")
+    await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER)
+    await connection.api(f"STREAM.PURGE.{name}-dead")
+    # The purge has moved the consumer past entries that it never delivered.
+    found = await find_dead_letters(connection, queue)
+    assert [letter.sequence for letter in found.letters] == [1, 2, 3]
+    assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("limits", "handled"),
+    [
+        ({"discard": "old", "max_msgs": 10}, []),
+        ({"discard": "new", "max_msgs": 10}, [1]),
+        ({"discard": "old", "max_msgs": -1, "max_bytes": -1}, [1]),
+        ({"max_msgs_per_subject": 10}, []),
+        ({"max_age": "1h"}, [1]),
+        ({"max_age": "1s", "duplicate_window": "1s"}, []),
+    ],
+)
+async def test_what_a_limit_may_have_removed_does_not_count_as_handled(
+    connection: NatsPyConnection, name: str, limits: dict[str, Any], handled: list[int]
+) -> None:
+    queue = await orders(connection, name, dead_letters=letters(name, **limits))
+    await make_dead_letters(connection, queue, "a")
+    await handle(connection, queue, 1)
+    if limits.get("max_age") == "1s":
+        await asyncio.sleep(1.0)
+    assert await statuses(connection, queue) == (
+        [sequence for sequence in [1] if sequence not in handled],
+        dict.fromkeys(handled, Status.HANDLED),
+    )
+
+
+async def test_without_a_consumer_of_the_dead_letter_queue_nothing_is_handled(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await handle(connection, queue, 1)
+    await connection.api(f"CONSUMER.DELETE.{name}-dead.{HANDLER['durable_name']}")
+    assert await statuses(connection, queue) == ([1, 2], {})
+    # One that was created later can't have acknowledged more entries than it was delivered.
+    await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER)
+    assert await statuses(connection, queue) == ([1, 2], {})
+
+
+@pytest.mark.parametrize("retention", ["limits", "workqueue"])
+async def test_a_handler_can_report_what_it_has_handled(
+    connection: NatsPyConnection, name: str, retention: str
+) -> None:
+    queue = await orders(connection, name, dead_letters=letters(name, retention=retention, deny_delete=False))
+    await make_dead_letters(connection, queue, "abc")
+    await connection.client.jetstream().publish(f"handled.{name}.2", b'{"by": "ann"}')
+    if retention == "workqueue":
+        await handle(connection, queue, 1)
+    handled = [1, 2] if retention == "workqueue" else [2]
+    left = [sequence for sequence in (1, 2, 3) if sequence not in handled]
+    assert await statuses(connection, queue) == (left, dict.fromkeys(handled, Status.HANDLED))
+    report = await redrive_dead_letters(connection, queue)
+    assert (set(report.redriven), list(report.gone)) == (set(left), handled)
+    # A reported job is removed with its entries; of the other one only the entry is gone.
+    assert await stored_count(connection, name) == len(left) + (retention == "workqueue")
+    assert await stored_count(connection, f"{name}-dead") == 0
+    assert (await process_all(connection, queue)).total() == len(left)
+
+
+async def test_a_report_counts_only_after_the_job_was_stored_and_dead(connection: NatsPyConnection, name: str) -> None:
+    queue = await orders(connection, name)
+    jetstream = connection.client.jetstream()
+    # Anybody who may publish on the subject could say so of jobs to come.
+    await jetstream.publish(f"handled.{name}.1", b"")
+    await make_dead_letters(connection, queue, "a")
+    assert await statuses(connection, queue) == ([1], {})
+    await publish_jobs(connection, queue, "b")
+    await jetstream.publish(f"handled.{name}.2", b"")
+    await pull_jobs(connection, queue, 1)
+    report = await redrive_dead_letters(connection, queue)
+    assert report.redriven.keys() == {1}
+    assert await stored_count(connection, name) == 2
+
+
+async def test_a_job_that_dies_again_after_its_redrive_is_a_letter_again(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name, dead_letters=letters(name, retention="limits", deny_delete=False))
+    await make_dead_letters(connection, queue, "a")
+    if connection.api_level < 4:
+        pytest.skip("this server can't requeue in place")
+    await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    await connection.client.jetstream().publish(f"handled.{name}.1", b"")
+    for message in await pull_jobs(connection, queue, 1):
+        await message.nak()
+
+    async def dead() -> bool:
+        return (await statuses(connection, queue)) == ([], {1: Status.HANDLED})
+
+    # The report is younger than the requeue, so it is about the job's last life.
+    await eventually(dead)
+
+
+async def test_a_redrive_in_place_is_refused_beside_a_handler(connection: NatsPyConnection, name: str) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await handle(connection, queue, 1)
+    if connection.api_level < 4:
+        pytest.skip("this server can't requeue in place")
+    with pytest.raises(RedriveRequestError, match="found its consumer unprocessed_order_handler: a redrive in place"):
+        await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    # A full queue is redriven in place by default, but not here.
+    full = await orders(connection, f"{name}-full", max_msgs=2)
+    await make_dead_letters(connection, full, "ab")
+    await handle(connection, full, 1)
+    report = await redrive_dead_letters(connection, full)
+    assert (report.protocol, list(report.gone), set(report.failed)) == (Protocol.COPY, [1], {2})
+
+
+async def test_copies_that_contradict_each_other_prove_nothing(connection: NatsPyConnection, name: str) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await handle(connection, queue, 1)
+    advisory = {"type": "io.nats.jetstream.advisory.v1.max_deliver", "stream": name, "consumer": CONSUMER}
+    body = json.dumps(advisory | {"timestamp": "2036-01-01T00:00:00Z", "stream_seq": 2, "deliveries": 1}).encode()
+    subject = f"{MAX_DELIVERIES}.{name}.{CONSUMER}"
+    headers = {"Nats-Stream": f"{name}-dead", "Nats-Subject": subject, "Nats-Time-Stamp": "2036-01-01T00:00:00Z"}
+    for entry in ("1", "2", "7", "x"):
+        forged = headers | {"Nats-Sequence": entry}
+        await connection.client.jetstream().publish(f"entries.{name}.{subject}", body, headers=forged)
+    await connection.client.jetstream().publish(f"entries.{name}.{subject}", b"\xff", headers={"Nats-Sequence": "1"})
+    # Neither that the handler's first letter is handled, nor that the second one is.
+    assert await statuses(connection, queue) == ([1, 2], {})
+
+
+async def test_entries_of_an_earlier_dead_letter_queue_or_work_queue_do_not_count(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "a")
+    await handle(connection, queue, 1)
+    assert await statuses(connection, queue) == ([], {1: Status.HANDLED})
+    await connection.api(f"STREAM.DELETE.{name}")
+    await provision(connection, queue)
+    await make_dead_letters(connection, queue, "b")
+    assert await statuses(connection, queue) == ([1], {})
+    await connection.api(f"STREAM.DELETE.{name}-dead")
+    await provision(connection, queue)
+    await handle(connection, queue, 0)
+    assert await statuses(connection, queue) == ([1], {})
+
+
+async def test_an_existing_dead_letter_queue_is_adopted_and_discovered_with_its_copies(
+    connection: NatsPyConnection, name: str
+) -> None:
+    declared = small_queue(name, dead_letters=letters(name))
+    assert declared.dead_letters is not None
+    config = declared.dead_letters.config()
+    del config["republish"]
+    await connection.api(f"STREAM.CREATE.{name}-dead", config)
+    without_copies = small_queue(name, dead_letters=letters(name, republish=None))
+    await provision(connection, without_copies)
+    await make_dead_letters(connection, without_copies, "ab")
+    await handle(connection, without_copies, 1)
+    found = await find_dead_letters(connection, without_copies)
+    assert [letter.sequence for letter in found.letters] == [1, 2]
+    risk = f"{name}-dead has a handler (unprocessed_order_handler) and keeps no copies of its entries"
+    assert any(text.startswith(risk) for text in found.risks)
+    assert f"republish: unset → > to entries.{name}.>" in str(await plan(connection, declared))
+    await provision(connection, declared)
+    assert all(step.action == "keep" for step in (await plan(connection, declared)).steps)
+    discovered = await discover_queue(connection, name)
+    assert discovered.dead_letters is not None
+    assert discovered.dead_letters.republish == {"src": ">", "dest": f"entries.{name}.>"}
+    assert all(step.action == "keep" for step in (await plan(connection, discovered)).steps)
+
+
+async def test_a_dead_letter_queue_that_republishes_elsewhere_is_not_changed(
+    connection: NatsPyConnection, name: str
+) -> None:
+    declared = small_queue(name, dead_letters=letters(name))
+    assert declared.dead_letters is not None
+    config = declared.dead_letters.config() | {"republish": {"src": ">", "dest": f"theirs.{name}.>"}}
+    await connection.api(f"STREAM.CREATE.{name}-dead", config)
+    assert "declare republish: null to keep that" in str(await plan(connection, declared))
+    kept = small_queue(name, dead_letters=letters(name, republish=None))
+    await provision(connection, kept)
+    assert (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]["republish"]["dest"] == f"theirs.{name}.>"

@@ -1,0 +1,188 @@
+"""Runs with the same idempotency key publish each job once."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import publish_log_subject
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore, remove_unneeded_records
+from testbed.queues import make_queue, pull_jobs, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+# A repeat after it isn't recognised by the server.
+WINDOW: dict[str, Any] = {"duplicate_window": "200ms"}
+AFTER_WINDOW = 0.4
+
+
+def named(letters: str) -> list[Job]:
+    return [Job(letter.encode(), id=letter) for letter in letters]
+
+
+async def run(
+    connection: NatsPyConnection,
+    queue: WorkQueue,
+    run_id: str,
+    jobs: Iterable[object],
+    *,
+    key: str = "2026-01-01",
+    killed: bool = False,
+) -> PublishReport:
+    """Publish as a run's task does; one that is killed stores its jobs and records nothing afterwards."""
+    origin = Origin("dag", run_id, "task", idempotency_key=key)
+    log = PublishLog(connection, queue, origin, origin.log_key)
+    started = await log.begin(await stream_info(connection, queue.name))
+    assert started is not None
+    record, stored = started
+    prepared = list(
+        prepare_jobs(
+            jobs,
+            subject=f"{queue.name}.jobs.x",
+            origin=replace(origin, round=record.round),
+            batch="",
+            queue=queue,
+            by_key=True,
+        )
+    )
+    report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    if not killed:
+        report.message_ids = [job.message_id for job in prepared]
+        await log.close(report)
+    return report
+
+
+async def finish_all(connection: NatsPyConnection, queue: WorkQueue, count: int) -> None:
+    for job in await pull_jobs(connection, queue, count):
+        await job.ack_sync()
+
+
+async def test_another_run_publishes_nothing_however_late_it_comes(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=False, **WINDOW)
+    first = await run(connection, queue, "monday", named("abc"))
+    await finish_all(connection, queue, 3)
+    for run_id in ("tuesday", "wednesday"):
+        await asyncio.sleep(AFTER_WINDOW)
+        again = await run(connection, queue, run_id, named("abc"))
+        assert (list(again.sequences), again.duplicates) == (list(first.sequences), 3)
+    assert (await stream_info(connection, name))["state"]["last_seq"] == 3
+
+
+async def test_jobs_are_known_by_their_ids_in_any_order_and_new_ones_are_published(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=False, **WINDOW)
+    await run(connection, queue, "monday", named("abc"))
+    await finish_all(connection, queue, 3)
+    await asyncio.sleep(AFTER_WINDOW)
+    again = await run(connection, queue, "tuesday", named("dca"))
+    assert (list(again.sequences), again.duplicates) == ([4, 3, 1], 2)
+    await asyncio.sleep(AFTER_WINDOW)
+    last = await run(connection, queue, "wednesday", named("edcba"))
+    assert (list(last.sequences), last.duplicates) == ([5, 4, 3, 2, 1], 4)
+
+
+async def test_another_key_another_task_and_a_run_of_that_name_are_others(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    assert (await run(connection, queue, "r", named("ab"), key="k")).duplicates == 0
+    assert (await run(connection, queue, "r", named("ab"), key="l")).duplicates == 0
+    origin = Origin("dag", "k", "task")
+    same_text = prepare_jobs(named("ab"), subject=f"{name}.jobs.x", origin=origin, batch="", queue=queue)
+    assert (await publish_prepared(connection, same_text)).duplicates == 0
+    other = replace(origin, task_id="other", idempotency_key="k")
+    others = prepare_jobs(named("ab"), subject=f"{name}.jobs.x", origin=other, batch="", queue=queue)
+    assert (await publish_prepared(connection, others)).duplicates == 0
+    assert len({origin.log_key, other.log_key, replace(origin, idempotency_key="k").log_key, origin.key}) == 3
+
+
+@pytest.mark.parametrize("killed_run", ["first", "second"])
+async def test_what_a_killed_run_has_stored_is_not_published_by_the_next(
+    connection: NatsPyConnection, name: str, killed_run: str
+) -> None:
+    queue = await make_queue(connection, name, **WINDOW)
+    await run(connection, queue, "monday", named("ab"), killed=killed_run == "first")
+    if killed_run == "second":
+        await asyncio.sleep(AFTER_WINDOW)
+        await run(connection, queue, "tuesday", named("abc"), killed=True)
+    await finish_all(connection, queue, 2 if killed_run == "first" else 3)
+    # Longer than the margin by which an id counts as forgotten.
+    queue_info = await stream_info(connection, name)
+    await asyncio.sleep(AFTER_WINDOW)
+    last = await run(connection, queue, "wednesday", named("dcba"))
+    stored = queue_info["state"]["last_seq"]
+    assert sorted(last.sequences) == list(range(1, 5))
+    assert last.duplicates == stored
+
+
+async def test_two_runs_at_once_store_each_job_once(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    reports = await asyncio.gather(*(run(connection, queue, f"run-{n}", named("abcdefgh")) for n in range(4)))
+    assert len({tuple(report.sequences) for report in reports}) == 1
+    assert await stored_count(connection, name) == 8
+    again = await run(connection, queue, "later", named("hgfedcba"))
+    assert again.duplicates == 8
+
+
+async def test_each_job_still_names_the_run_that_published_it(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await run(connection, queue, "monday", named("a"))
+    await run(connection, queue, "tuesday", named("ab"))
+    headers = [dict(message.headers) async for message in read_range(connection, name, ">")]
+    assert [pairs["Airflow-Task"] for pairs in headers] == [
+        Origin("dag", run_id, "task").key for run_id in ("monday", "tuesday")
+    ]
+
+
+async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_before(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from datetime import timedelta
+
+    from airflow_provider_jetstream.jetstream.publishing import record_store
+
+    queue = await make_queue(connection, name, archive=False)
+    await run(connection, queue, "monday", named("a"))
+    await finish_all(connection, queue, 1)
+    monkeypatch.setattr(record_store, "_MARGIN", timedelta(0))
+    await remove_unneeded_records(connection, queue)
+    key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").log_key
+    assert await RecordStore(connection, name, f"{name}-events").read(key) is not None
+    (stored,) = [message async for message in read_range(connection, f"{name}-events", publish_log_subject(name, key))]
+    assert stored.header("Nats-TTL") is None
+
+
+async def test_more_jobs_than_a_record_names_are_searched_for(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.publish_log._MAX_IDS", 2)
+    queue = await make_queue(connection, name, **WINDOW)
+    await run(connection, queue, "monday", named("abcd"))
+    await finish_all(connection, queue, 4)
+    await asyncio.sleep(AFTER_WINDOW)
+    again = await run(connection, queue, "tuesday", named("dcba"))
+    assert (list(again.sequences), again.duplicates) == ([4, 3, 2, 1], 4)
+
+
+async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await run(connection, queue, "monday", named("ab"))
+    await connection.api(f"STREAM.DELETE.{name}")
+    await make_queue(connection, name)
+    again = await run(connection, queue, "tuesday", named("ab"))
+    assert (list(again.sequences), again.duplicates) == ([1, 2], 0)

@@ -1,0 +1,233 @@
+"""Publishing that waits for room in a full queue, and publishing at a rate."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.errors import JobError, QueueFullError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
+from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
+from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+FULL: dict[str, Any] = {"discard": "new", "consumer": {"ack_wait": "1m", "max_deliver": 3}, "archive": False}
+
+
+async def _acknowledge_slowly(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[str]:
+    done: list[str] = []
+    while len(done) < count:
+        for message in await pull_jobs(connection, queue, 1, within=20):
+            done.append(message.data.decode())
+            await message.ack_sync()
+    return done
+
+
+async def test_jobs_wait_for_room_and_are_stored_once_each(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs=3, **FULL)
+    worker = asyncio.create_task(_acknowledge_slowly(connection, queue, 60))
+    bodies = [f"{number}" for number in range(60)]
+    report = await publish(connection, queue, bodies, subject=f"{name}.jobs.a", room_timeout=20)
+    assert (report.stored, report.duplicates, report.failures) == (60, 0, [])
+    assert sorted(report.sequences) == list(range(1, 61))
+    assert sorted(await worker, key=int) == bodies
+    assert await stored_count(connection, name) == 0
+
+
+async def test_a_queue_limited_by_bytes_stores_the_jobs_that_wait_in_their_order(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, max_bytes=3_000, **FULL)
+    # The limit holds two of them, so that each of the others waits for room alone.
+    jobs = [Job(f"{number}".encode() + bytes(1_000)) for number in range(12)]
+    publishing = asyncio.create_task(publish(connection, queue, jobs, subject=f"{name}.jobs.a", room_timeout=20))
+    done = await _acknowledge_slowly(connection, queue, 12)
+    report = await publishing
+    assert list(report.sequences) == list(range(1, 13))
+    assert [text.rstrip("\0") for text in done] == [f"{number}" for number in range(12)]
+
+
+async def test_a_queue_that_stays_full_ends_the_call_with_the_jobs_not_stored(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, max_msgs=3, **FULL)
+    with pytest.raises(PublishIncompleteError) as raised:
+        await publish(connection, queue, range(700), subject=f"{name}.jobs.a", room_timeout=0.4)
+    report = raised.value.report
+    assert list(report.sequences) == [1, 2, 3] + [0] * 697
+    assert [failure.index for failure in report.failures] == list(range(3, 700))
+    assert all(failure.certain and isinstance(failure.error, QueueFullError) for failure in report.failures)
+    full = (
+        f"{name} is full (maximum messages exceeded) and stored nothing for 0.4 s: let workers or a redrive free space,"
+        " or raise the limit, then try again"
+    )
+    assert str(report.failures[0].error) == full
+    # Of so many jobs no more than a window is sent to a full queue.
+    assert str(report.failures[-1].error) == f"it was not sent: {full}"
+    assert await stored_count(connection, name) == 3
+
+
+async def test_the_time_for_room_counts_anew_with_each_stored_job(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs=1, **FULL)
+    publishing = asyncio.create_task(publish(connection, queue, range(4), subject=f"{name}.jobs.a", room_timeout=1.0))
+    started = time.monotonic()
+    for _ in range(4):
+        (message,) = await pull_jobs(connection, queue, 1)
+        await asyncio.sleep(0.4)
+        await message.ack_sync()
+    assert (await publishing).stored == 4
+    # Longer than the time for room in all.
+    assert time.monotonic() - started > 1.0
+
+
+async def test_dead_letters_give_no_room_until_they_are_gone(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs=1, **FULL | {"consumer": {}})
+    await make_dead_letters(connection, queue, ["dead"])
+    with pytest.raises(PublishIncompleteError, match="let workers or a redrive free space"):
+        await publish(connection, queue, ["a"], subject=f"{name}.jobs.a", room_timeout=0.2)
+
+
+async def test_a_limit_of_each_subject_is_waited_for_too(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs_per_subject=1, **FULL)
+    config = (await stream_info(connection, name))["config"] | {"discard_new_per_subject": True}
+    await connection.api(f"STREAM.UPDATE.{name}", config)
+    publishing = asyncio.create_task(publish(connection, queue, "abc", subject=f"{name}.jobs.a", room_timeout=20))
+    assert await _acknowledge_slowly(connection, queue, 3) == ["a", "b", "c"]
+    assert (await publishing).stored == 3
+
+
+async def test_a_queue_without_room_is_not_waited_for_unless_asked(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs=1, **FULL)
+    with pytest.raises(PublishIncompleteError, match=r"full \(maximum messages exceeded\): let workers"):
+        await publish(connection, queue, "ab", subject=f"{name}.jobs.a")
+
+
+async def test_a_server_that_goes_away_while_a_call_waits_for_room_ends_the_call(
+    connection: NatsPyConnection, name: str
+) -> None:
+    full = json.dumps(
+        {"error": {"code": 503, "err_code": 10077, "description": "maximum messages exceeded"}, "stream": name}
+    ).encode()
+    answers = 0
+
+    async def answer_as_a_stream_that_vanishes(message: Msg) -> None:
+        nonlocal answers
+        answers += 1
+        if answers <= 3:
+            await message.respond(full)
+
+    await connection.client.subscribe(f"{name}.>", cb=answer_as_a_stream_that_vanishes)
+    jobs = prepare_jobs("abc", subject=f"{name}.a", origin=None, batch=name)
+    report = await publish_prepared(connection, jobs, ack_timeout=0.1, attempts=2, room_timeout=30)
+    assert [failure.certain for failure in sorted(report.failures, key=lambda failure: failure.index)] == [
+        False,
+        True,
+        True,
+    ]
+    assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
+
+
+@pytest.mark.parametrize(("rate", "count"), [(20, 30), (400, 400)])
+async def test_no_period_has_more_jobs_than_the_rate_allows(
+    connection: NatsPyConnection, name: str, rate: float, count: int
+) -> None:
+    queue = await make_queue(connection, name, archive=False)
+    await publish(connection, queue, range(count), subject=f"{name}.jobs.a", rate=rate)
+    times = [message.stored_at.timestamp() async for message in read_range(connection, name, ">")]
+    assert len(times) == count
+    burst = RateLimiter(rate).burst
+    # The server's clock reads in the order of the messages, some time after they were sent.
+    slack = rate * 0.3
+    for first, start in enumerate(times):
+        for last in range(first, count):
+            assert last - first + 1 <= rate * (times[last] - start) + burst + slack
+
+
+async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyConnection, name: str) -> None:
+    await make_queue(connection, name)
+    jobs = prepare_jobs(range(1_000), subject=f"{name}.jobs.a", origin=None, batch=name)
+    async with asyncio.timeout(60):
+        report = await publish_prepared(
+            connection, jobs, rate=1, stored_sequence=lambda index, _: index + 1 if index < 999 else None
+        )
+    assert (report.stored, report.duplicates) == (1_000, 999)
+
+
+async def test_a_job_without_an_answer_is_sent_again_while_the_rate_holds_back_the_next(
+    connection: NatsPyConnection, name: str
+) -> None:
+    attempts: list[bytes] = []
+
+    async def answer_the_second_attempt(message: Msg) -> None:
+        attempts.append(message.data)
+        if attempts.count(message.data) == 2:
+            await message.respond(json.dumps({"stream": name, "seq": len(attempts)}).encode())
+
+    await connection.client.subscribe(f"{name}.>", cb=answer_the_second_attempt)
+    jobs = prepare_jobs("abcd", subject=f"{name}.a", origin=None, batch=name)
+    publishing = asyncio.create_task(publish_prepared(connection, jobs, rate=1, ack_timeout=0.1))
+    # The burst is two jobs; the third may go only after a second.
+    await eventually(lambda: len(attempts) >= 4)
+    assert sorted(attempts[:4]) == [b"a", b"a", b"b", b"b"]
+    assert (await publishing).stored == 4
+
+
+@pytest.mark.parametrize("waits_for", ["rate", "room"])
+async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
+    connection: NatsPyConnection, name: str, waits_for: str
+) -> None:
+    await make_queue(connection, name, max_msgs=2, **FULL)
+    stopped, read = False, 0
+
+    def items() -> Iterator[int]:
+        nonlocal read
+        for number in range(1_000):
+            read += 1
+            yield number
+
+    jobs = prepare_jobs(items(), subject=f"{name}.jobs.a", origin=None, batch=name)
+    arguments: dict[str, Any] = {"rate": 0.01} if waits_for == "rate" else {"room_timeout": 1_000}
+    publishing = asyncio.create_task(publish_prepared(connection, jobs, stopped=lambda: stopped, **arguments))
+    await eventually(lambda: read > 2)
+    stopped = True
+    report = await asyncio.wait_for(publishing, 10)
+    assert list(report.sequences)[:2] == [1, 2]
+    assert all(type(failure.error) is TransientError and failure.certain for failure in report.failures)
+    assert report.failures
+    assert await stored_count(connection, name) == 2
+
+
+@pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])
+async def test_a_rate_that_is_none_is_refused_before_anything_is_sent(
+    connection: NatsPyConnection, name: str, rate: float
+) -> None:
+    queue = await make_queue(connection, name)
+    with pytest.raises(JobError, match=f"expected a rate above 0 jobs a second, found {rate}"):
+        await publish(connection, queue, "ab", subject=f"{name}.jobs.a", rate=rate)
+    assert await stored_count(connection, name) == 0
+
+
+async def test_a_rate_and_room_together(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, max_msgs=2, **FULL)
+    publishing = asyncio.create_task(
+        publish(connection, queue, range(12), subject=f"{name}.jobs.a", rate=20, room_timeout=20)
+    )
+    assert sorted(await _acknowledge_slowly(connection, queue, 12), key=int) == [f"{number}" for number in range(12)]
+    assert (await publishing).stored == 12
+    assert not await process_all(connection, queue)
+    assert await publish_jobs(connection, queue, ["more"])

@@ -1,0 +1,414 @@
+"""The records that name the tasks which published jobs: who can store them, and how long they are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from contextlib import suppress
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
+from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing import publish_log, record_store
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
+from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
+from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore, remove_unneeded_records
+from airflow_provider_jetstream.jetstream.publishing.report import PublishError
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from testbed.dead_letters import change_stream, stream_messages
+from testbed.queues import eventually, exhaust_deliveries, make_queue, process_all, pull_jobs, small_queue, stored_count
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send", 3)
+OTHER = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "other")
+_SECOND = 10**9
+
+
+@pytest.fixture
+def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(record_store, "_MARGIN", timedelta())
+
+
+def forgetful(name: str) -> dict[str, Any]:
+    """The events of a queue, which forget within a tenth of a second."""
+    return {"events": {"name": f"{name}-events", "max_age": "100ms", "duplicate_window": "100ms"}}
+
+
+async def resolved(connection: NatsPyConnection, queue: WorkQueue, *keys: str) -> dict[str, Origin]:
+    return await resolve_origins(connection, queue.name, f"{queue.name}-events", keys or (ORIGIN.key, OTHER.key))
+
+
+async def publish_as(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, *jobs: object) -> list[int]:
+    report = await publish(connection, queue, list(jobs), subject=f"{queue.name}.jobs.a", origin=origin)
+    return list(report.sequences)
+
+
+async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Origin = ORIGIN) -> PublishRecord:
+    stored = await RecordStore(connection, queue.name, f"{queue.name}-events").read(origin.key)
+    assert stored is not None
+    return stored.record
+
+
+async def removable(connection: NatsPyConnection, queue: WorkQueue) -> int:
+    """Remove records once they are old enough."""
+    await asyncio.sleep(0.15)
+    return await remove_unneeded_records(connection, queue)
+
+
+async def test_a_record_outlives_the_events_and_is_stored_once(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, **forgetful(name))
+    await connection.client.jetstream().publish(f"completed.{name}.worker.1", b"an end")
+    await publish_as(connection, queue, ORIGIN, {"id": "a"})
+    await publish_as(connection, queue, ORIGIN, {"id": "b"}, {"id": "c"})
+
+    async def others_expired() -> bool:
+        return await stored_count(connection, f"{name}-events") == 1
+
+    await eventually(others_expired)
+    await asyncio.sleep(0.3)
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+    record = await record_of(connection, queue)
+    assert (record.first_job, record.last_job, record.closed, record.published) == (1, 3, True, 2)
+    (message,) = await stream_messages(connection, f"{name}-events")
+    assert message.header("Nats-TTL") == "never"
+
+
+async def test_only_a_record_whose_names_give_the_key_is_believed(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await publish_as(connection, queue, ORIGIN, b"a")
+    genuine = (await record_of(connection, queue)).model_dump_json(by_alias=True, exclude_none=True).encode()
+    jetstream = connection.client.jetstream()
+    subject = publish_log_subject(name, OTHER.key)
+    bodies = [genuine, b"", b"\xff", b"{}", b"[" * 100_000, genuine.replace(b'"other"', b'"other\\ud800"')]
+    for body in bodies:
+        await jetstream.publish(subject, body)
+        assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+    # Values of a header that anybody may write.
+    keys = ["*", ">", "", "a.b", "x" * 5_000, ORIGIN.key.upper(), f"{ORIGIN.key} ", "\udcff", f"{ORIGIN.key}\n"]
+    assert await resolved(connection, queue, *keys) == {}
+    assert await resolve_origins(connection, name, f"{name}-nowhere", [ORIGIN.key]) == {}
+    assert await resolve_origins(connection, name, None, [ORIGIN.key]) == {}
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_a_record_is_removed_once_no_job_letter_or_copy_names_the_task(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=False, **forgetful(name))
+    await publish_as(connection, queue, ORIGIN, b"a")
+    # A job that waits.
+    assert await removable(connection, queue) == 0
+    await exhaust_deliveries(connection, queue, 1)
+    # A letter.
+    assert await removable(connection, queue) == 0
+    await redrive_dead_letters(connection, queue)
+    # A copy.
+    assert await removable(connection, queue) == 0
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+    (message,) = await pull_jobs(connection, queue, 1)
+    await store_worker_record(connection, queue, 2)
+    await message.term()
+    await eventually(lambda: is_empty(connection, name))
+    # A letter whose body is only in the dead letter queue.
+    assert await removable(connection, queue) == 0
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert (letter.sequence, letter.origin) == (2, ORIGIN)
+    await redrive_dead_letters(connection, queue)
+    assert await removable(connection, queue) == 0
+    await process_all(connection, queue)
+    assert await removable(connection, queue) == 1
+    assert await resolved(connection, queue) == {}
+
+
+async def store_worker_record(connection: NatsPyConnection, queue: WorkQueue, sequence: int) -> None:
+    """Store the record of a job that a foreign worker gives up."""
+    (job,) = await stream_messages(connection, queue.name)
+    headers = {
+        "Airflow-Task": ORIGIN.key,
+        "Dead-Letter-Version": "1",
+        "Dead-Letter-Subject": job.subject,
+        "Dead-Letter-Time": job.time,
+        "Dead-Letter-Stream-Created": (await stream_info(connection, queue.name))["created"],
+        "Dead-Letter-Reason": "terminated",
+    }
+    subject = f"dead.{queue.name}.worker.{sequence}"
+    await connection.client.jetstream().publish(subject, b"a", headers=headers)
+
+
+async def is_empty(connection: NatsPyConnection, stream: str) -> bool:
+    return await stored_count(connection, stream) == 0
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_a_record_is_kept_while_the_archive_names_the_task(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=True, **forgetful(name))
+    await publish_as(connection, queue, ORIGIN, b"a")
+    await process_all(connection, queue)
+    assert await removable(connection, queue) == 0
+    await connection.api(f"STREAM.PURGE.{name}-archive")
+    assert await removable(connection, queue) == 1
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_letters_of_an_earlier_round_keep_the_record_of_a_cleared_task(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=False, **forgetful(name))
+    await publish_as(connection, queue, ORIGIN, b"a")
+    (message,) = await pull_jobs(connection, queue, 1)
+    await store_worker_record(connection, queue, 1)
+    await message.term()
+    log = PublishLog(connection, queue, ORIGIN)
+    await log.begin(await stream_info(connection, name))
+    await log.close()
+    assert await removable(connection, queue) == 0
+    await redrive_dead_letters(connection, queue, RedriveRequest(Selection(dag_id="shop")))
+    await process_all(connection, queue)
+    assert await removable(connection, queue) == 1
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_a_record_is_kept_while_the_server_may_make_jobs_of_schedules(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=False, schedules=True, **forgetful(name))
+    await publish_as(connection, queue, ORIGIN, Job(b"a", delay="600ms"))
+    assert (await record_of(connection, queue)).scheduled
+    assert await removable(connection, queue) == 0
+    await eventually(lambda: has_job(connection, queue))
+    # Nothing waits any more, but the record is older than the job that the server has made.
+    assert await removable(connection, queue) == 0
+    await exhaust_deliveries(connection, queue, 1)
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert letter.origin == ORIGIN
+    await redrive_dead_letters(connection, queue)
+    await process_all(connection, queue)
+    await removable(connection, queue)
+    await removable(connection, queue)
+    assert await resolved(connection, queue) == {}
+
+
+async def has_job(connection: NatsPyConnection, queue: WorkQueue) -> bool:
+    counts = [count async for _, count in subject_counts(connection, queue.name, f"{queue.name}.jobs.>")]
+    return bool(counts)
+
+
+async def test_a_record_is_kept_as_long_as_the_events_at_least(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=False)
+    await publish_as(connection, queue, ORIGIN, b"a")
+    await process_all(connection, queue)
+    assert await removable(connection, queue) == 0
+    unlimited = queue.model_copy(update={"events": queue.events.model_copy(update={"max_age": 0})})  # type: ignore[union-attr]
+    assert await removable(connection, unlimited) == 0
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_tasks_remove_the_records_of_others_that_nothing_needs(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_log, "_REMOVAL_INTERVAL", 1)
+    queue = await make_queue(connection, name, archive=False, **forgetful(name))
+    await publish_as(connection, queue, ORIGIN, b"a")
+    await process_all(connection, queue)
+    await asyncio.sleep(0.15)
+    await publish_as(connection, queue, OTHER, b"b")
+    assert await resolved(connection, queue) == {OTHER.key: OTHER}
+
+
+@pytest.mark.usefixtures("without_margin")
+async def test_provisioning_removes_the_records_that_nothing_needs(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, archive=False, **forgetful(name))
+    for number in range(30):
+        await publish_as(connection, queue, replace(ORIGIN, map_index=number), b"a")
+    await process_all(connection, queue)
+    await asyncio.sleep(0.15)
+    await provision(connection, queue)
+    assert [item async for item in subject_counts(connection, f"{name}-events", publish_log_filter(name))] == []
+
+
+async def test_a_redrive_leaves_the_log_of_a_task_that_waits_as_it_is(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    log = PublishLog(connection, queue, ORIGIN)
+    assert await log.begin(await stream_info(connection, name)) is not None
+    report = await publish(
+        connection, None, [Job(b"a", headers={"Airflow-Task": ORIGIN.key})], subject=f"{name}.jobs.a"
+    )
+    await log.record_stored(report)
+    await exhaust_deliveries(connection, queue, 1)
+    await redrive_dead_letters(connection, queue)
+    record = await record_of(connection, queue)
+    assert (record.closed, record.runs, record.last_job) == (False, [(0, 1, 1)], 2)
+    # Its own view is older than the record that the redrive has stored.
+    await log.close()
+    record = await record_of(connection, queue)
+    assert (record.closed, record.published, record.first_job, record.last_job) == (True, 1, 1, 2)
+
+
+async def test_a_record_that_is_gone_is_stored_again_with_what_the_letter_says(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await publish_as(connection, queue, ORIGIN, b"a")
+    await exhaust_deliveries(connection, queue, 1)
+    # It preserves the letter together with the task.
+    await summarise_dead_letters(connection, queue)
+    await connection.api(f"STREAM.PURGE.{name}-events")
+    await redrive_dead_letters(connection, queue)
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+
+
+async def test_events_that_allow_no_time_to_live_store_the_record_with_a_warning(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name)
+    config = (await stream_info(connection, f"{name}-events"))["config"]
+    await connection.api(f"STREAM.DELETE.{name}-events")
+    del config["allow_msg_ttl"]
+    await connection.api(f"STREAM.CREATE.{name}-events", config)
+    with caplog.at_level(logging.WARNING):
+        await publish_as(connection, queue, ORIGIN, b"a")
+    assert f"{name}-events doesn't allow messages a time to live of their own" in caplog.text
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+    # Provisioning puts that right.
+    await provision(connection, queue)
+    assert (await stream_info(connection, f"{name}-events"))["config"]["allow_msg_ttl"] is True
+
+
+async def test_an_older_server_is_warned_of(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connection, "api_level", 0)
+    with caplog.at_level(logging.WARNING):
+        await provision(connection, queue := small_queue(name))
+    assert f"The server is older than 2.11, so {name}-events forgets after 7d which tasks published" in caplog.text
+    await publish_as(connection, queue, ORIGIN, b"a")
+    (message,) = await stream_messages(connection, f"{name}-events")
+    assert message.header("Nats-TTL") is None
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+
+
+@pytest.mark.parametrize("change", [{"deny_delete": True}, {"deny_purge": True}])
+async def test_events_that_allow_no_removal_are_no_error(
+    connection: NatsPyConnection, name: str, change: dict[str, Any]
+) -> None:
+    queue = await make_queue(connection, name)
+    await change_stream(connection, f"{name}-events", **change)
+    await publish_as(connection, queue, ORIGIN, b"a")
+    await publish_as(connection, queue, ORIGIN, b"b")
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+
+
+async def test_a_job_is_never_stored_before_its_task_is_known(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    seen: list[bool] = []
+
+    async def look() -> None:
+        seen.append(ORIGIN.key in await resolved(connection, queue))
+
+    tasks: list[asyncio.Task[None]] = []
+
+    async def arrived(_: object) -> None:
+        tasks.append(asyncio.ensure_future(look()))
+
+    subscription = await connection.subscribe(f"{name}.jobs.>", arrived)
+    await publish_as(connection, queue, ORIGIN, *(b"x" for _ in range(10)))
+    await eventually(lambda: len(tasks) == 10)
+    await asyncio.gather(*tasks)
+    await subscription.unsubscribe()
+    assert seen == [True] * 10
+
+
+async def test_a_publication_that_fails_leaves_an_open_record(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    with suppress(PublishError):
+        await publish(connection, queue, [b"a", object()], subject=f"{name}.jobs.a", origin=ORIGIN)
+    assert (await record_of(connection, queue)).published == 1
+
+
+async def test_a_try_after_an_upgrade_finds_the_jobs_that_the_earlier_version_stored(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, archive=True)
+    info = await stream_info(connection, name)
+    earlier = {
+        "type": "io.airflow.jetstream.v1.published",
+        "stream": name,
+        "created": info["created"],
+        "round": 1,
+        "began_at": datetime.now(UTC).isoformat(),
+        "queue_from": 1,
+        "mark": {},
+    }
+    jetstream = connection.client.jetstream()
+    await jetstream.publish(publish_log_subject(name, ORIGIN.key), json.dumps(earlier).encode())
+    prefix = "shop/manual__2026-01-01T00:00:00+00:00/send/3/round-1"
+    headers = ORIGIN.headers() | {"Nats-Msg-Id": f"{prefix}/order-1", "Job-Id": "order-1"}
+    await jetstream.publish(f"{name}.jobs.a", b"a", headers=headers)
+    await jetstream.publish(
+        f"{name}.jobs.a", b"b", headers=ORIGIN.headers() | dict.fromkeys(("Nats-Msg-Id", "Job-Id"), f"{prefix}/#1")
+    )
+    log = PublishLog(connection, queue, ORIGIN)
+    begun = await log.begin(info)
+    assert begun is not None
+    record, stored = begun
+    assert record.round == 1
+    prepared = prepare_jobs(
+        [Job(b"a", id="order-1"), b"b", b"c"],
+        subject=f"{name}.jobs.a",
+        origin=replace(ORIGIN, round=record.round),
+        batch="",
+        by_key=True,
+    )
+    report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    assert (list(report.sequences), report.duplicates) == ([1, 2, 3], 2)
+    await log.close(report)
+    # Its record didn't name the task, and jobs of this version hold only its key.
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
+
+
+async def test_publishing_as_the_task_of_an_operator_leaves_its_log_open(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    log = PublishLog(connection, queue, ORIGIN)
+    await log.begin(await stream_info(connection, name))
+    await publish_as(connection, queue, ORIGIN, b"a")
+    record = await record_of(connection, queue)
+    assert (record.closed, record.first_job, record.last_job) == (False, 1, 1)
+    again = await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name))
+    assert again is not None
+    assert again[0].round == 0
+
+
+async def test_events_that_take_no_record_keep_no_job_from_being_published(
+    connection: NatsPyConnection, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = await make_queue(connection, name)
+    await change_stream(connection, f"{name}-events", discard="new", max_msgs=1)
+    await connection.client.jetstream().publish(f"completed.{name}.worker.1", b"full")
+    with caplog.at_level(logging.WARNING):
+        await publish_as(connection, queue, ORIGIN, b"a")
+    assert "The task's record couldn't be stored, so its jobs name the task as far as it fits" in caplog.text
+    (job,) = await stream_messages(connection, name)
+    assert (job.header("Airflow-Task"), job.header("Airflow-Dag-Id")) == (None, "shop")
+    # One message fits, and what the call has published doesn't.
+    await change_stream(connection, f"{name}-events", max_msgs=2)
+    assert await publish_as(connection, queue, OTHER, b"b") == [2]
+    assert "What the task has published couldn't be recorded" in caplog.text
+    assert await resolved(connection, queue) == {OTHER.key: OTHER}

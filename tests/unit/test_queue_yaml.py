@@ -1,0 +1,102 @@
+"""A declaration as YAML: it loads as an equal one, and reads like one written by hand."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+import yaml
+from test_queue_files import _IMAGES, _JOBS, _ORDERS, _PARTITIONED, _TASKS
+
+from airflow_provider_jetstream.jetstream.queue.declaration import Archive, Consumer
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.units import format_size, parse_size
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+_NAMES: dict[str, Any] = {"name": "q", "subjects": ["q.>"]}
+_WORKER = {"name": "w", "max_deliver": 2}
+
+
+_TWO_FILTERS: dict[str, Any] = {
+    "name": "w",
+    "filter_subjects": ["q.a.{partition}.0", "q.b.{partition}.x"],
+    "partitions": 3,
+    "max_deliver": 2,
+}
+
+
+def _divided(count: int, **fields: Any) -> dict[str, Any]:
+    return {"name": "w", "filter_subject": "q.{partition}.>", "partitions": count, "max_deliver": 2} | fields
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        _JOBS,
+        _TASKS,
+        _PARTITIONED,
+        _IMAGES,
+        _ORDERS,
+        _NAMES,
+        _NAMES | {"consumers": [_WORKER], "dead_letters": "d", "events": "e"},
+        _NAMES | {"archive": True, "audit": "other"},
+        _NAMES | {"archive": False, "audit": False},
+        _NAMES | {"dead_letters": "d", "archive": False, "audit": False},
+        _NAMES | {"dead_letters": "d", "archive": {"max_age": "7d"}, "audit": {"name": "a", "max_bytes": "3MB"}},
+        _NAMES | {"dead_letters": {"name": "d", "metadata": None, "retention": "workqueue", "consumers": [_WORKER]}},
+        _NAMES | {"archive": Archive(name="q-archive", max_bytes=3, discard="new"), "max_age": 0, "num_replicas": 3},
+        _NAMES | {"schedules": True, "atomic_redrive": True, "dead_letters": "d", "consumers": [_WORKER]},
+        _NAMES | {"consumers": [_divided(1)]},
+        _NAMES | {"consumers": [_divided(12, backoff=["1s", "1m30s"], sample_freq="50%", metadata={"a": "true"})]},
+        _NAMES | {"consumers": [_divided(3) | {"filter_subject": "q.0.{partition}.0"}]},
+        _NAMES | {"consumers": [_TWO_FILTERS]},
+        _NAMES | {"consumers": [_divided(2), _WORKER | {"name": "other", "filter_subject": "q.x"}]},
+        _NAMES | {"description": "ü: \n#☃ \ud800", "metadata": {"on": "1", "": "x"}, "duplicate_window": 150_000_001},
+    ],
+)
+def test_a_queue_loads_from_its_yaml_as_an_equal_one(source: Any, tmp_path: Path) -> None:
+    queue = WorkQueue.load(source)
+    path = tmp_path / "queue.yaml"
+    path.write_text(queue.to_yaml(), encoding="utf-8")
+    loaded = WorkQueue.load(path)
+    assert loaded == queue
+    # What isn't declared is left to the server, or taken over from the queue.
+    assert loaded.model_fields_set == queue.model_fields_set
+    for ours, theirs in zip(loaded.companions(), queue.companions(), strict=True):
+        assert ours.model_fields_set == theirs.model_fields_set
+    assert loaded.to_yaml() == queue.to_yaml()
+
+
+def test_what_follows_from_the_rest_is_left_out() -> None:
+    queue = WorkQueue(**_NAMES, consumers=[_divided(3)], dead_letters="d", events="e", max_bytes="256MB", max_age="7d")
+    assert yaml.safe_load(queue.to_yaml()) == {
+        "name": "q",
+        "subjects": ["q.>"],
+        "max_bytes": "256MB",
+        "max_age": "7d",
+        "consumers": [
+            {"name": "w", "filter_subject": "q.{partition}.>", "max_deliver": 2, "sample_freq": "100%", "partitions": 3}
+        ],
+        "dead_letters": "d",
+        "events": "e",
+    }
+
+
+def test_consumers_that_only_look_like_partitions_stay_apart() -> None:
+    numbered = [
+        Consumer(
+            name=f"w-{number}", filter_subject=f"q.{number}.>", partitions=3, partition=number, max_deliver=deliver
+        )
+        for number, deliver in enumerate((2, 2, 3))
+    ]
+    queue = WorkQueue(**_NAMES, consumers=numbered)
+    values = yaml.safe_load(queue.to_yaml())
+    assert [consumer["name"] for consumer in values["consumers"]] == ["w-0", "w-1", "w-2"]
+    assert WorkQueue.load(values) == queue
+
+
+@pytest.mark.parametrize("size", [-1, 0, 1, 512, 1023, 1024, 1536, 2**20, 3 * 2**20, 2**30, 2**40, 2**50])
+def test_a_size_is_parsed_as_it_was_formatted(size: int) -> None:
+    assert parse_size(format_size(size)) == size
