@@ -20,7 +20,7 @@ DEAD_LETTER_MARK = "dead_letter_queue"
 # In the metadata of a consumer: the number of partitions.
 PARTITIONS = "partitions"
 # In the metadata of a consumer that hands jobs over to others: the max_ack_pending that it has otherwise.
-HAND_OVER = "hand_over"
+MIGRATION = "migration"
 
 MSG_ID = "Nats-Msg-Id"
 JOB_ID = "Job-Id"

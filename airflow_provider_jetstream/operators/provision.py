@@ -92,7 +92,7 @@ class JetStreamProvisionOperator(BaseOperator):
                 "kind": step.kind,
                 "name": step.name,
                 "differences": [str(difference) for difference in step.differences],
-                "hand_over": str(step.hand_over) if step.hand_over else None,
+                "migration": str(step.migration) if step.migration else None,
                 "blocked": list(step.blocked),
             }
             for step in plan.steps

@@ -39,7 +39,7 @@ async def test_a_task_migrates_only_where_its_author_asks_for_it(connection: Nat
         ("create", f"{name}/worker-0"),
         ("create", f"{name}/worker-1"),
     ]
-    assert planned["steps"][1]["hand_over"] == "hands 1 job over to worker-0, worker-1, once none is in flight"
+    assert planned["steps"][1]["migration"] == "hands 1 job over to worker-0, worker-1, once none is in flight"
     assert await consumer_names(connection, name) == ["worker"]
     await _run(queue, migrate=True)
     assert (await consumer_info(connection, name, "worker-1"))["num_pending"] == 1

@@ -214,7 +214,7 @@ def test_a_warning_is_its_sentence_and_keeps_its_name_in_copies() -> None:
     ("changes", "limits"),
     [
         ({}, {"max_bytes": 256 << 20}),
-        ({"max_msgs": 20_000, "max_age": "7d"}, {"max_bytes": 256 << 20, "max_msgs": 20_000, "max_age": 7 * _DAY}),
+        ({"max_msgs": 20_000, "max_age": "7d"}, {"max_bytes": 256 << 20, "max_msgs": 20_000, "max_age": 14 * _DAY}),
         ({"max_bytes": -1, "max_msgs": -1, "max_age": -1}, {}),
         ({"max_msgs": 10, "archive": {"max_bytes": "1GB"}}, {"max_msgs": 10}),
         ({"max_msgs": 10, "archive": {"max_bytes": -1, "max_msgs": -1}}, {}),

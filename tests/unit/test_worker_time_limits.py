@@ -49,8 +49,7 @@ def test_a_computed_delay_of_zero_is_sent_as_one_nanosecond() -> None:
     assert STEPS.nak_delay(4, 2) == 1
 
 
-def test_no_delay_without_backoff_or_on_the_last_delivery() -> None:
-    assert PLAIN.backoff_delay(1) is None
+def test_no_delay_on_the_last_delivery() -> None:
     assert STEPS.backoff_delay(6) is None
     assert STEPS.nak_delay(60, 6) is None
     assert STEPS.nak_delay(0, 1) is None

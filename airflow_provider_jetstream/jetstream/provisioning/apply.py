@@ -20,7 +20,7 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_plan import (
     work_queue_consumer_steps,
 )
 from airflow_provider_jetstream.jetstream.provisioning.diff import Difference
-from airflow_provider_jetstream.jetstream.provisioning.hand_over import hand_over, update_consumer
+from airflow_provider_jetstream.jetstream.provisioning.migration import migrate, update_consumer
 from airflow_provider_jetstream.jetstream.provisioning.plan import (
     Plan,
     Step,
@@ -161,8 +161,8 @@ async def _existing_stream(connection: Connection, name: str) -> dict[str, Any] 
 async def _execute(connection: Connection, step: Step) -> None:
     if step.kind == "stream":
         await connection.api(f"STREAM.{step.action.upper()}.{step.name}", step.config)
-    elif step.hand_over:
-        await hand_over(connection, step)
+    elif step.migration:
+        await migrate(connection, step)
     else:
         await update_consumer(connection, step.name.partition("/")[0], step.config, step.action)
 

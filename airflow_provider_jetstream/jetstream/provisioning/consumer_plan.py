@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.provisioning.consumer_order import in_accepted_order
-from airflow_provider_jetstream.jetstream.provisioning.hand_over_plan import ConsumerChanges
+from airflow_provider_jetstream.jetstream.provisioning.migration_plan import ConsumerChanges
 from airflow_provider_jetstream.jetstream.provisioning.partition_resize import resize_blockers
 from airflow_provider_jetstream.jetstream.provisioning.plan import consumer_step, undeclared_consumer_steps
 
@@ -50,7 +50,7 @@ async def work_queue_consumer_steps(
     configs = await _existing_consumers(connection, queue.name) if exists else {}
     changes = ConsumerChanges(connection, queue, declared, configs, reserved)
     existing = changes.existing
-    hand_overs = await changes.hand_overs()
+    migrations = await changes.migrations()
     has_partitions = any(consumer.partition is not None for consumer in queue.consumers)
     resized = await resize_blockers(connection, queue, existing) if has_partitions and existing else {}
     declared_steps: list[Step] = []
@@ -58,12 +58,12 @@ async def work_queue_consumer_steps(
     for name, config in declared.items():
         step = consumer_step(queue.name, existing.get(name), config, reserved, resized.get(name))
         step = replace(step, blocked=(*step.blocked, *[reason async for reason in changes.lost_jobs(name)]))
-        if hand_over := hand_overs.pop(name, None):
-            step = await changes.hand_over_step(name, hand_over, step, migrate=migrate)
+        if migration := migrations.pop(name, None):
+            step = await changes.migration_step(name, migration, step, migrate=migrate)
         declared_steps.append(step)
     for name, config in existing.items():
-        if hand_over := hand_overs.get(name):
-            undeclared_steps.append(await changes.hand_over_step(name, hand_over, None, migrate=migrate))
+        if migration := migrations.get(name):
+            undeclared_steps.append(await changes.migration_step(name, migration, None, migrate=migrate))
         elif name not in declared:
             undeclared_steps += undeclared_consumer_steps(queue.name, config, reserved, resized.get(name))
     return in_accepted_order([*declared_steps, *undeclared_steps], configs)

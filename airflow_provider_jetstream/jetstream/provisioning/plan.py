@@ -29,7 +29,7 @@ _FIXED_CONSUMER_FIELDS = frozenset({"ack_policy", "deliver_policy", "replay_poli
 
 
 @dataclass(frozen=True, slots=True)
-class HandOver:
+class Migration:
     """What a consumer passes on to others before it is changed or removed.
 
     :param receivers: the names of the others
@@ -47,7 +47,7 @@ class HandOver:
 
     def __str__(self) -> str:
         if not self.receivers:
-            return "ends a hand-over that was interrupted"
+            return "ends a migration that was interrupted"
         return f"hands {job_count(self.jobs)} over to {listed(self.receivers)}, once none is in flight"
 
 
@@ -59,7 +59,7 @@ class Step:
     :param config: the whole configuration to send
     :param differences: what an update changes
     :param blocked: why the server can't make the change, and what to do instead
-    :param hand_over: what a consumer passes on to others first
+    :param migration: what a consumer passes on to others first
     """
 
     kind: Literal["stream", "consumer"]
@@ -68,13 +68,13 @@ class Step:
     config: dict[str, Any]
     differences: tuple[Difference, ...] = ()
     blocked: tuple[str, ...] = ()
-    hand_over: HandOver | None = None
+    migration: Migration | None = None
 
     def __str__(self) -> str:
         changes = "".join(f"\n    {difference}" for difference in self.differences)
-        hand_over = f"\n    {self.hand_over}" if self.hand_over else ""
+        migration = f"\n    {self.migration}" if self.migration else ""
         reasons = "".join(f"\n    not possible: {reason}" for reason in self.blocked)
-        return f"{self.action} {self.kind} {self.name}{changes}{hand_over}{reasons}"
+        return f"{self.action} {self.kind} {self.name}{changes}{migration}{reasons}"
 
 
 @dataclass(frozen=True, slots=True)

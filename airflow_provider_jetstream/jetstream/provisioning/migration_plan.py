@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from airflow_provider_jetstream.jetstream.client.consumer_pause import PAUSE_LEVEL
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import HAND_OVER, handed_over_subject
+from airflow_provider_jetstream.jetstream.contract import MIGRATION, handed_over_subject
 from airflow_provider_jetstream.jetstream.provisioning.consumer_order import (
     MULTIPLE_UNFILTERED,
     NOT_UNIQUE,
@@ -23,7 +23,7 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_order import (
     overlap_any,
 )
 from airflow_provider_jetstream.jetstream.provisioning.diff import Difference, consumer_differences, merged_consumer
-from airflow_provider_jetstream.jetstream.provisioning.plan import HandOver, Step, job_count, listed
+from airflow_provider_jetstream.jetstream.provisioning.plan import Migration, Step, job_count, listed
 from airflow_provider_jetstream.jetstream.provisioning.remaining_filters import remaining_filters
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers, filter_subjects
 
@@ -39,13 +39,13 @@ _UNFILTERED = (">",)
 
 def is_handing_over(config: Mapping[str, Any]) -> bool:
     """Return whether a consumer's configuration says that it hands jobs over."""
-    return HAND_OVER in (config.get("metadata") or {})
+    return MIGRATION in (config.get("metadata") or {})
 
 
 def without_record(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a consumer's configuration without the changes that a hand-over makes for a while."""
+    """Return a consumer's configuration without the changes that a migration makes for a while."""
     metadata = dict(config.get("metadata") or {})
-    max_ack_pending = metadata.pop(HAND_OVER, None)
+    max_ack_pending = metadata.pop(MIGRATION, None)
     if max_ack_pending is None:
         return dict(config)
     return {**config, "metadata": metadata, "max_ack_pending": int(max_ack_pending)}
@@ -91,30 +91,30 @@ class ConsumerChanges:
         self._excluded = tuple(reserved.subjects for reserved in reserved)
         self._jobs: dict[str, Counter[str]] = {}
 
-    async def hand_overs(self) -> dict[str, HandOver]:
+    async def migrations(self) -> dict[str, Migration]:
         """Return by name what consumers have to pass on to declared ones, or began to pass on."""
-        found = {name: await self._hand_over(name) for name in self._filters}
-        return {name: hand_over for name, hand_over in found.items() if hand_over is not None}
+        found = {name: await self._migration(name) for name in self._filters}
+        return {name: migration for name, migration in found.items() if migration is not None}
 
-    async def hand_over_step(self, name: str, hand_over: HandOver, declared: Step | None, *, migrate: bool) -> Step:
+    async def migration_step(self, name: str, migration: Migration, declared: Step | None, *, migrate: bool) -> Step:
         """Return the step of a consumer that passes jobs on.
 
         :param declared: the step as it would be without that; ``None`` for an undeclared consumer
         :param migrate: whether it may
         """
-        step = declared or await self._undeclared_step(name, hand_over)
+        step = declared or await self._undeclared_step(name, migration)
         if not migrate:
-            if declared and not hand_over.jobs and name not in self._interrupted:
+            if declared and not migration.jobs and name not in self._interrupted:
                 # Without stored jobs it just gives its subjects up before others get them.
                 return step
-            blocked = (*step.blocked, self._permission_needed(name, hand_over))
+            blocked = (*step.blocked, self._permission_needed(name, migration))
             return Step("consumer", step.name, "keep", dict(self.existing[name]), (), blocked)
         action: Literal["update", "remove"] = "remove" if step.action == "remove" else "update"
         differences = step.differences
         if name in self._interrupted:
             differences = (Difference("max_ack_pending", 1, self.existing[name]["max_ack_pending"]), *differences)
-        blocked = (*step.blocked, *[reason async for reason in self._obstacles(name, hand_over)])
-        return replace(step, action=action, differences=differences, blocked=blocked, hand_over=hand_over)
+        blocked = (*step.blocked, *[reason async for reason in self._obstacles(name, migration)])
+        return replace(step, action=action, differences=differences, blocked=blocked, migration=migration)
 
     async def lost_jobs(self, name: str) -> AsyncIterator[str]:
         """Yield why the change of a declared consumer's filters would leave stored jobs undelivered."""
@@ -140,7 +140,7 @@ class ConsumerChanges:
                 f" {name} has passed what it had no filter for; declare a consumer of another name for these subjects"
             )
 
-    async def _hand_over(self, name: str) -> HandOver | None:
+    async def _migration(self, name: str) -> Migration | None:
         own = self._filters[name]
         taken = {
             receiver: [subject for subject in target if overlap_any(subject, own)]
@@ -149,7 +149,7 @@ class ConsumerChanges:
         }
         receivers = tuple(receiver for receiver, filters in taken.items() if filters)
         if not receivers:
-            return HandOver() if name in self._interrupted else None
+            return Migration() if name in self._interrupted else None
         filters = [subject for receiver in receivers if receiver in self._changed for subject in taken[receiver]]
         given = [subject for receiver in receivers for subject in taken[receiver]]
         others = [subject for other, target in self._targets.items() if other != name for subject in target]
@@ -158,42 +158,42 @@ class ConsumerChanges:
         # Without a filter of its own it has the subjects of the queue's jobs.
         divided = () if name in self._targets else tuple(self._queue.subjects) if own == _UNFILTERED else own
         jobs = sum(n for subject, n in (await self._stored(name)).items() if covered_by_any(given, subject))
-        return HandOver(receivers, tuple(filters), (*others, *self._excluded), divided, jobs)
+        return Migration(receivers, tuple(filters), (*others, *self._excluded), divided, jobs)
 
-    async def _undeclared_step(self, name: str, hand_over: HandOver) -> Step:
+    async def _undeclared_step(self, name: str, migration: Migration) -> Step:
         existing, label = self.existing[name], f"{self._queue.name}/{name}"
         unused, kept = handed_over_subject(self._queue.name, name), self._filters[name]
-        if hand_over.receivers:
-            kept = remaining_filters(hand_over.divided, hand_over.others, await self._stored(name)) or (unused,)
+        if migration.receivers:
+            kept = remaining_filters(migration.divided, migration.others, await self._stored(name)) or (unused,)
         config = with_filters(existing, kept)
         if kept == (unused,):
             return Step("consumer", label, "remove", config)
         return Step("consumer", label, "update", config, consumer_differences(existing, filter_fields(kept)))
 
-    def _permission_needed(self, name: str, hand_over: HandOver) -> str:
-        if not hand_over.receivers:
+    def _permission_needed(self, name: str, migration: Migration) -> str:
+        if not migration.receivers:
             return (
-                "a hand-over of its jobs was interrupted, and it delivers one job at a time since then: provision with"
+                "a migration of its jobs was interrupted, and it delivers one job at a time since then: provision with"
                 " migrate=True, the same declaration to go on, or the earlier one to undo it"
             )
-        code = MULTIPLE_UNFILTERED if _UNFILTERED[0] in hand_over.others else NOT_UNIQUE
+        code = MULTIPLE_UNFILTERED if _UNFILTERED[0] in migration.others else NOT_UNIQUE
         return (
-            f"{filter_text(self._filters[name])} overlaps with those declared for {listed(hand_over.receivers)}, and"
+            f"{filter_text(self._filters[name])} overlaps with those declared for {listed(migration.receivers)}, and"
             f" the server gives a job one consumer (error {code}): provision with migrate=True to hand"
-            f" {job_count(hand_over.jobs)} over to them; or declare {name} with filters that don't overlap"
+            f" {job_count(migration.jobs)} over to them; or declare {name} with filters that don't overlap"
         )
 
-    async def _obstacles(self, name: str, hand_over: HandOver) -> AsyncIterator[str]:
+    async def _obstacles(self, name: str, migration: Migration) -> AsyncIterator[str]:
         if self._connection.api_level < PAUSE_LEVEL:
             yield "handing jobs over needs nats-server 2.11, which can pause a consumer: upgrade every server"
-        for receiver in hand_over.receivers:
+        for receiver in migration.receivers:
             if receiver in self._filters and receiver in self._changed:
                 yield (
                     f"{receiver} exists, and the server never delivers what a consumer has passed: declare a consumer"
                     " of another name for the subjects that it is to get"
                 )
-        if hand_over.filters and hand_over.jobs == (await self._stored(name)).total():
-            # Where it keeps jobs, its dead letters may be among those: checked when the hand-over is made.
+        if migration.filters and migration.jobs == (await self._stored(name)).total():
+            # Where it keeps jobs, its dead letters may be among those: checked when the migration is made.
             state = (await count_consumers(self._connection, self._queue.name)).get(name)
             if state and state.dead:
                 yield dead_letters_text(state.dead)

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, consumer_names
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, DriftError, TransientError
-from airflow_provider_jetstream.jetstream.provisioning import hand_over
+from airflow_provider_jetstream.jetstream.provisioning import migration
 from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.crash_points import crash_at_every_call
@@ -171,7 +171,7 @@ async def test_a_migration_that_is_killed_anywhere_is_continued_by_the_next(
             await until_empty(connection, queue.name)
         assert own.done == Counter(map(str, [*range(150), *range(1000, 1004)]))
         for found in (await state(connection, queue.name)).values():
-            assert ("hand_over" in found["metadata"], found["max_ack_pending"]) == (False, 1000)
+            assert ("migration" in found["metadata"], found["max_ack_pending"]) == (False, 1000)
 
     async with AsyncExitStack() as stack:
         report = await crash_at_every_call(
@@ -241,7 +241,7 @@ async def test_dead_letters_stay_where_they_are(connection: NatsPyConnection, na
 async def test_a_job_that_dies_meanwhile_stays_a_dead_letter(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_over, "_PAUSED_SECONDS", 0.3)
+    monkeypatch.setattr(migration, "_PAUSED_SECONDS", 0.3)
     once = unfiltered(name, consumer={"max_deliver": 1, "ack_wait": "300ms"}, dead_letters=f"{name}-dead")
     await provision(connection, once)
     await publish(connection, name, range(3))
@@ -266,11 +266,11 @@ async def probe_until(connection: NatsPyConnection, queue: WorkQueue, task: asyn
     return task.done()
 
 
-async def test_a_job_that_stays_in_flight_stops_the_hand_over_and_nothing_is_changed(
+async def test_a_job_that_stays_in_flight_stops_the_migration_and_nothing_is_changed(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(hand_over, "_STALLED_SECONDS", 1.0)
-    monkeypatch.setattr(hand_over, "_PAUSED_SECONDS", 0.3)
+    monkeypatch.setattr(migration, "_STALLED_SECONDS", 1.0)
+    monkeypatch.setattr(migration, "_PAUSED_SECONDS", 0.3)
     queue = unfiltered(name, consumer={"ack_wait": "500ms"})
     await provision(connection, queue)
     await publish(connection, name, range(12))
@@ -292,7 +292,7 @@ async def test_a_job_that_stays_in_flight_stops_the_hand_over_and_nothing_is_cha
     assert workers.done == Counter(map(str, range(12)))
 
 
-async def test_a_cancelled_hand_over_leaves_the_consumer_as_it_was(connection: NatsPyConnection, name: str) -> None:
+async def test_a_cancelled_migration_leaves_the_consumer_as_it_was(connection: NatsPyConnection, name: str) -> None:
     queue = unfiltered(name, consumer={"max_ack_pending": 7})
     await provision(connection, queue)
     await publish(connection, name, range(12))
@@ -306,21 +306,21 @@ async def test_a_cancelled_hand_over_leaves_the_consumer_as_it_was(connection: N
     await message.ack_sync()
 
 
-async def test_an_interrupted_hand_over_is_continued_or_undone_but_never_ignored(
+async def test_an_interrupted_migration_is_continued_or_undone_but_never_ignored(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = unfiltered(name, consumer={"max_ack_pending": 7})
     await provision(connection, queue)
     before = await state(connection, name)
     await publish(connection, name, range(3))
-    interrupted = before["worker"] | {"max_ack_pending": 1, "metadata": {"hand_over": "7"}}
-    await hand_over.update_consumer(connection, name, interrupted)
-    with pytest.raises(DriftError, match="a hand-over of its jobs was interrupted, and it delivers one job at a time"):
+    interrupted = before["worker"] | {"max_ack_pending": 1, "metadata": {"migration": "7"}}
+    await migration.update_consumer(connection, name, interrupted)
+    with pytest.raises(DriftError, match="a migration of its jobs was interrupted, and it delivers one job at a time"):
         await provision(connection, queue)
     with pytest.raises(DriftError, match="migrate=True"):
         await provision(connection, partitioned(name))
     undone = await provision(connection, queue, migrate=True)
-    assert "max_ack_pending: 1 → 7\n    ends a hand-over that was interrupted" in str(undone)
+    assert "max_ack_pending: 1 → 7\n    ends a migration that was interrupted" in str(undone)
     assert await state(connection, name) == before
 
 

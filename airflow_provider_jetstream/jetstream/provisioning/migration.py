@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.client.consumer_pause import paused
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import HAND_OVER, handed_over_subject
+from airflow_provider_jetstream.jetstream.contract import MIGRATION, handed_over_subject
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     DriftError,
@@ -34,12 +34,12 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.provisioning.consumer_order import consumer_of
-from airflow_provider_jetstream.jetstream.provisioning.hand_over_plan import (
+from airflow_provider_jetstream.jetstream.provisioning.migration_plan import (
     dead_letters_text,
     with_filters,
     without_record,
 )
-from airflow_provider_jetstream.jetstream.provisioning.plan import HandOver, job_count, listed
+from airflow_provider_jetstream.jetstream.provisioning.plan import Migration, job_count, listed
 from airflow_provider_jetstream.jetstream.provisioning.remaining_filters import remaining_filters
 from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
@@ -51,14 +51,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.provisioning.plan import Step
 
 # Seconds: the longest time for which the consumer stays paused without an end of the last job, how long it isn't paused
-# afterwards, and how long at least nothing may change until the hand-over is given up.
+# afterwards, and how long at least nothing may change until the migration is given up.
 _PAUSED_SECONDS = 5.0
 _RESUMED_SECONDS = 0.3
 _STALLED_SECONDS = 60.0
 _POLL_PAUSE = 0.05
 
 
-async def hand_over(connection: Connection, step: Step) -> None:
+async def migrate(connection: Connection, step: Step) -> None:
     """Execute the step of a consumer that passes jobs on to others.
 
     :raises DeadlineError: jobs stay in flight; the consumer is as before
@@ -67,20 +67,20 @@ async def hand_over(connection: Connection, step: Step) -> None:
     """
     stream = step.name.partition("/")[0]
     try:
-        await _HandOver(connection, stream, consumer_of(step), step, step.hand_over or HandOver()).run()
+        await _Migration(connection, stream, consumer_of(step), step, step.migration or Migration()).run()
     except NotFoundError:
         # Another process that does the same has removed it.
         if step.action != "remove":
             raise
 
 
-class _HandOver:
-    def __init__(self, connection: Connection, stream: str, consumer: str, step: Step, hand_over: HandOver) -> None:
+class _Migration:
+    def __init__(self, connection: Connection, stream: str, consumer: str, step: Step, migration: Migration) -> None:
         self._connection = connection
         self._stream = stream
         self._consumer = consumer
         self._step = step
-        self._hand_over = hand_over
+        self._migration = migration
         self._final = step.config
         self._narrowed = False
 
@@ -109,7 +109,7 @@ class _HandOver:
             limit = max(_STALLED_SECONDS, 2 * _longest_wait(info["config"]))
             if time.monotonic() - stalled_at > limit:
                 raise DeadlineError(self._stalled_text(info["num_ack_pending"], limit))
-            if HAND_OVER not in (info["config"].get("metadata") or {}):
+            if MIGRATION not in (info["config"].get("metadata") or {}):
                 # A program that creates its consumer when it starts has replaced the configuration.
                 await self._update(self._limited(info["config"]))
             elif info["num_ack_pending"] <= 1:
@@ -119,7 +119,7 @@ class _HandOver:
             await asyncio.sleep(_RESUMED_SECONDS)
 
     async def _switch(self) -> bool:
-        """Narrow the consumer and end the hand-over; return ``False`` where it has delivered a job meanwhile."""
+        """Narrow the consumer and end the migration; return ``False`` where it has delivered a job meanwhile."""
         before = await self._info()
         if not before.get("paused") or before["num_ack_pending"]:
             return False
@@ -140,7 +140,7 @@ class _HandOver:
     async def _refuse_dead_letters(self, info: Mapping[str, Any]) -> None:
         # Nothing is in flight: what is stored up to the last delivery will never be delivered again.
         delivered, dead = info["delivered"]["stream_seq"], 0
-        for subject in self._hand_over.filters:
+        for subject in self._migration.filters:
             message = await next_message(self._connection, self._stream, 1, subject)
             while message is not None and message.sequence <= delivered:
                 dead += 1
@@ -150,7 +150,7 @@ class _HandOver:
 
     async def _narrowed_config(self, existing: Mapping[str, Any]) -> dict[str, Any]:
         """Return the configuration with filters for the jobs that are stored now, not only when the plan was made."""
-        planned, divided, others = self._step.config, self._hand_over.divided, self._hand_over.others
+        planned, divided, others = self._step.config, self._migration.divided, self._migration.others
         subjects = [
             found
             for subject in filter_subjects(existing)
@@ -179,9 +179,9 @@ class _HandOver:
     def _limited(self, config: Mapping[str, Any], existing: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return a configuration with one job in flight at a time and with the record of the other limit."""
         metadata = (existing or config).get("metadata") or {}
-        recorded = metadata.get(HAND_OVER, str(config.get("max_ack_pending", 0)))
+        recorded = metadata.get(MIGRATION, str(config.get("max_ack_pending", 0)))
         own = config.get("metadata") or {}
-        return {**config, "max_ack_pending": 1, "metadata": {**own, HAND_OVER: recorded}}
+        return {**config, "max_ack_pending": 1, "metadata": {**own, MIGRATION: recorded}}
 
     async def _info(self) -> dict[str, Any]:
         return await consumer_info(self._connection, self._stream, self._consumer)
