@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import DAG, task
 
-from airflow_provider_jetstream.jetstream.redrive.repair import Repair
+from airflow_provider_jetstream.jetstream import Repair
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream import DeadLetter
 
 QUEUE = str(Path(__file__).parent / "queues" / "store.yaml")
 

@@ -26,14 +26,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import DAG, Param, get_current_context, task
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream import get_message
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 
 if TYPE_CHECKING:
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream import WorkQueue
 
 QUEUE = str(Path(__file__).parent / "queues" / "images.yaml")
 POISON = b"{}"
@@ -46,7 +46,7 @@ def request_for(image: Path) -> dict[str, str]:
 
 
 def image_conversion(
-    dag_id: str = "image_conversion", *, convert_id: str = "convert", work_queue: QueueSource = QUEUE
+    dag_id: str = "image_conversion", *, convert_id: str = "convert", work_queue: str | WorkQueue = QUEUE
 ) -> DAG:
     """Make the DAG, under any name."""
     with DAG(

@@ -7,7 +7,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.contract import REDRIVE_COUNT
 from airflow_provider_jetstream.worker import GiveUpError
 
 if TYPE_CHECKING:
@@ -38,7 +37,7 @@ def process(job: Delivery) -> None:
         raise GiveUpError("expected an order as JSON, found something else") from error
     if not isinstance(order["amount"], int | float):
         raise MalformedOrderError(f"expected the amount as a number, found {order['amount']!r}")
-    if order["bank"] == "slow" and REDRIVE_COUNT not in job.headers:
+    if order["bank"] == "slow" and not job.redrives:
         raise BankBusyError("the bank didn't answer")
     if ledger := os.environ.get(LEDGER):
         with Path(ledger).open("a", encoding="utf-8") as file:

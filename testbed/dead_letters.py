@@ -103,12 +103,13 @@ async def acknowledge_jobs(
 
 
 async def publish_raw(server: NatsServer, subject: str, headers: bytes, body: bytes) -> None:
-    """Publish header lines that no Python client would send."""
+    """Publish header lines, or on a subject, that no Python client would send; U+DCFF stands for the byte ``ff``."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     await reader.readline()
     head = b"NATS/1.0\r\n" + headers + b"\r\n\r\n"
     writer.write(b'CONNECT {"headers": true, "verbose": false}\r\n')
-    writer.write(f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode() + head + body + b"\r\nPING\r\n")
+    line = f"HPUB {subject} {len(head)} {len(head) + len(body)}\r\n".encode("utf-8", "surrogateescape")
+    writer.write(line + head + body + b"\r\nPING\r\n")
     if (answer := await reader.readline()) != b"PONG\r\n":
         raise ConnectionError(answer.decode())
     writer.close()

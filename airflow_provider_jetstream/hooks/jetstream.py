@@ -294,14 +294,12 @@ class JetStreamHook(BaseHook):
         :param operation: a coroutine function whose first parameter is the open connection
         :raises EventLoopError: an event loop is running in this thread; use the awaitable twin
         """
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            return asyncio.run(_on_own_connection(self.settings(), operation, *args, **kwargs))
-        raise EventLoopError(
-            "expected no running event loop, found one: a blocking call would stop it; await the method of the same"
-            ' name that starts with "a" (aprovision, apublish, …)'
-        )
+        if _is_in_event_loop():
+            raise EventLoopError(
+                "expected no running event loop, found one: a blocking call would stop it; await the method of the"
+                ' same name that starts with "a" (aprovision, apublish, …)'
+            )
+        return asyncio.run(_on_own_connection(self.settings(), operation, *args, **kwargs))
 
     async def _awaited(
         self,
@@ -330,3 +328,11 @@ def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:
 async def _describe(connection: Connection) -> str:
     version = ".".join(map(str, connection.server_version))
     return f"Connected to nats-server {version} with JetStream (API level {connection.api_level})."
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True

@@ -13,12 +13,14 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.cancellation.cancel import CancelReport, cancel
     from airflow_provider_jetstream.jetstream.client.connect import connect
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message_reader import get_message
     from airflow_provider_jetstream.jetstream.client.pool import shared_connection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
     from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
     from airflow_provider_jetstream.jetstream.dead_letters.find import Findings, find_dead_letters
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.jetstream.dead_letters.status import Status
     from airflow_provider_jetstream.jetstream.errors import (
         ApiError,
         AuthenticationError,
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
         TLSError,
         TransientError,
         UnreachableError,
+        UnsuitableQueueError,
         WireError,
     )
     from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
@@ -132,10 +135,12 @@ __all__ = [
     "Selection",
     "SelectionError",
     "ServerTooOldError",
+    "Status",
     "TLSError",
     "TerminalError",
     "TransientError",
     "UnreachableError",
+    "UnsuitableQueueError",
     "WaitPolicy",
     "WaitReport",
     "WireError",
@@ -147,6 +152,7 @@ __all__ = [
     "connection_settings",
     "discover_queue",
     "find_dead_letters",
+    "get_message",
     "inspect_queue",
     "plan",
     "preview",
@@ -165,12 +171,14 @@ __getattr__ = lazy_exports(
         "cancellation.cancel": ["CancelReport", "cancel"],
         "client.connect": ["connect"],
         "client.connection": ["Connection"],
+        "client.message_reader": ["get_message"],
         "client.pool": ["shared_connection"],
         "client.settings": ["ConnectionSettings", "connection_settings"],
         "dead_letters.death": ["Death", "Reason"],
         "dead_letters.find": ["Findings", "find_dead_letters"],
         "dead_letters.letter": ["DeadLetter"],
         "dead_letters.selection": ["Selection"],
+        "dead_letters.status": ["Status"],
         "errors": [
             "ApiError",
             "AuthenticationError",
@@ -200,6 +208,7 @@ __getattr__ = lazy_exports(
             "TerminalError",
             "TransientError",
             "UnreachableError",
+            "UnsuitableQueueError",
             "WireError",
         ],
         "inspection.drained": ["DrainReport", "check_drained"],

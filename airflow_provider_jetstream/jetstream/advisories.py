@@ -17,10 +17,19 @@ class _Advisory(BaseModel):
 
     id: str = ""
     timestamp: datetime
+    domain: str = ""
     stream: str
     consumer: str
     stream_seq: int
     deliveries: int
+
+    def is_of_server(self, stream: str, domain: str) -> bool:
+        """Return whether an event of the server is about a stream, and not about one of that name in another domain.
+
+        :param domain: the JetStream domain of the stream's server; empty where it has none
+        """
+        # A hub receives what the servers of its leaf nodes publish, and they what the hub does.
+        return self.stream == stream and self.domain == domain
 
 
 class MaxDeliveries(_Advisory):

@@ -7,13 +7,15 @@ sequences of an archive without gaps differ from those of its work queue by a co
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from datetime import UTC, datetime
+import re
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 
 if TYPE_CHECKING:
@@ -27,6 +29,11 @@ _STREAM = "Nats-Stream"
 _SUBJECT = "Nats-Subject"
 _SEQUENCE = "Nats-Sequence"
 _TIME = "Nats-Time-Stamp"
+# How the server writes them; anybody who may publish to the archive can write anything.
+_WHOLE = re.compile(r"[0-9]{1,20}")
+_TIME_TEXT = re.compile(r"[0-9T:.-]+Z")
+# The clocks of a cluster's servers differ by less.
+_CLOCK_DIFFERENCE = timedelta(minutes=5)
 _ADDED = frozenset({_STREAM, _SUBJECT, _SEQUENCE, _TIME, "Nats-Last-Sequence"})
 
 
@@ -126,10 +133,18 @@ class ArchiveReader:
     async def _next_copy(self, start: int) -> StoredMessage | None:
         """Read the first copy from a sequence on; other messages in the archive are skipped."""
         while message := await next_message(self.connection, self.stream, start, ">"):
-            if _added(message, _TIME) and _added(message, _SEQUENCE):
+            if _time_of(message) and job_sequence(message):
                 return message
             start = message.sequence + 1
         return None
+
+
+async def with_archived_subject(archive: ArchiveReader | None, message: StoredMessage) -> StoredMessage:
+    """Complete the subject of a job of which the server shows only a part, where the archive has a copy of the job."""
+    if archive is None or UNKNOWN_BYTE not in message.subject:
+        return message
+    copy = await archive.find(message.sequence)
+    return replace(message, subject=copy.subject) if copy and copy.time == message.time else message
 
 
 def republished_message(copy: StoredMessage) -> StoredMessage:
@@ -146,7 +161,7 @@ def republished_message(copy: StoredMessage) -> StoredMessage:
     return StoredMessage(
         subject=_added(copy, _SUBJECT) or "",
         sequence=job_sequence(copy),
-        time=_added(copy, _TIME) or "",
+        time=_time_of(copy),
         headers=tuple(headers),
         data=copy.data,
     )
@@ -160,7 +175,7 @@ def republishing_stream(copy: StoredMessage) -> str | None:
 def job_sequence(copy: StoredMessage) -> int:
     """Return the stream sequence of the job that a message of an archive is a copy of; 0 where it is no copy."""
     text = _added(copy, _SEQUENCE) or ""
-    return int(text) if text.isdecimal() else 0
+    return int(text) if _WHOLE.fullmatch(text) else 0
 
 
 def _is_needed(copy: StoredMessage, below: int, before: datetime) -> bool:
@@ -168,8 +183,18 @@ def _is_needed(copy: StoredMessage, below: int, before: datetime) -> bool:
 
 
 def _stored_at(copy: StoredMessage) -> datetime:
-    time = _added(copy, _TIME)
+    time = _time_of(copy)
     return datetime.fromisoformat(time) if time else datetime.min.replace(tzinfo=UTC)
+
+
+def _time_of(copy: StoredMessage) -> str:
+    """Return the server's own text of when a job was stored; empty where no server can have written it."""
+    time = _added(copy, _TIME) or ""
+    try:
+        is_possible = _TIME_TEXT.fullmatch(time) and datetime.fromisoformat(time) < copy.stored_at + _CLOCK_DIFFERENCE
+    except ValueError:
+        return ""
+    return time if is_possible else ""
 
 
 def _added(copy: StoredMessage, name: str) -> str | None:

@@ -13,6 +13,7 @@
     │   ├── ProvisioningError
     │   │   └── DriftError
     │   ├── NotFoundError                  also LookupError
+    │   ├── UnsuitableQueueError           also ValueError
     │   ├── JobError                       also ValueError
     │   │   ├── JobNotSerializableError    also TypeError
     │   │   └── JobTooLargeError
@@ -126,6 +127,12 @@ class NotFoundError(TerminalError, LookupError):
     """A stream or consumer doesn't exist."""
 
     code = "JS113"
+
+
+class UnsuitableQueueError(TerminalError, ValueError):
+    """A queue is configured so that its dead letters, or the ends of its jobs, can't be told from live jobs."""
+
+    code = "JS114"
 
 
 class JobError(TerminalError, ValueError):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from base64 import urlsafe_b64encode
 from dataclasses import dataclass
 from hashlib import sha256
@@ -12,6 +13,7 @@ from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN
 
 _KEY_DIGITS = 32
 _DIGEST_BYTES = 16
+_KEY = re.compile(f"[0-9a-f]{{{_KEY_DIGITS}}}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +72,11 @@ class Origin:
         # Quoting removes # from ids, so the index of one job never equals the same number as the id of another.
         last = f"#{key}" if isinstance(key, int) else quote(key, safe=":+")
         return "/".join([*(quote(str(part), safe=":+") for part in parts), *rounds, last])
+
+
+def is_task_key(text: str) -> bool:
+    """Return whether a text may be the key of a task; anybody may publish a job that holds another text."""
+    return _KEY.fullmatch(text) is not None
 
 
 def short_digest(*parts: str | int) -> str:

@@ -12,8 +12,9 @@ from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks.arguments import check_text, check_work_queue
 from airflow_provider_jetstream.tasks.identity import origin_of
-from airflow_provider_jetstream.tasks.job_source import JobSource, resolve_jobs
+from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
@@ -67,6 +68,8 @@ class JetStreamCancelOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_work_queue(work_queue)
+        check_text(nats_conn_id=nats_conn_id)
         named = {"job_ids": job_ids, "jobs": jobs, "sequences": sequences}
         given = [name for name, value in named.items() if value is not None]
         if len(given) != 1:
@@ -81,6 +84,8 @@ class JetStreamCancelOperator(BaseOperator):
         self.nats_conn_id = nats_conn_id
         if sequences is not None and not is_templated(sequences):
             parse_sequences(sequences)
+        if jobs is not None and not is_templated(jobs):
+            require_jobs(self.jobs)
 
     def execute(self, context: Context) -> dict[str, int]:
         """Cancel the jobs.

@@ -20,6 +20,13 @@ from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
+from airflow_provider_jetstream.tasks.arguments import (
+    check_counts,
+    check_flags,
+    check_text,
+    check_timedelta,
+    check_work_queue,
+)
 from airflow_provider_jetstream.tasks.outcome import json_result
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
 from airflow_provider_jetstream.triggers.task_state import has_ended
@@ -74,6 +81,12 @@ class JobWaitingOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_work_queue(work_queue)
+        check_text(nats_conn_id=nats_conn_id)
+        check_flags(wait_for_completion=wait_for_completion, cancel_on_kill=cancel_on_kill, deferrable=deferrable)
+        check_counts(0, max_dead=max_dead, max_cancelled=max_cancelled, max_vanished=max_vanished)
+        check_counts(1, min_completed=min_completed)
+        check_timedelta(wait_timeout=wait_timeout)
         self.work_queue = work_queue
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion

@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, check_work_queue
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 
 if TYPE_CHECKING:
@@ -52,6 +53,9 @@ class JetStreamProvisionOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_work_queue(work_queue)
+        check_text(nats_conn_id=nats_conn_id)
+        check_flags(dry_run=dry_run, migrate=migrate)
         self.work_queue = work_queue
         # Not named dry_run: every operator has a method of that name.
         self.only_plan = dry_run

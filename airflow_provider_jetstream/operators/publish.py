@@ -18,11 +18,12 @@ from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJo
 from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
-from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
+from airflow_provider_jetstream.tasks.arguments import check_text
 from airflow_provider_jetstream.tasks.identity import origin_of
-from airflow_provider_jetstream.tasks.job_source import JobSource, resolve_jobs
+from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_number, parse_time_limit
 
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
 
 SERVERS_DUPLICATE_WINDOW = 120 * NANOSECONDS
 
@@ -109,7 +111,11 @@ class JetStreamPublishOperator(JobWaitingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        if subject is not None:
+            check_text(subject=subject)
         self.jobs = JobSource.wrap(jobs)
+        if not is_templated(jobs):
+            require_jobs(self.jobs)
         self.subject = subject
         self.rate = rate
         self.room_timeout = room_timeout
@@ -214,9 +220,10 @@ class JetStreamPublishOperator(JobWaitingOperator):
             self._warn_of_late_retries(queue)
         record, stored = started or (None, StoredJobs())
         origin = replace(origin, round=record.round if record else 0)
-        if cursor is not None and record and record.cursor:
+        resumed_from = record.position("events_from") if record else None
+        if cursor is not None and record and resumed_from:
             # An earlier try may have published the jobs, and they may have ended before this try took its cursor.
-            cursor = replace(Cursor(**record.cursor), advisory_subjects=queue.advisory_subjects)
+            cursor = cursor.resumed(resumed_from, record.position("dead_letters_from") or 1)
         begun = _BegunPublication(queue, origin, info, cursor, stored, has_record=record is not None)
         report = await self._send(connection, jobs, begun)
         if cursor is not None or report.failures or self._killed:
@@ -228,7 +235,7 @@ class JetStreamPublishOperator(JobWaitingOperator):
             if record:
                 await self._close(log, report)
             return None, report, None
-        if report.duplicates and not (record and record.cursor):
+        if report.duplicates and not resumed_from:
             cursor = cursor.from_start()
         ends = await self.wait_inline(connection, cursor, set(report.sequences), report.advised)
         if ends:

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator, refuse_beside_spark
+from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.identity import audit_identity, task_key
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.redrive_request import redrive_request
@@ -113,6 +114,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_flags(dry_run=dry_run)
         self.select = selection_as_json(select) if isinstance(select, Selection) else select
         self.sequences = sequences
         self.subject = subject
@@ -249,6 +251,8 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         )
         for sequence, reason in report["failures"].items():
             self.log.error("Dead letter %s stays where it is: %s", sequence, reason)
+        if left := report["left_to_handlers"]:
+            self.log.info("%d dead letters are left to the handlers of the dead letter queue, which have them", left)
         self._log_risks(report)
 
     def _log_preview(self, preview: dict[str, Any]) -> dict[str, Any]:

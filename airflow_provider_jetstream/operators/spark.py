@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.links.report import DeadLetterReportLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
+from airflow_provider_jetstream.tasks.arguments import check_text, check_work_queue
 from airflow_provider_jetstream.tasks.identity import task_key
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
@@ -81,6 +82,8 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_work_queue(work_queue)
+        check_text(directory=directory, nats_conn_id=nats_conn_id, spark_conn_id=spark_conn_id)
         self.work_queue = work_queue
         self.directory = directory
         self.page_directory = page_directory

@@ -12,6 +12,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.units import parse_duration
 from airflow_provider_jetstream.sensors.polling import PollingSensor
+from airflow_provider_jetstream.tasks.arguments import check_counts
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
@@ -63,8 +64,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        if min_count < 1:
-            raise ValueError(f"expected min_count of at least 1, found {min_count}")
+        check_counts(1, min_count=min_count)
         self.select = selection_as_json(select) if isinstance(select, Selection) else select
         self.min_count = min_count
         self.older_than = older_than

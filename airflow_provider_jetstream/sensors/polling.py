@@ -13,6 +13,7 @@ from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, check_work_queue
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
 from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN, exit_notice_seconds
 
@@ -44,6 +45,9 @@ class PollingSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_work_queue(work_queue)
+        check_text(nats_conn_id=nats_conn_id)
+        check_flags(deferrable=deferrable)
         self.work_queue = work_queue
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id

@@ -10,6 +10,7 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
 from airflow_provider_jetstream.sensors.polling import PollingSensor
+from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
@@ -47,6 +48,7 @@ class JetStreamQueueDrainedSensor(PollingSensor):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        check_flags(nothing_dead=nothing_dead)
         self.consumers = consumers
         self.nothing_dead = nothing_dead
         self._is_selective = consumers is not None

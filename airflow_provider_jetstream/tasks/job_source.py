@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.errors import JobError
 
@@ -45,12 +45,22 @@ def resolve_jobs(argument: Any, context: Context) -> Iterable[object]:
     :raises JobError: it is a single job, or nothing that can be iterated
     """
     jobs = argument.jobs(context) if isinstance(argument, JobSource) else argument
+    require_jobs(jobs)
+    return cast("Iterable[object]", jobs)
+
+
+def require_jobs(jobs: object) -> None:
+    """Refuse a ``jobs`` argument that holds no jobs.
+
+    :raises JobError: it is a single job, or nothing that can be iterated
+    """
+    if isinstance(jobs, JobSource):
+        return
     if isinstance(jobs, (str, bytes, Mapping)) or not isinstance(jobs, Iterable):
         hint = "put a single job into a list"
         if isinstance(jobs, str):
             hint += ", and set render_template_as_native_obj on the DAG where a template gives a list"
         raise JobError(f"expected jobs as a list or an iterator, found {type(jobs).__name__}: {hint}")
-    return jobs
 
 
 def _call_arguments(function: Callable[..., Any], context: Context) -> Mapping[str, Any]:

@@ -19,6 +19,8 @@ from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 _Number = TypeVar("_Number", int, float)
 
+# More don't fit into the memory of a task.
+_MOST_SEQUENCES = 10_000_000
 _RENDERED_NOTHING = ("", "None", "null")
 
 
@@ -163,6 +165,7 @@ def _sequences(value: object) -> Iterable[int]:
         items = [items]
     if not isinstance(items, Iterable) or isinstance(items, Mapping | str):
         raise _no_sequences(value)
+    count = 0
     for item in items:
         bounds = list(item) if isinstance(item, list | tuple) else [item, item]
         try:
@@ -171,6 +174,11 @@ def _sequences(value: object) -> Iterable[int]:
             raise _no_sequences(item) from None
         if not 0 < first <= last:
             raise _no_sequences(item)
+        count += last - first + 1
+        if count > _MOST_SEQUENCES:
+            raise SelectionError(
+                f"expected at most {_MOST_SEQUENCES:,} stream sequences, found {item!r} among them: name fewer"
+            )
         yield from range(first, last + 1)
 
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError
 
@@ -91,6 +92,6 @@ async def is_archived(connection: Connection, queue: WorkQueue, message: Msg) ->
 def is_same_message(stored: StoredMessage, message: Msg) -> bool:
     """Return whether a stored message is the one that was pulled, rather than one of a recreated stream."""
     return (
-        stored.subject == message.subject
+        readable_text(stored.subject) == readable_text(message.subject)
         and abs(datetime.fromisoformat(stored.time) - message.metadata.timestamp) < _SAME_TIME
     )

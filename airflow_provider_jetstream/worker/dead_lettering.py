@@ -200,15 +200,18 @@ class DeadLetterWriter:
         subject = copy_subject(death.stream, death.consumer, death.sequence)
         # This machine's clock may be behind the server's, and no job dies before it was stored.
         died_at = max(death.died_at, stored.stored_at)
-        headers = self._headers(replace(death, created=created, died_at=died_at), stored)
+        # Of a stored subject that isn't UTF-8 the server may show only a part; it is delivered as it is.
+        headers = self._headers(replace(death, created=created, died_at=died_at), stored, message.subject)
         ack = await self._store(subject, stored.data, headers)
-        if ack.duplicate and await get_message(self._connection, ack.stream, ack.sequence) is None:
-            # Deduplication remembers an id for a while after its message was removed, as by a redrive.
+        earlier = await get_message(self._connection, ack.stream, ack.sequence) if ack.duplicate else None
+        if ack.duplicate and (earlier is None or earlier.data != stored.data):
+            # Deduplication remembers an id for a while after its message was removed, as by a redrive; and anybody may
+            # have used this one.
             new_id = (MSG_ID, f"{headers[MSG_ID]}:{death.died_at.isoformat()}")
             retry_headers = Headers(new_id if pair[0] == MSG_ID else pair for pair in headers.items())
             await self._store(subject, stored.data, retry_headers)
 
-    def _headers(self, death: Death, stored: StoredMessage) -> Headers:
+    def _headers(self, death: Death, stored: StoredMessage, subject: str) -> Headers:
         limit = min(self._connection.max_payload, self._target.max_message_size or self._connection.max_payload)
         for length, with_place, with_digest in _DETAIL_LEVELS:
             shortened = replace(
@@ -219,7 +222,7 @@ class DeadLetterWriter:
                 traceback_digest=death.traceback_digest if with_digest else None,
             )
             headers = record_headers(
-                shortened, subject=stored.subject, time=stored.time, headers=stored.headers, writer=_WRITER
+                shortened, subject=subject, time=stored.time, headers=stored.headers, writer=_WRITER
             )
             if (size := wire_size(headers) + len(stored.data)) <= limit:
                 return headers

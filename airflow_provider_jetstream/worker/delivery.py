@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT
-from airflow_provider_jetstream.jetstream.publishing.job_identity import advisory_of, job_id_of
+from airflow_provider_jetstream.jetstream.publishing.job_identity import advisory_of, job_id_of, redrives_of
 
 if TYPE_CHECKING:
     from nats.aio.msg import Msg
@@ -51,6 +51,11 @@ class Delivery:
     def advisory(self) -> str | None:
         """The subject that the job names for its completion, which is published there besides the queue's events."""
         return advisory_of(self.headers.items(), self.body)
+
+    @property
+    def redrives(self) -> int:
+        """How often the job was redriven as a dead letter."""
+        return redrives_of(self.headers.items())
 
     @property
     def traceparent(self) -> str | None:

@@ -325,6 +325,9 @@ async def test_a_task_can_not_wait_for_a_job_whose_id_another_one_awaits_on_that
     with pytest.raises(JobError, match=refused):
         await publish_reserved(connection, queue, "two", [image(name, "a")])
     assert await stored_count(connection, name) == 2
+    # What another task that was killed for good has reserved can be released.
+    with pytest.raises(JobError, match=rf"purge published\.{name}\.[0-9a-f]{{32}}-0 from {name}-events, which ends"):
+        await publish_reserved(connection, queue, "two", [image(name, "a")])
     # A retry of the same task goes on, and other ids are free.
     again = await publish_reserved(connection, queue, "one", [image(name, "z"), image(name, "a")])
     assert again.sequences == report.sequences
@@ -376,3 +379,73 @@ async def test_a_queue_that_was_provisioned_is_discovered_with_its_advisory_subj
     queue = await advised_queue(connection, name)
     discovered = await discover_queue(connection, name)
     assert discovered.advisory_subjects == queue.advisory_subjects == (f"{name}-advisory.>",)
+
+
+@pytest.mark.parametrize("second_cursor", ["the same", "its own"])
+async def test_a_job_that_was_reported_is_completed_although_another_of_its_id_was_published_since(
+    connection: NatsPyConnection, name: str, second_cursor: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    before, first = await published(connection, queue, [image(name, "a")])
+    # No triggerer runs meanwhile; the next task may use the id, since the job is gone.
+    await work_as_the_document_does(connection, queue, 1)
+    await eventually(lambda: stored_is(connection, name, 0))
+    after, second = await published(connection, queue, [image(name, "a")])
+    tasks = [
+        waiting(connection, before, first),
+        waiting(connection, before if second_cursor == "the same" else after, second),
+    ]
+    assert (await ended(tasks[0])).completed == set(first.sequences)
+    await work_as_the_document_does(connection, queue, 1)
+    assert (await ended(tasks[1])).completed == set(second.sequences)
+
+
+async def test_a_waiter_that_began_later_is_not_given_the_report_of_a_job_that_is_gone(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    before, first = await published(connection, queue, [image(name, "a")])
+    await work_as_the_document_does(connection, queue, 1)
+    await eventually(lambda: stored_is(connection, name, 0))
+    after, second = await published(connection, queue, [image(name, "a")])
+    for message in await pull_jobs(connection, queue, 1):
+        await message.term()
+    await eventually(lambda: stored_is(connection, name, 0))
+    # Both are gone when both are awaited: only the first one was reported.
+    reports = [waiting(connection, before, first), waiting(connection, after, second)]
+    done, failed = [await ended(task) for task in reports]
+    assert (done.completed, set(failed.dead), failed.completed) == (set(first.sequences), set(second.sequences), set())
+
+
+@pytest.mark.parametrize("body", [b'{"id": 7.0}', b'{"id": NaN}', b'{"id": 1e400}', b'{"id": true}', b'{"id": null}'])
+def test_what_is_no_id_of_a_job_is_none_of_a_report(body: bytes) -> None:
+    assert reported_job("advisory.x", body) is None
+
+
+async def test_a_worker_may_report_the_id_that_the_body_has_or_the_one_that_the_headers_have(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await advised_queue(connection, name)
+    jobs = [
+        Job({"id": " a ", "advisory": f"{name}-advisory.x"}, id="a", advisory=f"{name}-advisory.y"),
+        {"id": " b ", "advisory": f"{name}-advisory.x"},
+    ]
+    cursor, report = await published(connection, queue, jobs)
+    task = waiting(connection, cursor, report)
+    await work_as_the_document_does(connection, queue, 2)
+    assert (await ended(task)).completed == set(report.sequences)
+    again, report = await published(connection, queue, jobs)
+    task = waiting(connection, again, report)
+    await say(connection, f"{name}-advisory.y", b'{"id": "a"}')
+    await say(connection, f"{name}-advisory.x", b'{"id": "b"}')
+    assert (await ended(task)).completed == set(report.sequences)
+
+
+async def test_an_id_that_only_bodies_share_ends_none_of_their_jobs(connection: NatsPyConnection, name: str) -> None:
+    queue = await advised_queue(connection, name)
+    body = {"id": "same", "advisory": f"{name}-advisory.x"}
+    _, report = await published(connection, queue, [Job(body, id="a"), Job(body, id="b")])
+    assert sorted(report.advised.values()) == sorted(report.sequences)
+    assert reported_job(f"{name}-advisory.x", b'{"id": "same"}') not in report.advised
+    with pytest.raises(JobError, match="jobs 0 and 1 both have id 'same'"):
+        await published(connection, queue, [Job(body, id="c"), body])

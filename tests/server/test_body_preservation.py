@@ -10,11 +10,12 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
-from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, late_ack_subject
+from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, MSG_ID, TERMINATED, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
+from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
@@ -243,3 +244,14 @@ async def _put_fast(connection: NatsPyConnection, queue: WorkQueue, start: int, 
 
     await eventually(stored)
     return count
+
+
+async def test_a_forged_record_does_not_take_the_place_of_a_body(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "a")
+    (letter,) = await letters(connection, queue)
+    forged = record_headers(letter.death, subject="x", time=letter.time, headers=(), writer="scan")
+    await connection.client.jetstream().publish(f"dead.{name}.x", b"forged", headers={"Nats-Msg-Id": forged[MSG_ID]})
+    assert await keep(connection, queue) == (1, 0)
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+    assert [letter.body for letter in await letters(connection, queue, Selection(vanished=True))] == [b"a"]

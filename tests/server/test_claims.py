@@ -17,12 +17,21 @@ from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
-from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from testbed.crash_points import crash_at_every_call
 from testbed.foreign_programs import acknowledge, create_or_update_consumer, get_message, pull
-from testbed.queues import eventually, make_dead_letters, make_queue, process_all, stored_count
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -240,7 +249,7 @@ async def test_letters_behind_what_may_not_be_pulled_twice_are_left_to_the_handl
     await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER | {"max_ack_pending": 1})
     selection = Selection(sequences=frozenset({2}))
     report = await redrive_dead_letters(connection, queue, RedriveRequest(selection))
-    assert (set(report.redriven), report.failed, list(report.gone)) == (set(), {}, [2])
+    assert (set(report.redriven), report.failed, list(report.left_to_handlers)) == (set(), {}, [2])
     async with handling(settings, queue) as handler:
         await eventually(lambda: handler.handled.total() == 3)
     assert handler.handled == {"a": 1, "b": 1, "c": 1}
@@ -285,6 +294,30 @@ async def test_a_letter_whose_entry_the_handler_has_is_left_to_it(
     assert handler.handled == {"a": 1}
 
 
+async def test_a_letter_that_a_handler_holds_for_long_is_neither_gone_nor_redriven(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    client, stream = connection.client, f"{name}-dead"
+    await create_or_update_consumer(client, stream, HANDLER)
+    (message,) = [message async for message in pull(client, stream, NAME, batch=1, expires=2)]
+
+    async def work() -> None:
+        while True:
+            await acknowledge(client, message, b"+WPI")
+            await asyncio.sleep(0.2)
+
+    working = asyncio.create_task(work())
+    report = await redrive_dead_letters(connection, queue)
+    working.cancel()
+    assert (set(report.redriven), list(report.gone), report.failed) == ({2}, [], {})
+    assert (list(report.left_to_handlers), report.as_json()["left_to_handlers"]) == ([1], 1)
+    # It is still the handler's.
+    await acknowledge(client, message)
+    assert (await find_dead_letters(connection, queue)).letters == ()
+
+
 async def test_a_redrive_that_is_cut_off_between_claim_and_copy_is_finished_by_the_next(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -305,3 +338,112 @@ async def test_a_redrive_that_is_cut_off_between_claim_and_copy_is_finished_by_t
     assert (letter.body, letter.death.reason, letter.death.deliveries) == (b"a", "max_deliveries", 1)
     assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {1}
     assert await process_all(connection, queue) == {"a": 1}
+
+
+async def terminated_letters(connection: NatsPyConnection, name: str, bodies: str, **fields: Any) -> WorkQueue:
+    """Make letters of which only the records in the dead letter queue hold the bodies, beside a handler of all entries.
+
+    As the product's worker does: the record is stored, then the job is terminated.
+    """
+    letters = {"name": f"{name}-dead", "retention": "workqueue"}
+    queue = await make_queue(connection, name, dead_letters=letters, consumer={"ack_wait": "50ms"}, **fields)
+    await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER)
+    await publish_jobs(connection, queue, bodies)
+    for message in await pull_jobs(connection, queue, len(bodies)):
+        sequence = message.metadata.sequence.stream
+        headers = {"Dead-Letter-Subject": message.subject, "Dead-Letter-Reason": "terminated"}
+        subject = f"dead.{name}.{CONSUMER}.{sequence}"
+        await connection.client.jetstream().publish(subject, message.data, headers=headers)
+        await message.term()
+
+    async def stored() -> bool:
+        return await stored_count(connection, f"{name}-dead") == 2 * len(bodies)
+
+    await eventually(stored)
+    return queue
+
+
+async def test_a_letter_whose_job_is_gone_is_not_lost_by_a_redrive_that_is_killed_beside_a_handler(
+    nats: NatsServer, connection: NatsPyConnection, name: str, tmp_path: Path
+) -> None:
+    async def prepare(call: int) -> WorkQueue:
+        return await terminated_letters(connection, f"{name}-{call}", "ab")
+
+    deaths = await crash_at_every_call(
+        (nats.url,),
+        f"{redrive_dead_letters.__module__}:redrive_dead_letters",
+        prepare,
+        logs=tmp_path,
+        counted="changes",
+    )
+    print(deaths.table())
+    assert len(deaths.killed_calls) >= 6
+
+    async def go_on(queue: WorkQueue) -> None:
+        done: Counter[str] = Counter()
+
+        async def all_done() -> bool:
+            assert (await redrive_dead_letters(connection, queue)).failed == {}
+            done.update(await process_all(connection, queue))
+            return done.total() >= 2
+
+        await eventually(all_done, within=20)
+        assert done == {"a": 1, "b": 1}, queue.name
+        found = await find_dead_letters(connection, queue)
+        assert (found.letters, found.uncertain) == ((), 0)
+
+    await asyncio.gather(*map(go_on, deaths.queues))
+
+
+async def test_a_handler_that_admits_only_small_requests_does_not_keep_a_redrive_from_its_letters(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "abcdef")
+    limits = {"max_batch": 2, "max_expires": 100_000_000}
+    await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER | limits)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), report.failed, list(report.left_to_handlers)) == (6, {}, [])
+    assert await stored_count(connection, f"{name}-dead") == 0
+
+
+async def test_two_handlers_of_an_interest_stream_have_to_be_claimed_from_both(
+    connection: NatsPyConnection, name: str
+) -> None:
+    letters = {"name": f"{name}-dead", "subjects": [f"{MAX_DELIVERIES}.{name}.*"], "retention": "interest"}
+    queue = await make_queue(connection, name, dead_letters=letters, consumer={"ack_wait": "50ms"})
+    client, stream = connection.client, f"{name}-dead"
+    for handler in ("first", "second"):
+        await create_or_update_consumer(client, stream, HANDLER | {"durable_name": handler})
+    await make_dead_letters(connection, queue, "ab")
+    # The second one is slow with what it has, and then done.
+    (message,) = [message async for message in pull(client, stream, "second", batch=1, expires=2)]
+
+    async def work() -> None:
+        for _ in range(20):
+            await acknowledge(client, message, b"+WPI")
+            await asyncio.sleep(0.2)
+
+    working = asyncio.create_task(work())
+    report = await redrive_dead_letters(connection, queue)
+    working.cancel()
+    assert (set(report.redriven), list(report.left_to_handlers)) == ({2}, [1])
+    # Neither of them gets what is redriven.
+    for handler in ("first", "second"):
+        rest = [message async for message in pull(client, stream, handler, batch=5, expires=1.5)]
+        assert [json.loads(message.data)["stream_seq"] for message in rest] == [1]
+
+
+async def test_beside_a_handler_nothing_is_redriven_while_the_copies_of_its_entries_are_away(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await create_or_update_consumer(connection.client, f"{name}-dead", HANDLER)
+    async for message in pull(connection.client, f"{name}-dead", NAME, batch=1, expires=2):
+        await acknowledge(connection.client, message)
+    assert queue.audit is not None
+    await connection.api(f"STREAM.DELETE.{queue.audit.name}")
+    with pytest.raises(RedriveRequestError, match=rf"the copies of the entries of {name}-dead, found none"):
+        await redrive_dead_letters(connection, queue)
+    assert await stored_count(connection, name) == 2

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import completion_filter, letter_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
-from airflow_provider_jetstream.jetstream.errors import JobTooLargeError
+from airflow_provider_jetstream.jetstream.errors import JobError, JobTooLargeError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
@@ -24,6 +24,7 @@ from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_le
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.worker import Worker
+from testbed.dead_letters import publish_raw
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -31,6 +32,7 @@ from testbed.queues import (
     make_queue,
     process_all,
     publish_jobs,
+    pull_jobs,
     running_worker,
     stored_count,
 )
@@ -43,6 +45,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.worker.delivery import Delivery
+    from testbed.nats_server import NatsServer
 
 ORIGIN = Origin("d" * 60, "manual__" + "r" * 52, "t" * 60, 7)
 IMAGE = "5e91425fc89dac47f6d2e95d4cf6b74a"
@@ -291,3 +294,80 @@ async def test_a_repaired_copy_is_known_by_the_id_of_the_original(
 
 async def stored_none(connection: NatsPyConnection, stream: str) -> bool:
     return await stored_count(connection, stream) == 0
+
+
+@pytest.mark.parametrize("every", [None, "1s"])
+async def test_a_schedule_whose_job_the_server_could_not_store_is_refused(
+    connection: NatsPyConnection, name: str, every: str | None
+) -> None:
+    filtered = {"filter_subject": f"{name}.jobs.>"}
+    queue = await make_queue(connection, name, max_msg_size=LIMIT, schedules=True, consumer=filtered)
+
+    async def schedule(body: bytes) -> None:
+        job = Job(body, id="a", every=every) if every else Job(body, id="a", delay="1s")
+        await publish(connection, queue, [job], subject=f"{name}.jobs.a", origin=ORIGIN)
+
+    room = LIMIT
+    while True:
+        try:
+            await schedule(b"x" * room)
+            break
+        except JobTooLargeError as error:
+            refused, room = str(error), room - 1
+    assert f"job 0, as the server makes it of its schedule, has {LIMIT + 1} bytes, {room + 1} of them" in refused
+    (message,) = await pull_jobs(connection, queue, 1)
+    # The time of the next job may have less digits.
+    made = len(message.data) + wire_size(message.headers or {})
+    assert made == LIMIT if every is None else LIMIT - 12 <= made <= LIMIT
+
+
+async def test_ids_that_could_not_be_read_alike_are_refused(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    for job_id in ("x" * 10_001, "a\ufffd"):
+        with pytest.raises(JobError, match="job 0 has an id of"):
+            await publish(connection, queue, [Job(b"a", id=job_id)], subject=f"{name}.jobs.a")
+
+
+@pytest.mark.parametrize(
+    ("headers", "body", "job_id", "redrives"),
+    [
+        (b"Job-Id: \xff", b'{"id": "a"}', "a", 0),
+        (b"Job-Id: \xff", b"x", "1", 0),
+        (b"Job-Id: " + b"x" * 20_000 + b"\r\nNats-Msg-Id: m", b"x", "m", 0),
+        (b"Job-Id: \r\nNats-Msg-Id: m", b"x", "m", 0),
+        (b"Nats-Msg-Id: \xff", b"x", "1", 0),
+        (b"Job-Id: " + b"x" * 10_000, b"x", "x" * 10_000, 0),
+        (b"Redrive-Count: " + b"9" * 4_300, b"x", "1", 0),
+        (b"Redrive-Count: 1_0", b"x", "1", 0),
+        (b"Redrive-Count: 999999999", b"x", "1", 999_999_999),
+    ],
+)
+async def test_what_any_publisher_may_write_is_read_alike_by_worker_scan_and_redrive(
+    nats: NatsServer,
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    headers: bytes,
+    body: bytes,
+    job_id: str,
+    redrives: int,
+) -> None:
+    queue = await make_queue(connection, name)
+    await publish_raw(nats, f"{name}.jobs.a", headers, body)
+    await exhaust_deliveries(connection, queue, 1)
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    assert (letter.job_id, letter.redrives) == (job_id, redrives)
+    report = await redrive_dead_letters(connection, queue)
+    (new,) = report.redriven.values()
+    copy = await stored(connection, name, new)
+    # In place where its headers can't be sent again.
+    known_as = job_id if new == 1 or job_id != "1" else str(new)
+    assert job_id_of(copy.headers, copy.data, copy.sequence) == known_as
+    ran: list[str] = []
+
+    def handler(job: Delivery) -> None:
+        ran.append(job.id)
+
+    async with running_worker(Worker(queue, CONSUMER, handler, settings)):
+        await eventually(lambda: stored_none(connection, name))
+    assert ran == [known_as]

@@ -166,6 +166,33 @@ async def test_sampling_that_is_reset_during_a_wait_is_noticed(
     assert report.unsampled_consumers == {CONSUMER: "its sample_freq is unset"}
 
 
+@pytest.mark.parametrize("afterwards", ["provisioned", "deleted"])
+async def test_what_was_acknowledged_while_a_consumer_was_not_sampled_is_not_to_be_published_again(
+    connection: NatsPyConnection,
+    name: str,
+    afterwards: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(INTERVAL, 0.5)
+    queue = await provisioned(connection, name)
+    cursor = await take_cursor(connection, queue)
+    jobs = await publish_jobs(connection, queue, "ab")
+    await reset(connection, name)
+    waiter = start_waiting(connection, cursor, jobs, ANY)
+    await eventually(lambda: "may go unseen" in caplog.text, within=2)
+    await acknowledge(connection, queue, 2)
+    await eventually(lambda: stored_is(connection, name, 0))
+    # As the warning advises; or as a worker does at its end.
+    if afterwards == "provisioned":
+        await provision(connection, queue)
+    else:
+        await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    (report,) = await wait_reports([waiter])
+    assert report.vanished == set(jobs)
+    assert "publishing them again would run them twice" in str(WaitPolicy().violation(report.as_json()))
+
+
 async def test_where_workers_store_completions_no_sampling_is_missed_until_a_job_vanishes(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -11,6 +12,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
@@ -225,9 +227,14 @@ async def test_copies_that_contradict_each_other_prove_nothing(connection: NatsP
     await make_dead_letters(connection, queue, "ab")
     await handle(connection, queue, 1)
     advisory = {"type": "io.nats.jetstream.advisory.v1.max_deliver", "stream": name, "consumer": CONSUMER}
-    body = json.dumps(advisory | {"timestamp": "2036-01-01T00:00:00Z", "stream_seq": 2, "deliveries": 1}).encode()
+    now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    body = json.dumps(advisory | {"timestamp": now, "stream_seq": 2, "deliveries": 1}).encode()
     subject = f"{MAX_DELIVERIES}.{name}.{CONSUMER}"
-    headers = {"Nats-Stream": f"{name}-dead", "Nats-Subject": subject, "Nats-Time-Stamp": "2036-01-01T00:00:00Z"}
+    headers = {"Nats-Stream": f"{name}-dead", "Nats-Subject": subject, "Nats-Time-Stamp": now}
+    # The server can't have made a copy that says it is older than what it is a copy of.
+    to_come = headers | {"Nats-Sequence": "1", "Nats-Time-Stamp": "2036-01-01T00:00:00Z"}
+    await connection.client.jetstream().publish(f"entries.{name}.{subject}", body, headers=to_come)
+    assert await statuses(connection, queue) == ([2], {1: Status.HANDLED})
     for entry in ("1", "2", "7", "x"):
         forged = headers | {"Nats-Sequence": entry}
         await connection.client.jetstream().publish(f"entries.{name}.{subject}", body, headers=forged)
@@ -266,7 +273,7 @@ async def test_an_existing_dead_letter_queue_is_adopted_and_discovered_with_its_
     await make_dead_letters(connection, without_copies, "ab")
     await handle(connection, without_copies, 1)
     found = await find_dead_letters(connection, without_copies)
-    assert [letter.sequence for letter in found.letters] == [1, 2]
+    assert ([letter.sequence for letter in found.letters], found.uncertain) == ([2], 1)
     risk = f"{name}-dead has a handler (unprocessed_order_handler) and keeps no copies of its entries"
     assert any(text.startswith(risk) for text in found.risks)
     assert f"republish: unset → > to entries.{name}.>" in str(await plan(connection, declared))
@@ -289,3 +296,133 @@ async def test_a_dead_letter_queue_that_republishes_elsewhere_is_not_changed(
     kept = small_queue(name, dead_letters=letters(name, republish=None))
     await provision(connection, kept)
     assert (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]["republish"]["dest"] == f"theirs.{name}.>"
+
+
+@pytest.mark.parametrize("change", ["deleted", "recreated", "renamed", "other queue", "purged"])
+async def test_what_was_found_handled_stays_so_whatever_becomes_of_the_handler(
+    connection: NatsPyConnection, name: str, change: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "abcde")
+    client, stream, handler = connection.client, f"{name}-dead", HANDLER["durable_name"]
+    assert await handle(connection, queue, 3) == [1, 2, 3]
+    assert (await summarise_dead_letters(connection, queue)).dismissed == {"handled": 3}
+    match change:
+        case "deleted" | "recreated" | "renamed":
+            await connection.api(f"CONSUMER.DELETE.{stream}.{handler}")
+            if change != "deleted":
+                name_now = handler if change == "recreated" else "handler_v2"
+                await create_or_update_consumer(client, stream, HANDLER | {"durable_name": name_now, "max_deliver": 5})
+        case "other queue":
+            await connection.api(f"STREAM.DELETE.{stream}")
+            await provision(connection, queue)
+        case "purged":
+            # More entries are gone than the handler has ever had.
+            await connection.api(f"STREAM.PURGE.{stream}")
+    assert await statuses(connection, queue) == ([4, 5], dict.fromkeys([1, 2, 3], Status.HANDLED))
+    report = await redrive_dead_letters(connection, queue)
+    assert (set(report.redriven), report.failed) == ({4, 5}, {})
+    assert await process_all(connection, queue) == {"d": 1, "e": 1}
+    again = await summarise_dead_letters(connection, queue)
+    assert (again.dead, again.dismissed) == (0, {"handled": 3})
+
+
+async def test_a_redrive_records_what_it_finds_handled(connection: NatsPyConnection, name: str) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "abc")
+    assert await handle(connection, queue, 2) == [1, 2]
+    assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {3}
+    await connection.api(f"CONSUMER.DELETE.{name}-dead.{HANDLER['durable_name']}")
+    assert (await redrive_dead_letters(connection, queue)).redriven.keys() == set()
+    assert await process_all(connection, queue) == {"c": 1}
+
+
+async def test_a_handled_job_that_a_recreated_consumer_delivers_again_can_die_again(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "a")
+    assert await handle(connection, queue, 1) == [1]
+    assert (await summarise_dead_letters(connection, queue)).dismissed == {"handled": 1}
+    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    await provision(connection, queue)
+    for message in await pull_jobs(connection, queue, 1):
+        await message.nak()
+
+    async def dead_again() -> bool:
+        return (await statuses(connection, queue))[0] == [1]
+
+    await eventually(dead_again)
+    assert (await redrive_dead_letters(connection, queue)).redriven.keys() == {1}
+
+
+async def test_what_a_handler_did_before_its_queue_was_adopted_is_uncertain_and_not_done_again(
+    connection: NatsPyConnection, name: str
+) -> None:
+    declared = small_queue(name, deny_delete=True, dead_letters=letters(name))
+    without = small_queue(name, deny_delete=True, dead_letters=letters(name, republish=None))
+    await provision(connection, without)
+    await make_dead_letters(connection, without, "abcd")
+    assert await handle(connection, without, 2) == [1, 2]
+    await provision(connection, declared)
+    found = await find_dead_letters(connection, declared)
+    assert ([letter.sequence for letter in found.letters], found.uncertain) == ([3, 4], 2)
+    assert any("whether 2 dead jobs without an entry are handled isn't known" in risk for risk in found.risks)
+    report = await redrive_dead_letters(connection, declared)
+    assert (set(report.redriven), report.uncertain) == ({3, 4}, 2)
+    # From now on it is known.
+    await make_dead_letters(connection, declared, "ef")
+    assert len(await handle(connection, declared, 1)) == 1
+    found = await find_dead_letters(connection, declared)
+    assert (len(found.letters), found.uncertain) == (1, 2)
+    # Whoever knows better names them.
+    named = RedriveRequest(Selection(sequences=frozenset({2})))
+    assert (await redrive_dead_letters(connection, declared, named)).redriven.keys() == {2}
+    assert (await process_all(connection, declared))["b"] == 1
+
+
+@pytest.mark.parametrize("lost", ["full", "created anew"])
+async def test_what_was_handled_while_the_audit_took_no_copies_is_uncertain_and_not_done_again(
+    connection: NatsPyConnection, name: str, lost: str
+) -> None:
+    queue = await orders(connection, name)
+    assert queue.audit is not None
+    audit = queue.audit.name
+    await make_dead_letters(connection, queue, "ab")
+    if lost == "full":
+        config = (await connection.api(f"STREAM.INFO.{audit}"))["config"]
+        full = config | {"discard": "new", "max_msgs": await stored_count(connection, audit)}
+        await connection.api(f"STREAM.UPDATE.{audit}", full)
+        await make_dead_letters(connection, queue, "cd")
+        assert await handle(connection, queue, 3) == [1, 2, 3]
+        await connection.api(f"STREAM.UPDATE.{audit}", config)
+        expected: tuple[list[int], int] = ([4], 1)
+    else:
+        assert await handle(connection, queue, 1) == [1]
+        await connection.api(f"STREAM.DELETE.{audit}")
+        await provision(connection, queue)
+        expected = ([2], 1)
+    found = await find_dead_letters(connection, queue)
+    assert ([letter.sequence for letter in found.letters], found.uncertain) == expected
+    assert set((await redrive_dead_letters(connection, queue)).redriven) == set(expected[0])
+    assert (await process_all(connection, queue)).total() == 1
+
+
+async def test_a_dead_job_that_never_had_an_entry_is_found_beside_a_handler(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await orders(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    assert await handle(connection, queue, 2) == [1, 2]
+    # The dead letter queue is away while a job dies.
+    stream = f"{name}-dead"
+    config = (await connection.api(f"STREAM.INFO.{stream}"))["config"]
+    await connection.api(f"STREAM.UPDATE.{stream}", config | {"subjects": [f"{name}.elsewhere"]})
+    await publish_jobs(connection, queue, "c")
+    for message in await pull_jobs(connection, queue, 1):
+        await message.nak()
+    await find_dead_letters(connection, small_queue(name, dead_letters=letters(name)))
+    await connection.api(f"STREAM.UPDATE.{stream}", config)
+    await make_dead_letters(connection, queue, "d")
+    found = await find_dead_letters(connection, queue)
+    assert ([letter.sequence for letter in found.letters], found.uncertain) == ([3, 4], 0)

@@ -15,7 +15,8 @@ from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore, remove_unneeded_records
+from airflow_provider_jetstream.jetstream.publishing.record_removal import remove_unneeded_records
+from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -154,12 +155,12 @@ async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_be
 ) -> None:
     from datetime import timedelta
 
-    from airflow_provider_jetstream.jetstream.publishing import record_store
+    from airflow_provider_jetstream.jetstream.publishing import record_removal
 
     queue = await make_queue(connection, name, archive=False)
     await run(connection, queue, "monday", named("a"))
     await finish_all(connection, queue, 1)
-    monkeypatch.setattr(record_store, "_MARGIN", timedelta(0))
+    monkeypatch.setattr(record_removal, "_MARGIN", timedelta(0))
     await remove_unneeded_records(connection, queue)
     key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").log_key
     assert await RecordStore(connection, name, f"{name}-events").read(key) is not None

@@ -14,6 +14,8 @@ from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, DriftError, TransientError
 from airflow_provider_jetstream.jetstream.provisioning import migration
 from airflow_provider_jetstream.jetstream.provisioning.apply import apply, plan, provision
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish as publish_jobs
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from testbed.crash_points import crash_at_every_call
 from testbed.foreign_programs import acknowledge, attempt_of, create_or_update_consumer, pull
@@ -238,6 +240,22 @@ async def test_dead_letters_stay_where_they_are(connection: NatsPyConnection, na
     assert await state(connection, name) == before
 
 
+async def test_jobs_that_wait_for_their_next_consumer_are_no_dead_letters_of_another(
+    connection: NatsPyConnection, name: str
+) -> None:
+    await provision(connection, partitioned(name))
+    # A migration was killed after it had removed the first partition, whose jobs have no consumer since then.
+    await connection.api(f"CONSUMER.DELETE.{name}.worker-0")
+    await publish(connection, name, range(9))
+    workers = Workers(connection, name)
+    async with workers.running("worker-1", "worker-2"):
+        await eventually(lambda: len(workers.done) == 6)
+    await provision(connection, unfiltered(name), migrate=True)
+    async with workers.running("worker"):
+        await until_empty(connection, name)
+    assert workers.done == Counter(map(str, range(9)))
+
+
 async def test_a_job_that_dies_meanwhile_stays_a_dead_letter(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -402,6 +420,24 @@ async def test_a_declared_consumer_is_not_narrowed_away_from_jobs_stored_after_t
     assert await state(connection, name) == before
     with pytest.raises(DriftError, match=rf"1 job on {name}.email would have no consumer"):
         await provision(connection, unfiltered(name, consumers=consumers), migrate=True)
+
+
+async def test_a_scheduled_job_keeps_a_consumer(connection: NatsPyConnection, name: str) -> None:
+    await provision(connection, unfiltered(name, schedules=True))
+    jobs = [Job(b"0", subject=f"{name}.0.email", delay="2s"), Job(b"1000", subject=f"{name}.email", delay="2s")]
+    await publish_jobs(connection, unfiltered(name, schedules=True), jobs)
+    others = [{"name": "first", "filter_subject": f"{name}.0.>", "max_deliver": 5}]
+    narrower = {"name": "worker", "filter_subject": f"{name}.1.>", "max_deliver": 5, "ack_wait": "2s"}
+    with pytest.raises(DriftError, match=rf"1 job on {name}.email would have no consumer"):
+        await provision(connection, unfiltered(name, schedules=True, consumers=[*others, narrower]), migrate=True)
+    planned = await plan(connection, partitioned(name, schedules=True), migrate=True)
+    assert f"update consumer {name}/worker\n" in str(planned)
+    await apply(connection, planned)
+    assert (await config(connection, name))["filter_subject"] == f"{name}.*"
+    workers = Workers(connection, name)
+    async with workers.running("worker", "worker-0"):
+        await eventually(lambda: len(workers.done) == 2, 20)
+    assert workers.by_consumer == {"worker": 1, "worker-0": 1}
 
 
 async def test_two_migrations_at_once_do_no_harm(

@@ -9,14 +9,17 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import JobError, QueueFullError, TransientError, UnreachableError
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.publishing.report import PublishIncompleteError
 from testbed.queues import eventually, make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
+from testbed.rates import most_within
+from testbed.tcp_proxy import tcp_proxy
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -25,6 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from testbed.nats_server import NatsServer
 
 FULL: dict[str, Any] = {"discard": "new", "consumer": {"ack_wait": "1m", "max_deliver": 3}, "archive": False}
 
@@ -142,20 +146,38 @@ async def test_a_server_that_goes_away_while_a_call_waits_for_room_ends_the_call
     assert all(isinstance(failure.error, UnreachableError) for failure in report.failures)
 
 
-@pytest.mark.parametrize(("rate", "count"), [(20, 30), (400, 400)])
-async def test_no_period_has_more_jobs_than_the_rate_allows(
-    connection: NatsPyConnection, name: str, rate: float, count: int
+async def stored_count_reaches(connection: NatsPyConnection, name: str, count: int) -> bool:
+    return await stored_count(connection, name) >= count
+
+
+async def stored_times(connection: NatsPyConnection, name: str) -> list[float]:
+    return [message.stored_at.timestamp() async for message in read_range(connection, name, ">")]
+
+
+@pytest.mark.parametrize(("rate", "count", "most"), [(0.2, 3, 2), (1, 12, 10), (20, 230, 200), (400, 4_200, 4_000)])
+async def test_ten_seconds_have_no_more_jobs_than_the_rate_allows(
+    connection: NatsPyConnection, name: str, rate: float, count: int, most: int
 ) -> None:
     queue = await make_queue(connection, name, archive=False)
     await publish(connection, queue, range(count), subject=f"{name}.jobs.a", rate=rate)
-    times = [message.stored_at.timestamp() async for message in read_range(connection, name, ">")]
+    times = await stored_times(connection, name)
     assert len(times) == count
-    burst = RateLimiter(rate).burst
-    # The server's clock reads in the order of the messages, some time after they were sent.
-    slack = rate * 0.3
-    for first, start in enumerate(times):
-        for last in range(first, count):
-            assert last - first + 1 <= rate * (times[last] - start) + burst + slack
+    assert most_within(times, 10.0) <= most
+    assert (count - 1) / (times[-1] - times[0]) >= rate * 0.85
+
+
+async def test_jobs_that_arrive_late_and_at_once_delay_those_after_them(
+    nats: NatsServer, connection: NatsPyConnection, name: str
+) -> None:
+    queue, rate = await make_queue(connection, name, archive=False), 20
+    async with tcp_proxy(nats.port) as proxy, connect(ConnectionSettings(servers=(proxy.url,))) as slow:
+        publishing = asyncio.create_task(publish(slow, queue, range(260), subject=f"{name}.jobs.a", rate=rate))
+        await eventually(lambda: stored_count_reaches(connection, name, 40))
+        proxy.pause()
+        await asyncio.sleep(1.5)
+        proxy.resume()
+        await publishing
+    assert most_within(await stored_times(connection, name), 10.0) <= rate * 10
 
 
 async def test_a_rate_counts_no_job_that_is_stored_already(connection: NatsPyConnection, name: str) -> None:
@@ -181,15 +203,15 @@ async def test_a_job_without_an_answer_is_sent_again_while_the_rate_holds_back_t
     await connection.client.subscribe(f"{name}.>", cb=answer_the_second_attempt)
     jobs = prepare_jobs("abcd", subject=f"{name}.a", origin=None, batch=name)
     publishing = asyncio.create_task(publish_prepared(connection, jobs, rate=1, ack_timeout=0.1))
-    # The burst is two jobs; the third may go only after a second.
+    # The second may go only after a second.
     await eventually(lambda: len(attempts) >= 4)
-    assert sorted(attempts[:4]) == [b"a", b"a", b"b", b"b"]
+    assert attempts[:4] == [b"a", b"a", b"b", b"b"]
     assert (await publishing).stored == 4
 
 
-@pytest.mark.parametrize("waits_for", ["rate", "room"])
+@pytest.mark.parametrize(("arguments", "sent"), [({"rate": 0.01}, 1), ({"room_timeout": 1_000}, 2)])
 async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
-    connection: NatsPyConnection, name: str, waits_for: str
+    connection: NatsPyConnection, name: str, arguments: dict[str, Any], sent: int
 ) -> None:
     await make_queue(connection, name, max_msgs=2, **FULL)
     stopped, read = False, 0
@@ -201,15 +223,14 @@ async def test_a_call_that_is_stopped_leaves_the_other_jobs_unsent(
             yield number
 
     jobs = prepare_jobs(items(), subject=f"{name}.jobs.a", origin=None, batch=name)
-    arguments: dict[str, Any] = {"rate": 0.01} if waits_for == "rate" else {"room_timeout": 1_000}
     publishing = asyncio.create_task(publish_prepared(connection, jobs, stopped=lambda: stopped, **arguments))
-    await eventually(lambda: read > 2)
+    await eventually(lambda: read > sent)
     stopped = True
     report = await asyncio.wait_for(publishing, 10)
-    assert list(report.sequences)[:2] == [1, 2]
+    assert list(report.sequences)[:sent] == [1, 2][:sent]
     assert all(type(failure.error) is TransientError and failure.certain for failure in report.failures)
     assert report.failures
-    assert await stored_count(connection, name) == 2
+    assert await stored_count(connection, name) == sent
 
 
 @pytest.mark.parametrize("rate", [0, -1, float("nan"), float("inf")])

@@ -82,4 +82,4 @@ async def test_a_foreign_copy_in_another_encoding_is_read(
     assert record is not None
     death, job, *_ = record
     assert (death.sequence, death.consumer, death.explanation) == (7, "worker", "K\ufffdln")
-    assert (job.subject, job.headers) == ("", (("A", "\udcf6"),))
+    assert (job.subject, job.headers) == ("K\udcf6ln", (("A", "\udcf6"),))

@@ -20,7 +20,6 @@ from testbed.crash_points import crash_at_every_call
 from testbed.queues import eventually, exhaust_deliveries, make_dead_letters, make_queue, process_all, stored_count
 
 if TYPE_CHECKING:
-    from datetime import datetime
     from pathlib import Path
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -183,7 +182,7 @@ async def test_a_consumer_deleted_in_the_middle_fails_the_remaining_letters_and_
     await make_dead_letters(connection, queue, "ab")
     looked_at = 0
 
-    async def delete_before_the_second(_: datetime) -> bool:
+    async def delete_before_the_second(*_: object) -> bool:
         nonlocal looked_at
         looked_at += 1
         if looked_at == 2:

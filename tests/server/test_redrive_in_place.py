@@ -124,7 +124,7 @@ async def test_jobs_in_flight_prevent_the_reset(
     assert await process_all(connection, queue) == {"a": 1, "b": 1}
 
 
-async def at_once(_: datetime) -> bool:
+async def at_once(*_: object) -> bool:
     return False
 
 

@@ -11,9 +11,11 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive import steps
+from airflow_provider_jetstream.jetstream.redrive.copies import store_parked
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
@@ -211,3 +213,36 @@ async def test_a_letter_whose_copy_is_stored_already_is_not_parked(
     assert (dict(report.redriven), list(report.parked)) == ({1: 2}, [])
     assert await parked_letters(connection, queue) == {}
     assert await process_all(connection, queue) == {"a": 1}
+
+
+@pytest.mark.parametrize("cut_off", [1, 2])
+async def test_letters_that_were_parked_and_requeued_before_are_parked_again(
+    connection: NatsPyConnection, name: str, cut_off: int
+) -> None:
+    queue = await make_queue(connection, name)
+    jobs = [str(number) for number in range(10)]
+    await make_dead_letters(connection, queue, jobs)
+    for _ in range(cut_off):
+        # A redrive that parks is killed before it records anything.
+        for letter in (await find_dead_letters(connection, queue)).letters:
+            await store_parked(connection, letter, f"{name}-dead", "the customer is gone")
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+        assert len(report.redriven) == 10
+        await exhaust_deliveries(connection, queue, 10)
+    report = await redrive_dead_letters(connection, queue, ALL)
+    assert (len(report.parked), report.failed) == (10, {})
+    assert {letter.body.decode() for letter in (await parked_letters(connection, queue)).values()} == set(jobs)
+    assert len((await redrive_dead_letters(connection, queue, PARKED)).redriven) == 10
+    assert await process_all(connection, queue) == dict.fromkeys(jobs, 1)
+
+
+async def test_a_forged_parked_letter_does_not_take_the_place_of_a_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "a")
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    forged = record_headers(letter.death, subject="x", time=letter.time, headers=(), writer="park", parked="x")
+    await connection.client.jetstream().publish(parked_subject(name, "worker", 1), b"forged", headers=forged)
+    assert list((await redrive_dead_letters(connection, queue, ALL)).parked) == [1]
+    assert (await parked_letters(connection, queue))[1].body == b"a"

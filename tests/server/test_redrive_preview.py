@@ -5,15 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.provisioning.migration import update_consumer
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import make_terminated_letters, request_for, stream_messages
-from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
+from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -35,6 +36,12 @@ async def everything(connection: NatsPyConnection, queue: WorkQueue) -> list[Any
     ]
 
 
+async def set_ack_wait(connection: NatsPyConnection, queue: WorkQueue, *, seconds: float) -> None:
+    """Change for how long the jobs in flight stay so."""
+    config = (await consumer_info(connection, queue.name, CONSUMER))["config"]
+    await update_consumer(connection, queue.name, config | {"ack_wait": round(seconds * 1e9)})
+
+
 async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     connection: NatsPyConnection, name: str
 ) -> None:
@@ -45,6 +52,7 @@ async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     jobs = [f"job {number}" for number in range(7)]
     await make_dead_letters(connection, queue, jobs, headers={"Job-Id": "order"})
     await make_terminated_letters(connection, queue, ["terminated", "x" * 300])
+    await set_ack_wait(connection, queue, seconds=30)
     await publish_jobs(connection, queue, ["waiting", "in flight"])
     await pull_jobs(connection, queue, 2)
 
@@ -59,6 +67,7 @@ async def test_a_preview_has_counts_groups_and_a_sample_and_changes_nothing(
     before = await everything(connection, queue)
     shown = await preview(connection, queue, request)
     assert await everything(connection, queue) == before
+    await set_ack_wait(connection, queue, seconds=0.5)
     assert (shown.protocol, shown.guarantee) == (Protocol.COPY, GUARANTEES[Protocol.COPY])
     assert (shown.redriven, shown.parked, shown.failures) == (8, 1, 1)
     cause = "the transform raised KeyError: 'customer'; the letter is untouched"

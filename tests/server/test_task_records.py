@@ -18,12 +18,13 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_let
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing import publish_log, record_store
+from airflow_provider_jetstream.jetstream.publishing import publish_log, record_removal
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore, remove_unneeded_records
+from airflow_provider_jetstream.jetstream.publishing.record_removal import remove_unneeded_records
+from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore
 from airflow_provider_jetstream.jetstream.publishing.report import PublishError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -42,7 +43,7 @@ _SECOND = 10**9
 
 @pytest.fixture
 def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_store, "_MARGIN", timedelta())
+    monkeypatch.setattr(record_removal, "_MARGIN", timedelta())
 
 
 def forgetful(name: str) -> dict[str, Any]:
@@ -285,9 +286,25 @@ async def test_events_that_allow_no_time_to_live_store_the_record_with_a_warning
         await publish_as(connection, queue, ORIGIN, b"a")
     assert f"{name}-events doesn't allow messages a time to live of their own" in caplog.text
     assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
-    # Provisioning puts that right.
+    # Provisioning puts that right, from nats-server 2.12 on.
     await provision(connection, queue)
-    assert (await stream_info(connection, f"{name}-events"))["config"]["allow_msg_ttl"] is True
+    changed = (await stream_info(connection, f"{name}-events"))["config"].get("allow_msg_ttl", False)
+    assert changed is (connection.api_level >= 2)
+
+
+async def test_events_of_an_earlier_version_are_left_as_they_are_by_a_server_that_cannot_change_them(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name)
+    config = (await stream_info(connection, f"{name}-events"))["config"]
+    await connection.api(f"STREAM.DELETE.{name}-events")
+    del config["allow_msg_ttl"]
+    await connection.api(f"STREAM.CREATE.{name}-events", config)
+    # That of nats-server 2.11, which answers error 10052.
+    monkeypatch.setattr(connection, "api_level", 1)
+    assert (await provision(connection, queue)).changes == ()
+    await publish_as(connection, queue, ORIGIN, b"a")
+    assert await resolved(connection, queue) == {ORIGIN.key: ORIGIN}
 
 
 async def test_an_older_server_is_warned_of(
@@ -412,3 +429,24 @@ async def test_events_that_take_no_record_keep_no_job_from_being_published(
     assert await publish_as(connection, queue, OTHER, b"b") == [2]
     assert "What the task has published couldn't be recorded" in caplog.text
     assert await resolved(connection, queue) == {OTHER.key: OTHER}
+
+
+async def test_a_task_that_is_killed_while_it_removes_the_records_of_others_has_not_closed_its_own(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(publish_log, "_REMOVAL_INTERVAL", 1)
+    queue = await make_queue(connection, name)
+    log = PublishLog(connection, queue, ORIGIN)
+    begun = await log.begin(await stream_info(connection, name))
+    assert begun is not None
+    await publish_as(connection, queue, ORIGIN, b"a")
+
+    async def killed(*_: object) -> int:
+        raise asyncio.CancelledError
+
+    monkeypatch.setattr(publish_log, "remove_unneeded_records", killed)
+    with pytest.raises(asyncio.CancelledError):
+        await log.close()
+    again = await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name))
+    assert again is not None
+    assert again[0].round == 0

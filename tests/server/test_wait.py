@@ -9,6 +9,7 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.contract import late_ack_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
@@ -24,6 +25,7 @@ from testbed.queues import (
     small_queue,
     store_completion,
 )
+from testbed.waiters import start_waiting, wait_reports
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -291,3 +293,36 @@ async def test_a_finished_wait_leaves_no_subscription(own_nats: NatsServer, name
         cancelled.cancel()
         await asyncio.wait([cancelled])
         await eventually(lambda: not subscribed())
+
+
+@pytest.mark.parametrize("recreated", ["before", "during"])
+async def test_ends_are_read_from_an_events_stream_and_a_dead_letter_queue_that_were_created_anew(
+    connection: NatsPyConnection, name: str, recreated: str
+) -> None:
+    queue = await make_queue(connection, name)
+    for sequence in range(100, 120):
+        await store_completion(connection, queue, sequence)
+    await make_dead_letters(connection, queue, "xyz")
+    cursor = await take_cursor(connection, queue)
+    jobs = await publish_jobs(connection, queue, "ab")
+
+    async def recreate() -> None:
+        for companion in ("events", "dead"):
+            await connection.api(f"STREAM.DELETE.{name}-{companion}")
+        await provision(connection, queue)
+
+    if recreated == "before":
+        # As for a triggerer that starts again.
+        await recreate()
+    waiter = start_waiting(connection, cursor, jobs, WaitPolicy(max_dead=None))
+    if recreated == "during":
+        again, *_ = await publish_jobs(connection, queue, "c")
+        await store_completion(connection, queue, again)
+        await wait_reports([start_waiting(connection, cursor, [again])])
+        await recreate()
+    # Their numbers begin with one again, below those of the cursor.
+    await store_completion(connection, queue, jobs[0])
+    for message in await pull_jobs(connection, queue, 2 + (recreated == "during")):
+        await (message.term() if message.data == b"b" else message.ack())
+    (report,) = await wait_reports([waiter])
+    assert (report.completed, set(report.dead)) == ({jobs[0]}, {jobs[1]})

@@ -140,7 +140,8 @@ def test_all_tasks_together_keep_the_rate(spark: SparkSession, connection_option
     assert len(report.redriven) == 400
     stored = sorted(message.stored_at for message in stored_messages(connection_options, name))
     assert (stored[-1] - stored[0]).total_seconds() >= 1.8
-    for first, later in zip(stored, stored[230:], strict=False):
+    # In a second up to the letters of 0.18 seconds more, and one for each task.
+    for first, later in zip(stored, stored[238:], strict=False):
         assert (later - first).total_seconds() >= 1
 
 

@@ -86,6 +86,22 @@ def test_a_face_exports_what_it_lists(face: str) -> None:
         _ = module.nothing
 
 
+@pytest.mark.parametrize("folder", ["example_dags", "example_workers"])
+def test_examples_import_what_users_may_import(folder: str) -> None:
+    public = {f"{_PACKAGE}.{face}" for face in _FACES} | {
+        f"{_PACKAGE}.{name.rpartition('.')[0]}" for name in _AIRFLOW_NAMES
+    }
+    files = sorted((Path(__file__).parents[2] / folder).glob("*.py"))
+    imported = {
+        node.module
+        for file in files
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.startswith(_PACKAGE)
+    }
+    assert imported
+    assert imported - public == set()
+
+
 def test_a_name_has_one_definition_on_its_face_and_in_its_module() -> None:
     for face in _FACES:
         module = importlib.import_module(f"{_PACKAGE}.{face}")
@@ -168,6 +184,7 @@ def test_the_worker_loads_neither_the_client_nor_what_it_may_do_without() -> Non
     assert {name for name in own if name.startswith("jetstream.dead_letters.")} <= {
         "jetstream.dead_letters.death",
         "jetstream.dead_letters.record",
+        "jetstream.dead_letters.kept_headers",
         "jetstream.dead_letters.record_origin",
     }
     assert own & {"jetstream.publishing.publisher", "jetstream.publishing.job", "jetstream.queue.discovery"} == set()

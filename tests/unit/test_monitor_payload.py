@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from airflow_provider_jetstream.plugins.monitor.letter_view import displayable, payload_of
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.plugins.monitor.letter_view import payload_of
 
 
 @pytest.mark.parametrize(
@@ -43,5 +44,5 @@ def test_the_dump_of_a_long_body_is_cut_to_whole_lines() -> None:
 
 
 def test_a_header_that_is_not_utf8_can_be_encoded_as_json() -> None:
-    assert json.dumps(displayable("caf\udce9")).isascii()
-    assert displayable("café") == "café"
+    assert json.dumps(readable_text("caf\udce9")).isascii()
+    assert readable_text("café") == "café"

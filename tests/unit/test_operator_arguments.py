@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 from datetime import timedelta
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream.errors import JobError, SelectionError
 from airflow_provider_jetstream.operators.cancel import JetStreamCancelOperator
+from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
+from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
+from airflow_provider_jetstream.operators.spark import JetStreamDeadLetterReportOperator
+from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
+from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 from airflow_provider_jetstream.tasks.template_values import parse_job_ids, parse_time_limit
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
 TEMPLATE = "{{ params.value }}"
 
@@ -54,9 +61,88 @@ def test_jobs_to_cancel_are_checked_when_the_dag_is_parsed(arguments: dict[str, 
         JetStreamCancelOperator(task_id="cancel", work_queue="queue.yaml", **arguments)
 
 
+QUEUE = {"name": "q", "subjects": ["q.>"], "consumers": [{"name": "w", "max_deliver": 2}]}
+PUBLISH = partial(JetStreamPublishOperator, task_id="t", work_queue=QUEUE, jobs=[])
+REDRIVE = partial(JetStreamRedriveOperator, task_id="t", work_queue=QUEUE)
+PROVISION = partial(JetStreamProvisionOperator, task_id="t", work_queue=QUEUE)
+CANCEL = partial(JetStreamCancelOperator, task_id="t", work_queue=QUEUE)
+REPORT = partial(JetStreamDeadLetterReportOperator, task_id="t", work_queue=QUEUE, directory="/reports")
+DEAD_LETTERS = partial(JetStreamDeadLetterSensor, task_id="t", work_queue=QUEUE)
+DRAINED = partial(JetStreamQueueDrainedSensor, task_id="t", work_queue=QUEUE)
+
+
+@pytest.mark.parametrize("operator", [PUBLISH, REDRIVE, PROVISION, partial(CANCEL, job_ids="a"), REPORT, DEAD_LETTERS])
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"work_queue": None}, "expected a WorkQueue, its dict, or the path of its YAML as work_queue, found None"),
+        ({"work_queue": ""}, "as work_queue, found ''"),
+        ({"work_queue": 7}, "as work_queue, found 7"),
+        ({"work_queue": {"name": "q"}}, "stream q has no subjects"),
+        ({"work_queue": QUEUE | {"subject": "q.>"}}, "subject: no such field"),
+        ({"nats_conn_id": None}, "expected text as nats_conn_id, found None"),
+        ({"nats_conn_id": 7}, "expected text as nats_conn_id, found 7"),
+    ],
+)
+def test_a_queue_or_connection_that_is_none_is_refused_when_the_dag_is_parsed(
+    operator: Callable[..., object], arguments: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        operator(**arguments)
+    operator()
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments", "problem"),
+    [
+        (PUBLISH, {"jobs": "abc"}, "expected jobs as a list or an iterator, found str"),
+        (PUBLISH, {"jobs": {"id": 1}}, "found dict: put a single job into a list"),
+        (PUBLISH, {"jobs": None}, "found NoneType"),
+        (CANCEL, {"jobs": 7}, "found int"),
+        (PUBLISH, {"subject": ""}, "expected text as subject, found ''"),
+        (PUBLISH, {"subject": 7}, "expected text as subject, found 7"),
+        (PUBLISH, {"wait_timeout": 60}, "expected a timedelta above 0, such as timedelta.*as wait_timeout, found 60"),
+        (REDRIVE, {"wait_timeout": "1h"}, "as wait_timeout, found '1h'"),
+        (REDRIVE, {"wait_timeout": timedelta()}, "as wait_timeout, found datetime.timedelta"),
+        (PUBLISH, {"max_dead": -1}, "expected a whole number of at least 0 as max_dead, found -1"),
+        (PUBLISH, {"max_cancelled": "3"}, "as max_cancelled, found '3'"),
+        (PUBLISH, {"max_vanished": 1.5}, "as max_vanished, found 1.5"),
+        (PUBLISH, {"min_completed": 0}, "expected a whole number of at least 1 as min_completed, found 0"),
+        (PUBLISH, {"wait_for_completion": "no"}, "expected True or False as wait_for_completion.*found 'no'"),
+        (PUBLISH, {"cancel_on_kill": "false"}, "as cancel_on_kill"),
+        (PUBLISH, {"deferrable": 1}, "as deferrable"),
+        (REDRIVE, {"dry_run": "false"}, "expected True or False as dry_run, which takes no template, found 'false'"),
+        (REDRIVE, {"dry_run": TEMPLATE}, "as dry_run"),
+        (PROVISION, {"dry_run": "false"}, "as dry_run"),
+        (PROVISION, {"migrate": "no"}, "as migrate"),
+        (DEAD_LETTERS, {"min_count": 0}, "expected a whole number of at least 1 as min_count, found 0"),
+        (DEAD_LETTERS, {"min_count": "2"}, "as min_count, found '2'"),
+        (DEAD_LETTERS, {"deferrable": "no"}, "as deferrable"),
+        (DRAINED, {"nothing_dead": "no"}, "as nothing_dead"),
+        (REPORT, {"directory": ""}, "expected text as directory"),
+    ],
+)
+def test_a_wrong_argument_is_refused_when_the_dag_is_parsed(
+    operator: Callable[..., object], arguments: dict[str, Any], problem: str
+) -> None:
+    with pytest.raises(ValueError, match=problem):
+        operator(**arguments)
+
+
+@pytest.mark.parametrize("value", [TEMPLATE, {**QUEUE, "name": TEMPLATE}, Path("queue.yaml"), "queue.yaml"])
+def test_a_template_or_the_path_of_a_queue_is_read_by_the_task(value: Any) -> None:
+    PROVISION(work_queue=value, nats_conn_id=TEMPLATE)
+    PUBLISH(work_queue=value, jobs=TEMPLATE, subject=TEMPLATE)
+
+
 def test_sequences_to_cancel_are_checked_when_the_dag_is_parsed() -> None:
     with pytest.raises(SelectionError, match="expected stream sequences"):
         JetStreamCancelOperator(task_id="cancel", work_queue="queue.yaml", sequences="first")
+
+
+def test_a_range_that_no_memory_holds_is_refused() -> None:
+    with pytest.raises(SelectionError, match=r"expected at most 10,000,000 stream sequences, found \[1, 10000000001\]"):
+        JetStreamCancelOperator(task_id="cancel", work_queue="queue.yaml", sequences=[[1, 10_000_000_001]])
 
 
 def test_ids_from_an_iterator_are_read_once() -> None:

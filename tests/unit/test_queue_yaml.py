@@ -53,6 +53,7 @@ def _divided(count: int, **fields: Any) -> dict[str, Any]:
         _NAMES | {"consumers": [_divided(3) | {"filter_subject": "q.0.{partition}.0"}]},
         _NAMES | {"consumers": [_TWO_FILTERS]},
         _NAMES | {"consumers": [_divided(2), _WORKER | {"name": "other", "filter_subject": "q.x"}]},
+        _NAMES | {"description": "\x85", "metadata": {"a\u2028b": " \u2029c\x85"}},
         _NAMES | {"description": "ü: \n#☃ \ud800", "metadata": {"on": "1", "": "x"}, "duplicate_window": 150_000_001},
     ],
 )

@@ -6,10 +6,12 @@ which letters an earlier try of the same task redrove.
 
 from __future__ import annotations
 
+import json
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic_core import PydanticSerializationError
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
-Action = Literal["redriven", "requeued", "parked"]
+Action = Literal["redriven", "requeued", "parked", "handled"]
 
 
 class _Record(BaseModel):
@@ -43,7 +45,8 @@ class LetterRecord(_Record):
     """One action on one dead letter.
 
     :param sequence: the job's stream sequence; with ``stream`` and ``created`` the letter's identity
-    :param action: ``redriven`` as a new job, ``requeued`` in place, or ``parked``
+    :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, or found to be ``handled`` by a handler
+        of the dead letter queue
     :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
     :param subject: the new job's subject
     :param consumer: the consumer that delivered the job, if any did
@@ -77,6 +80,11 @@ class LetterRecord(_Record):
     def in_place(self) -> bool:
         """Whether the stored job itself is delivered again, rather than a copy."""
         return self.action == "requeued"
+
+    @property
+    def leaves_job(self) -> bool:
+        """Whether the stored job stays, so that it may have died once more since."""
+        return self.action in ("requeued", "handled")
 
 
 class RunRecord(_Record):
@@ -158,10 +166,7 @@ class AuditLog:
 
     async def write(self, records: Sequence[LetterRecord]) -> list[ApiError | TransientError | None]:
         """Store records; return for each ``None``, or why it isn't known to be stored."""
-        messages = [
-            (letter_audit_subject(self.queue, record.sequence), record.model_dump_json(exclude_none=True).encode())
-            for record in records
-        ]
+        messages = [(letter_audit_subject(self.queue, record.sequence), _encode(record)) for record in records]
         headers = [Headers([(MSG_ID, self._message_id(record))]) for record in records]
         answers = await store_each(self._connection, messages, headers)
         return [None if isinstance(answer, PubAck) else answer for answer in answers]
@@ -169,7 +174,7 @@ class AuditLog:
     def _message_id(self, record: LetterRecord) -> str:
         """Return an id that concurrent redrives of the same letter share, so that the action is stored once."""
         # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
-        result = record.died_at if record.in_place else record.new_sequence
+        result = record.died_at if record.leaves_job else record.new_sequence
         return f"audit:{self.created}:{record.sequence}:{record.action}:{result or record.at}"
 
     async def begin_run(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
@@ -193,7 +198,7 @@ class AuditLog:
         :raises TransientError: it isn't known to be stored
         """
         subject = run_audit_subject(self.queue, record.run)
-        await store(self._connection, subject, record.model_dump_json(exclude_none=True).encode())
+        await store(self._connection, subject, _encode(record))
 
     async def finish_run(self, run: str) -> None:
         """Record that a redrive which was left open is finished.
@@ -214,6 +219,15 @@ class AuditLog:
             letter = _read(LetterRecord, message)
             if letter and letter.run == record.run and letter.created == self.created:
                 yield letter
+
+
+def _encode(record: _Record) -> bytes:
+    """Encode a record; what isn't UTF-8 in it, as in a header that was left out, is replaced."""
+    try:
+        return record.model_dump_json(exclude_none=True).encode()
+    except PydanticSerializationError:
+        values = record.model_dump(mode="json", exclude_none=True)
+        return json.dumps(values, ensure_ascii=False).encode("utf-8", "replace")
 
 
 def _read(model: type[_Model], message: StoredMessage | None) -> _Model | None:

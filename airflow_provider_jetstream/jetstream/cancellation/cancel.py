@@ -100,11 +100,12 @@ async def cancel_jobs(
     """
     events = events_stream(queue)
     await _require_capture(connection, queue.name, events)
+    has_schedules = bool((await stream_info(connection, queue.name))["config"].get("allow_msg_schedules"))
 
     async def cancel_one(job_id: str) -> CancelReport:
         # In this order: a job that a schedule makes before its removal is stored before the cancellation, which covers
         # it.
-        schedules = await remove_schedules(connection, queue.name, job_id)
+        schedules = await remove_schedules(connection, queue.name, job_id) if has_schedules else 0
         requested_at = datetime.now(UTC)
         ack = await _store(connection, queue.name, job_id, why, by)
         message = await get_message(connection, events, ack.sequence)

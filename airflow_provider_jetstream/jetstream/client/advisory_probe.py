@@ -19,7 +19,11 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    ListedConsumers,
+    consumer_info,
+    list_consumers,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -51,7 +55,7 @@ async def probe_consumer(connection: Connection, stream: str, consumer: str) -> 
     return after
 
 
-async def probe_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
+async def probe_consumers(connection: Connection, stream: str) -> ListedConsumers:
     """Have the server publish every advisory that is due for any consumer, and return their states by name afterwards.
 
     :raises NotFoundError: the stream doesn't exist

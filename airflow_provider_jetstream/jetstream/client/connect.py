@@ -108,6 +108,7 @@ async def _require_jetstream(connection: NatsPyConnection, failures: list[Except
         raise too_old(connection.server_version, MINIMUM_SERVER)
     account = await _account_info(connection, failures)
     connection.api_level = int(account.get("api", {}).get("level", 0))
+    connection.domain = str(account.get("domain") or "")
 
 
 async def _account_info(connection: NatsPyConnection, failures: list[Exception]) -> dict[str, Any]:

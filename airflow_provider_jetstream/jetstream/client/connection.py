@@ -60,6 +60,8 @@ class Connection(Protocol):
     """What the subjects of JetStream's API begin with."""
     api_level: int
     """The level of JetStream's API that the server supports; 0 before 2.11."""
+    domain: str = ""
+    """The JetStream domain of the server; empty where it has none."""
     last_error: Exception | None = None
     """What the connection last reported about itself."""
     message_readers: Mapping[str, Callable[[Mapping[str, Any]], Awaitable[StoredMessage | None]]] = MappingProxyType({})

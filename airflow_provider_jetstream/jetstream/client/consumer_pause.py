@@ -7,11 +7,11 @@ the end of the pause with its own clock, so it is calculated from the server's t
 from __future__ import annotations
 
 import asyncio
-import time
 from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
 
@@ -38,15 +38,13 @@ async def paused(connection: Connection, stream: str, consumer: str) -> AsyncIte
     :raises ApiError: the server refused
     """
     info = await consumer_info(connection, stream, consumer)
-    before, taken_at = info["config"].get("pause_until"), datetime.fromisoformat(info["ts"])
-    if before and datetime.fromisoformat(before) <= taken_at + _PAUSE:
+    before, clock = info["config"].get("pause_until"), ServerClock.of(info)
+    if before and datetime.fromisoformat(before) <= clock.answered_at + _PAUSE:
         # That of a process that was killed, or as good as over.
         before = None
-    read_at = time.monotonic()
 
     def pause_end() -> str:
-        now = taken_at + timedelta(seconds=time.monotonic() - read_at)
-        return (now + _PAUSE).astimezone(UTC).isoformat().replace("+00:00", "Z")
+        return (clock.now() + _PAUSE).astimezone(UTC).isoformat().replace("+00:00", "Z")
 
     async def keep_paused() -> None:
         while True:

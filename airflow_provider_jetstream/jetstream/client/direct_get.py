@@ -6,10 +6,13 @@ Protocol: ADR-31, "JetStream Direct Get".
 from __future__ import annotations
 
 import json
+from contextlib import suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
-from airflow_provider_jetstream.jetstream.client.message import parse_direct_get
-from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
+from airflow_provider_jetstream.jetstream.client.message import parse_direct_get, parse_msg_get
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
+from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterable, Mapping
@@ -63,6 +66,29 @@ async def get_batch(connection: Connection, stream: str, request: Mapping[str, A
     if last_header[STATUS] not in _END_OF_BATCH:
         refuse(last_header, subject)
     return [parse_direct_get(header, body) for header, body in answers]
+
+
+async def with_exact_subject(connection: Connection, stream: str, message: StoredMessage) -> StoredMessage:
+    """Complete the subject of a message of which an API answer shows only a part: its bytes that aren't UTF-8 miss.
+
+    Where the stream allows no direct gets, they stay :data:`~.wire_text.UNKNOWN_BYTE`.
+    """
+    if UNKNOWN_BYTE not in message.subject:
+        return message
+    # The subject may have the replacement character itself; then it is the subject of a message.
+    shown = message.subject.replace(UNKNOWN_BYTE, "\ufffd")
+    request = {"seq": message.sequence, "next_by_subj": shown}
+    answer = await connection.api_request(f"STREAM.MSG.GET.{stream}", json.dumps(request).encode())
+    if (same := parse_msg_get(answer, stream)) and same.sequence == message.sequence:
+        return replace(message, subject=shown)
+    if connection.api_level >= BATCHES:
+        with suppress(TransientError, ApiError):
+            request = {"seq": message.sequence, "next_by_subj": ">"}
+            for found in await get_batch(connection, stream, request | {"batch": 1}):
+                # A replica may be behind, but never has another message of the same sequence and time.
+                if (found.sequence, found.time) == (message.sequence, message.time):
+                    return found
+    return message
 
 
 def refuse(header: bytes, subject: str) -> NoReturn:

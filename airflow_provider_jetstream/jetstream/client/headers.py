@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+import re
+from typing import TYPE_CHECKING, Self, TypeAlias
+
+from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+_SERVERS = "Nats-"
+_LINE_BREAKS = str.maketrans("\r\n", "  ")
+# The server looks for its headers behind a bare line feed, too.
+_HIDDEN = re.compile(r"\n(?=nats-)", re.IGNORECASE)
 
 
 class Headers(dict[str, str]):
@@ -23,6 +31,53 @@ class Headers(dict[str, str]):
     def items(self) -> Pairs:  # type: ignore[override]
         """Return every name and value in order."""
         return self._pairs
+
+
+class ExactValue(str):
+    """The value of a header that was stored in another form than ``name: value``, and is sent again in that form.
+
+    :param value: the value without white space around it
+    :param line: the header as it was stored, with the lines that continue it; a line without a colon is the value of a
+        header without a name
+    """
+
+    __slots__ = ("line",)
+
+    line: str
+
+    def __new__(cls, value: str, line: str = "") -> Self:
+        """Make a value with its line."""
+        exact = super().__new__(cls, value)
+        exact.line = line
+        return exact
+
+
+def parse_headers(raw: bytes) -> Pairs:
+    """Parse headers as they are on the wire, with their first line, into names and values in order."""
+    # Not by email.parser as nats-py does: that turns values beyond ASCII into objects and merges repeated names.
+    lines: list[str] = []
+    for line in decode_text(raw).split("\r\n")[1:]:
+        if line[:1] in (" ", "\t") and lines:
+            lines[-1] += f"\r\n{line}"
+        elif line:
+            lines.append(line)
+    return tuple(_parse_line(line) for line in lines)
+
+
+def _parse_line(line: str) -> tuple[str, str]:
+    name, colon, rest = line.partition(":")
+    if not colon:
+        return "", ExactValue(line, line)
+    value = rest.partition("\r\n")[0].strip()
+    if rest == f" {value}" and name == name.strip() and "\n" not in line and "\r" not in line:
+        return name, value
+    return name, ExactValue(value, line)
+
+
+def exact_pair(name: str, value: str, line: str) -> tuple[str, str]:
+    """Return a header with its line as it was stored, unless the line is another header's or more than one."""
+    pairs = parse_headers(b"\r\n" + encode_text(line))
+    return pairs[0] if pairs == ((name, value),) else (name, value)
 
 
 def is_servers(name: str) -> bool:
@@ -43,18 +98,31 @@ def first(headers: Iterable[tuple[str, str]], name: str) -> str | None:
 
 
 def encode_headers(headers: Mapping[str, str]) -> bytes:
-    """Encode headers as they are on the wire.
+    """Encode headers as they are on the wire, in their order; the server's come first where another one names one.
 
-    :raises UnicodeEncodeError: a value was stored in something other than UTF-8 and can't be sent again
+    :raises UnicodeEncodeError: a value has characters that no bytes stand for
     """
-    # Names and values without surrounding white space, as nats-py sends them.
-    lines = "".join([f"{name.strip()}: {value.strip()}\r\n" for name, value in headers.items()])
-    return f"NATS/1.0\r\n{lines}\r\n".encode()
+    lines = [_line(name, value) for name, value in headers.items()]
+    block = "".join(lines)
+    if block.count(_SERVERS) > sum(line.startswith(_SERVERS) for line in lines):
+        # Before 2.14 the server takes the first place where a name of its own occurs, in any other header too, and
+        # ignores its header if that place isn't one: a redriven job would have no id.
+        block = "".join(sorted(lines, key=lambda line: not line.startswith(_SERVERS)))
+    return encode_text(f"NATS/1.0\r\n{block}\r\n")
+
+
+def _line(name: str, value: str) -> str:
+    if isinstance(value, ExactValue) and value.line:
+        line = value.line
+        return f"{_HIDDEN.sub(' ', line) if chr(10) in line else line}\r\n"
+    line = f"{name.strip()}: {value.strip()}"
+    # A value never ends its line: what follows would be another header, or another command.
+    return f"{line if line.isprintable() else line.translate(_LINE_BREAKS)}\r\n"
 
 
 def wire_size(headers: Mapping[str, str]) -> int:
     """Compute the size of headers on the wire, which counts towards the server's ``max_payload``.
 
-    :raises UnicodeEncodeError: a value was stored in something other than UTF-8 and can't be sent again
+    :raises UnicodeEncodeError: a value has characters that no bytes stand for
     """
     return len(encode_headers(headers))

@@ -9,7 +9,8 @@ from datetime import datetime
 from typing import Final
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer, not_found
-from airflow_provider_jetstream.jetstream.client.headers import first
+from airflow_provider_jetstream.jetstream.client.headers import first, parse_headers
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE, decode_text
 from airflow_provider_jetstream.jetstream.errors import ApiError, WireError
 
 NO_MESSAGE: Final = 10037
@@ -67,7 +68,7 @@ def parse_msg_get(answer: bytes, stream: str) -> StoredMessage | None:
     if match := _MSG_GET_ANSWER.fullmatch(answer):
         subject, sequence, headers, data, time = match.groups()
         return StoredMessage(
-            subject.decode(),
+            subject.decode().replace("\ufffd", UNKNOWN_BYTE),
             int(sequence),
             time.decode(),
             parse_headers(base64.b64decode(headers)) if headers else (),
@@ -80,7 +81,8 @@ def parse_msg_get(answer: bytes, stream: str) -> StoredMessage | None:
             return None
         raise not_found(error, f"stream {stream}") from None
     return StoredMessage(
-        subject=message["subject"],
+        # The API's JSON has U+FFFD for every byte that isn't UTF-8.
+        subject=message["subject"].replace("\ufffd", UNKNOWN_BYTE),
         sequence=message["seq"],
         time=message["time"],
         headers=parse_headers(base64.b64decode(message.get("hdrs", ""))),
@@ -100,12 +102,4 @@ def parse_direct_get(header: bytes, body: bytes) -> StoredMessage:
         raise WireError(f"expected an answer to a direct get, found the headers {header[:200]!r}")
     subject, sequence, time = match.groups()
     own = parse_headers(header[:start]) if start > _FIRST_LINE else ()
-    return StoredMessage(subject.decode("utf-8", "surrogateescape"), int(sequence), time.decode(), own, body)
-
-
-def parse_headers(raw: bytes) -> tuple[tuple[str, str], ...]:
-    """Parse headers as they are on the wire, with their first line, into names and values in order."""
-    # Not by email.parser as nats-py does: that turns values beyond ASCII into objects and merges repeated names.
-    lines = raw.decode("utf-8", "surrogateescape").split("\r\n")[1:]
-    pairs = (line.split(":", 1) for line in lines if ":" in line)
-    return tuple((name, value.strip()) for name, value in pairs)
+    return StoredMessage(decode_text(subject), int(sequence), time.decode(), own, body)

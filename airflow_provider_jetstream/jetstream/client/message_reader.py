@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
+from airflow_provider_jetstream.jetstream.client.direct_get import with_exact_subject
 from airflow_provider_jetstream.jetstream.client.message import parse_msg_get
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covers
@@ -79,7 +80,8 @@ async def msg_get(connection: Connection, stream: str, request: Mapping[str, Any
     :raises NotFoundError: the stream doesn't exist
     """
     answer = await connection.api_request(f"STREAM.MSG.GET.{stream}", json.dumps(request).encode())
-    return parse_msg_get(answer, stream)
+    message = parse_msg_get(answer, stream)
+    return await with_exact_subject(connection, stream, message) if message else None
 
 
 async def read_range(

@@ -1,7 +1,7 @@
-"""The connection on an event loop: nats-py's client with two defects fixed and one feature added.
+"""The connection on an event loop: nats-py's client with some defects fixed and one feature added.
 
-Credentials are never sent in plaintext where TLS was asked for, a failed TLS handshake ends, and a request may have
-many answers, whose headers stay as they are on the wire.
+Credentials are never sent in plaintext where TLS was asked for, a failed TLS handshake ends, subjects and headers may
+be any bytes, and a request may have many answers, whose headers stay as they are on the wire.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TLSError, TransientError, UnreachableError
 
 if TYPE_CHECKING:
@@ -227,6 +229,44 @@ class JetStreamClient(Client):
             callback(bytes(headers or b""), bytes(data))
         else:
             await super()._process_msg(sid, subject, reply, data, headers)
+
+    async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        try:
+            return await super()._process_headers(headers)
+        except (UnicodeDecodeError, IndexError) as error:
+            # A publisher may send anything as headers, and the client would receive nothing more.
+            log.warning("The headers of a message can't be parsed, and are ignored: %s", error)
+            return None
+
+    def _build_message(
+        self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: dict[str, str] | None
+    ) -> Msg:
+        # The client decodes strictly: it would receive nothing more after a subject that isn't UTF-8.
+        return self.msg_class(
+            subject=decode_text(subject),
+            reply=decode_text(reply),
+            data=data,
+            headers=headers,
+            _client=self,
+            _sid=sid,
+        )
+
+    async def _send_publish(
+        self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, str] | None
+    ) -> None:
+        # The client sends only UTF-8, and not every name of a header that may be stored.
+        target = b"%b %b" % (encode_text(subject), encode_text(reply))
+        if headers is None:
+            command = b"PUB %b %d\r\n%b\r\n" % (target, len(payload), payload)
+        else:
+            block = encode_headers(headers)
+            size = len(block) + len(payload)
+            command = b"HPUB %b %d %d\r\n%b%b\r\n" % (target, len(block), size, block, payload)
+        self.stats["out_msgs"] += 1
+        self.stats["out_bytes"] += payload_size
+        await self._send_command(command)
+        if self._flush_queue is not None and self._flush_queue.empty():
+            await self._flush_pending()
 
     def _connect_command(self) -> bytes:
         if self._encrypted and not self._server_info.get("tls_required"):

@@ -123,16 +123,39 @@ async def consumer_names(connection: Connection, stream: str) -> list[str]:
             return names
 
 
-async def list_consumers(connection: Connection, stream: str) -> dict[str, dict[str, Any]]:
+class ListedConsumers(dict[str, dict[str, Any]]):
+    """CONSUMER.INFO of a stream's consumers by name, but for the internal ones.
+
+    :ivar internal: the internal ones: those of streams that source or mirror this one belong to no worker
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.internal: dict[str, dict[str, Any]] = {}
+
+    @property
+    def held_above(self) -> int | None:
+        """The sequence above which acknowledged messages may be stored still; ``None`` where none is.
+
+        Since nats-server 2.14 a message leaves a work queue only when a stream that sources it has it, too.
+        """
+        floors = [
+            info["ack_floor"]["stream_seq"]
+            for info in self.internal.values()
+            if info["config"].get("ack_policy") != "none" and (info["num_pending"] or info["num_ack_pending"])
+        ]
+        return min(floors, default=None)
+
+
+async def list_consumers(connection: Connection, stream: str) -> ListedConsumers:
     """Read the configuration and state of a stream's consumers by name, one request per page.
 
-    Internal consumers are left out: those of streams that source or mirror this one belong to no worker. nats-server
-    2.15 lists them with ``sourcing`` in their configuration, earlier ones don't list them.
+    nats-server 2.14 and later list internal consumers with ``sourcing`` in their configuration, earlier ones don't.
 
     :raises NotFoundError: the stream doesn't exist
     :raises UnreachableError: the server of a consumer is away or elects a leader
     """
-    consumers: dict[str, dict[str, Any]] = {}
+    consumers = ListedConsumers()
     offset = 0
     while True:
         try:
@@ -145,7 +168,8 @@ async def list_consumers(connection: Connection, stream: str) -> dict[str, dict[
                 " are away or elect a leader; try again"
             )
         page: list[dict[str, Any]] = answer.get("consumers") or []
-        consumers |= {info["name"]: info for info in page if not _is_internal(info["config"])}
+        for info in page:
+            (consumers.internal if _is_internal(info["config"]) else consumers)[info["name"]] = info
         offset += len(page)
         if not page or offset >= answer.get("total", 0):
             return consumers

@@ -31,6 +31,7 @@ class AckMetrics:
     ) -> None:
         self._connection = connection
         self._events = events
+        self._queue = queue
         self._subject = f"{ACK_METRIC}.{queue}.*"
         self._sequences = frozenset(sequences)
         self._since = since
@@ -57,7 +58,9 @@ class AckMetrics:
         start = await self._first_event(events)
         async for message in read_range(self._connection, events, self._subject, start):
             metric = parse_advisory(message.data)
-            if isinstance(metric, AckMetric) and metric.stream_seq in self._sequences:
+            if not isinstance(metric, AckMetric) or metric.stream_seq not in self._sequences:
+                continue
+            if metric.is_of_server(self._queue, self._connection.domain):
                 acknowledged.add(metric.stream_seq)
         return acknowledged
 

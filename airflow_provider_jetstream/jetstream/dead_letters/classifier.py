@@ -13,6 +13,7 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.archive import with_archived_subject
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
 from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
@@ -50,7 +51,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
     from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
     from airflow_provider_jetstream.jetstream.origin import Origin
-    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState, QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 _COPIES = (EntryKind.COPY, EntryKind.PROVEN_COPY)
 
@@ -64,7 +66,6 @@ class Classifier:
     :param metrics: the ack metrics of jobs that are gone
     :param origins: the tasks that published jobs
     :param handled: the jobs that handlers of the dead letter queue have handled
-    :param captures_terminations: whether the dead letter queue captures the server's advisories of terminated jobs
     :param events: the stream of completions, if it exists
     :param archive: the archive, if it exists
     :param audit: the audit, if it exists
@@ -79,7 +80,6 @@ class Classifier:
     metrics: AckMetrics
     origins: LetterOrigins
     handled: HandledJobs
-    captures_terminations: bool
     events: str | None = None
     archive: ArchiveReader | None = None
     audit: AuditLog | None = None
@@ -137,6 +137,8 @@ class Classifier:
         if message is None:
             # The job may have ended, and its end been stored, after the streams were found empty.
             empty = ()
+        else:
+            message = await with_archived_subject(self.archive, message)
         current = [entry for entry in entries if entry.recorded_at >= self.snapshot.created_at]
         named, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
         audit = self.audit if self.audit and self.audit.stream not in empty else None
@@ -178,6 +180,7 @@ class Classifier:
             delivered=consumer.delivered,
             ack_floor=consumer.ack_floor,
             in_flight=consumer.in_flight,
+            held_above=consumer.held_above,
             has_evidence=has_evidence,
         ):
             return Status.ALIVE if valid or not entries else Status.STALE
@@ -192,15 +195,15 @@ class Classifier:
         letter = self._letter(
             message, BodySource.QUEUE, death, consumer, preserved=preserved, origin=origin, entries=entries
         )
-        return await self._unless_handled(await self._with_copy_sequence(letter, audited), valid, since)
+        return await self._unless_handled(await self._with_copy_sequence(letter, audited), valid, since, audited)
 
     async def _unless_handled(
-        self, letter: DeadLetter, entries: Sequence[Entry], since: datetime
+        self, letter: DeadLetter, entries: Sequence[Entry], since: datetime, audited: LetterRecord | None = None
     ) -> DeadLetter | Status:
         # A redrive that was cut off has to be finished, whatever a handler did meanwhile.
         if letter.copy_sequence is not None:
             return letter
-        return await self.handled.status(letter.sequence, entries, since) or letter
+        return await self.handled.status(letter, entries, since, audited) or letter
 
     async def _with_copy_sequence(self, letter: DeadLetter, audited: LetterRecord | None) -> DeadLetter:
         """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
@@ -241,10 +244,10 @@ class Classifier:
                 return await self._unless_handled(letter, [], entry.recorded_at)
         # A job that was requeued in place may have died again.
         valid = [
-            entry for entry in entries if audited is None or (audited.in_place and entry.recorded_at >= audited.at)
+            entry for entry in entries if audited is None or (audited.leaves_job and entry.recorded_at >= audited.at)
         ]
         if not valid:
-            return Status.REDRIVEN
+            return Status.HANDLED if audited and audited.action == "handled" else Status.REDRIVEN
         if is_handled(valid):
             return Status.HANDLED
         merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, valid)
@@ -254,6 +257,7 @@ class Classifier:
         status = await self._status_of_gone(message, merged.death, {entry.kind for entry in valid})
         if status is not None or message is None:
             return status or Status.GONE
+        message = await with_archived_subject(self.archive, message)
         preserved = source == BodySource.COPY
         letter = self._letter(message, source, merged.death, None, preserved=preserved, origin=merged.origin)
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
@@ -273,7 +277,9 @@ class Classifier:
             if message is None:
                 return Status.LOST if await self._may_have_expired(death) else Status.SPURIOUS
             return None if await self._has_expired(message, death) else Status.SPURIOUS
-        is_proved = bool({EntryKind.TERMINATION, EntryKind.PROVEN_COPY} & set(kinds)) or not self.captures_terminations
+        # A worker stores its record before it terminates the job, and may have been stopped in between: another one may
+        # have finished the job since.
+        is_proved = bool({EntryKind.TERMINATION, EntryKind.PROVEN_COPY} & set(kinds))
         if death.reason in (Reason.TERMINATED, Reason.EXPIRED) and is_proved:
             return Status.LOST if message is None else None
         if message is None:
@@ -324,16 +330,17 @@ class Classifier:
     async def _has_expired(self, message: StoredMessage, death: Death) -> bool:
         max_age = self.snapshot.max_age
         if self.snapshot.config.get("allow_msg_ttl") and (ttl := message.header("Nats-TTL")):
-            with suppress(ValueError):
+            with suppress(ValueError, OverflowError):
                 nanoseconds = 0 if ttl == "never" else parse_duration(f"{ttl}s" if ttl.isdecimal() else ttl)
                 max_age = timedelta(microseconds=nanoseconds / 1_000)
-        if not message.time or max_age <= timedelta() or death.died_at < message.stored_at + max_age:
+        # A difference: the sum may be later than any time.
+        if not message.time or max_age <= timedelta() or death.died_at - message.stored_at < max_age:
             return False
         return not await self.metrics.is_acknowledged(death.sequence)
 
     async def _may_have_expired(self, death: Death) -> bool:
         """Return whether a job without a copy may have expired; its copy in the archive expires as well."""
         max_age = self.snapshot.max_age
-        by_age = max_age > timedelta() and death.died_at >= self.snapshot.created_at + max_age
+        by_age = max_age > timedelta() and death.died_at - self.snapshot.created_at >= max_age
         by_ttl = bool(self.snapshot.config.get("allow_msg_ttl"))
         return (by_age or by_ttl) and not await self.metrics.is_acknowledged(death.sequence)

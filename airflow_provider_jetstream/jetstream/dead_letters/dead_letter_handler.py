@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, redrive_consumer
-from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects, settled_sequence
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects, settled_sequence
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 # A stream of any other retention keeps an entry that is acknowledged.
 _REMOVING = frozenset({"workqueue", "interest"})
+_UNLIMITED = 2**31
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +58,17 @@ class DeadLetterHandler:
     def can_be_pulled(self) -> bool:
         """Whether it delivers entries by pull requests."""
         return "deliver_subject" not in self.config
+
+    @property
+    def room(self) -> int:
+        """How many entries it delivers to one request at most; none, or fewer, where too many are in flight."""
+        room = [_UNLIMITED]
+        if (max_ack_pending := self.config.get("max_ack_pending", -1)) > 0:
+            room.append(max_ack_pending - self.in_flight)
+        # The server refuses a larger request.
+        if (max_batch := self.config.get("max_batch", 0)) > 0:
+            room.append(max_batch)
+        return min(room)
 
     @property
     def waits(self) -> list[timedelta]:

@@ -8,7 +8,7 @@ from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.queue.snapshot import settled_sequence
+from airflow_provider_jetstream.jetstream.queue.consumer_state import settled_sequence
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -77,7 +77,15 @@ class Death:
         return sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_FINGERPRINT_DIGITS]
 
 
-def is_dead(sequence: int, *, delivered: int, ack_floor: int, in_flight: int, has_evidence: bool = False) -> bool:
+def is_dead(
+    sequence: int,
+    *,
+    delivered: int,
+    ack_floor: int,
+    in_flight: int,
+    held_above: int | None = None,
+    has_evidence: bool = False,
+) -> bool:
     """Return whether a consumer will never again deliver a job that is still stored.
 
     At or below the consumer's settled sequence the numbers alone prove the death, with or without an advisory. Above
@@ -87,8 +95,9 @@ def is_dead(sequence: int, *, delivered: int, ack_floor: int, in_flight: int, ha
     :param delivered: the highest stream sequence that the consumer delivered
     :param ack_floor: the stream sequence up to which every delivery ended
     :param in_flight: the number of open deliveries (``num_ack_pending``)
+    :param held_above: the sequence above which jobs that are done may be stored still, if there is one
     :param has_evidence: whether an entry proves a death of this very message: newer than the message, its consumer and
         the last requeue in place, and of a consumer whose numbers agree with the entries
     """
-    settled = settled_sequence(delivered, ack_floor, in_flight)
+    settled = settled_sequence(delivered, ack_floor, in_flight, held_above)
     return sequence <= settled or (has_evidence and sequence <= delivered)

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 
 
 class EntryKind(IntEnum):

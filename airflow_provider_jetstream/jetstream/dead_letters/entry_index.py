@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from bisect import bisect_left, bisect_right
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -54,12 +55,14 @@ class EntryColumns(NamedTuple):
 class EntryIndex:
     """The entries of a dead letter queue by job.
 
-    ``unreadable`` counts entries that don't state which job they are about, and ``read_to`` is the last sequence of the
-    dead letter queue that was read.
+    ``unreadable`` counts entries that don't state which job they are about, ``of_other_domain`` by consumer advisories
+    about a queue of the same name in another JetStream domain, and ``read_to`` is the last sequence of the dead letter
+    queue that was read.
     """
 
     def __init__(self) -> None:
         self.unreadable = 0
+        self.of_other_domain: Counter[str] = Counter()
         self.read_to = 0
         self._sequences: array[int] = array("Q")
         self._entries: array[int] = array("Q")
@@ -206,12 +209,14 @@ async def read_index(
     if stop is None:
         stop = int((await stream_info(connection, dead_letter_queue))["state"]["last_seq"])
     index.read_to = stop
-    parser = EntryParser(queue, created)
+    parser = EntryParser(queue, created, connection.domain)
     async for message in read_range(connection, dead_letter_queue, start=start, stop=index.read_to):
         if not parser.is_entry(message.subject):
             continue
         if job := parser.parse(message):
             index.add(*job)
+        elif other := parser.other_domains_consumer(message):
+            index.of_other_domain[other] += 1
         else:
             index.unreadable += 1
     return index
@@ -222,11 +227,13 @@ class EntryParser:
 
     :param queue: the work queue
     :param created: when its stream was created, in the server's own text
+    :param domain: the JetStream domain of its server; empty where it has none
     """
 
-    def __init__(self, queue: str, created: str) -> None:
+    def __init__(self, queue: str, created: str, domain: str = "") -> None:
         self._queue = queue
         self._created = created
+        self._domain = domain
         # Each copy has a subject of its own: comparing prefixes is cheaper than a filter match, which is cached.
         self._copies = (copy_filter(queue).removesuffix(">"), parked_filter(queue).removesuffix(">"))
         self._deaths = (f"{MAX_DELIVERIES}.{queue}.*", f"{TERMINATED}.{queue}.*")
@@ -240,8 +247,15 @@ class EntryParser:
         if message.subject.startswith(self._copies):
             job = _read_copy(message, self._queue, self._created)
         else:
-            job = _read_advisory(message, self._queue)
+            job = _read_advisory(message, self._queue, self._domain)
         return job if job and 0 < job[0] <= _MAX_SEQUENCE else None
+
+    def other_domains_consumer(self, message: StoredMessage) -> str | None:
+        """Return the consumer of an advisory about a queue of the same name in another domain; ``None`` for others."""
+        advisory = parse_advisory(message.data)
+        if advisory is None or advisory.stream != self._queue or advisory.domain == self._domain:
+            return None
+        return advisory.consumer
 
 
 def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, Entry] | None:
@@ -251,7 +265,7 @@ def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, E
         kind, recorded_at = EntryKind.PARKED, message.stored_at
     elif (message.header(MSG_ID) or "").startswith(f"dead:{SCAN}:") and outline.reason != Reason.UNDELIVERABLE:
         # A scan states the time of death by the server's clock, a worker by its own.
-        kind, recorded_at = EntryKind.PROVEN_COPY, min(outline.died_at, message.stored_at)
+        kind, recorded_at = EntryKind.PROVEN_COPY, max(_EPOCH, outline.died_at)
     else:
         kind, recorded_at = EntryKind.COPY, message.stored_at
     if outline.created not in ("", created):
@@ -260,7 +274,7 @@ def _read_copy(message: StoredMessage, queue: str, created: str) -> tuple[int, E
     return outline.sequence, entry
 
 
-def _read_advisory(message: StoredMessage, queue: str) -> tuple[int, Entry] | None:
+def _read_advisory(message: StoredMessage, queue: str, domain: str) -> tuple[int, Entry] | None:
     match advisory := parse_advisory(message.data):
         case MaxDeliveries():
             kind = EntryKind.DELIVERIES
@@ -268,11 +282,24 @@ def _read_advisory(message: StoredMessage, queue: str) -> tuple[int, Entry] | No
             kind = EntryKind.DELETION if advisory.reason == DELETED_IN_FLIGHT else EntryKind.TERMINATION
         case _:
             return None
-    if advisory.stream != queue or advisory.timestamp.tzinfo is None:
+    if not advisory.is_of_server(queue, domain) or (died_at := _time_of(advisory, message)) is None:
         return None
     deliveries = _bounded(advisory.deliveries)
-    entry = Entry(message.sequence, kind, advisory.consumer, advisory.timestamp, deliveries)
+    entry = Entry(message.sequence, kind, advisory.consumer, died_at, deliveries)
     return advisory.stream_seq, entry
+
+
+def _time_of(advisory: MaxDeliveries | Terminated, message: StoredMessage) -> datetime | None:
+    """Return when a job died by an advisory, never later than the advisory was stored; ``None`` for no such time.
+
+    Who may publish on the server's subjects can state any time, and no redrive waits for one that is to come.
+    """
+    if advisory.timestamp.tzinfo is None:
+        return None
+    try:
+        return max(_EPOCH, min(advisory.timestamp.astimezone(UTC), message.stored_at))
+    except OverflowError:
+        return None
 
 
 def _bounded(deliveries: int | None) -> int:

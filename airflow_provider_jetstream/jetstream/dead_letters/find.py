@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
@@ -29,14 +30,14 @@ class Findings:
     :param dismissed: jobs that have entries in the dead letter queue and are no dead letters
     :param uncertain: how many more dead letters there are that can't be identified yet
     :param undeliverable: how many jobs match no consumer
-    :param risks: what could be lost with the queue's configuration, a sentence each
+    :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     """
 
     letters: tuple[DeadLetter, ...]
     dismissed: tuple[NotDead, ...]
     uncertain: int
     undeliverable: int
-    risks: tuple[str, ...]
+    risks: tuple[Finding, ...]
 
 
 async def find_dead_letters(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> Findings:
@@ -45,6 +46,7 @@ async def find_dead_letters(connection: Connection, queue: WorkQueue, selection:
     :param selection: which dead letters; all in circulation where absent
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
+    :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection = selection or Selection()
     scan = await Scan.begin(connection, queue, vanished=selection.vanished)
@@ -73,7 +75,7 @@ class Summary:
     :param uncertain: how many more dead letters there are that can't be identified yet; not counted in ``dead``
     :param undeliverable: how many jobs match no consumer
     :param dismissed: how many jobs with entries are no dead letters, by status
-    :param risks: what could be lost with the queue's configuration, a sentence each
+    :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param preserved: how many bodies were copied into the dead letter queue
     """
 
@@ -86,7 +88,7 @@ class Summary:
     uncertain: int = 0
     undeliverable: int = 0
     dismissed: dict[str, int] = field(default_factory=dict)
-    risks: tuple[str, ...] = ()
+    risks: tuple[Finding, ...] = ()
     preserved: int = 0
     _last: int = -1
 
@@ -146,7 +148,7 @@ class Summary:
             "undeliverable": self.undeliverable,
             "dismissed": dict(self.dismissed),
             "kept": self.preserved,
-            "risks": list(self.risks),
+            "risks": [str(risk) for risk in self.risks],
         }
 
     def _age(self, since: datetime) -> float:
@@ -164,6 +166,7 @@ async def summarise_dead_letters(
     :raises SelectionError: ``group_by`` names an unknown field
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
+    :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection, fields = selection or Selection(), group_fields(group_by)
     scan = await Scan.begin(connection, queue, vanished=selection.vanished)
@@ -172,6 +175,7 @@ async def summarise_dead_letters(
     # A body may be purged from the archive only if every letter was classified, so the uncounted ones are read too.
     read_all = not selection.parked and Reason.UNDELIVERABLE not in (selection.reasons or ())
     async for page in scan.pages(Selection(vanished=selection.vanished) if read_all else selection):
+        await scan.record_handled()
         await preserver.preserve(page.letters)
         now = datetime.now(UTC)
         for letter in page.letters:

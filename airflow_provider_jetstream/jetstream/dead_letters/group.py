@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ _VALUES: Mapping[GroupField, Callable[[DeadLetter], str | None]] = {
     "fingerprint": lambda letter: letter.death.fingerprint,
     "traceback_digest": lambda letter: letter.death.traceback_digest,
     "error_place": lambda letter: letter.death.error_place,
-    "subject": lambda letter: letter.subject,
+    "subject": lambda letter: readable_text(letter.subject),
     "consumer": lambda letter: letter.death.consumer,
     "dag_id": lambda letter: letter.origin.dag_id if letter.origin else None,
     "run_id": lambda letter: letter.origin.run_id if letter.origin else None,

@@ -2,7 +2,8 @@
 
 A handler is a consumer of the dead letter queue, in a program of its own. One that knows this package publishes a
 report on ``handled.<queue>.<sequence>``. Any other one only acknowledges the entry; what that proves is found by
-:mod:`.removed_entries`.
+:mod:`.removed_entries`, for as long as the handler's consumer exists. So what was found once is recorded in the audit:
+a handler may be deleted, or created anew with other settings or another name.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, next_message
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import handled_filter, handled_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import is_handled, stored_entries
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 
 if TYPE_CHECKING:
@@ -22,6 +26,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
 
 @dataclass(slots=True)
@@ -41,6 +46,7 @@ class HandledJobs:
     has_handlers: bool
     _any_report: bool = False
     _reported: set[int] = field(default_factory=set)
+    _found: list[LetterRecord] = field(default_factory=list)
 
     async def refresh(self, empty: Collection[str]) -> None:
         """Read whether there is any report now: most queues never have one, and need no request per job then.
@@ -57,20 +63,32 @@ class HandledJobs:
         """Return the subjects of the reports that :meth:`status` reads."""
         return [handled_subject(self.queue, sequence) for sequence in sequences] if self._any_report else []
 
-    async def status(self, sequence: int, entries: Sequence[Entry], since: datetime) -> Status | None:
+    async def status(
+        self, letter: DeadLetter, entries: Sequence[Entry], since: datetime, audited: LetterRecord | None
+    ) -> Status | None:
         """Return the status of a dead job that a handler has handled, or is handling; ``None`` for any other.
 
-        :param sequence: the job's stream sequence
+        :param letter: the job as a dead letter
         :param entries: its entries that count
         :param since: when the job was certainly alive for the last time; older reports are about an earlier job
+        :param audited: the last record about the job, while it is stored
         """
-        if await self._has_report(sequence, since):
-            self._reported.add(sequence)
+        if await self._has_report(letter.sequence, since):
+            self._reported.add(letter.sequence)
+            return Status.HANDLED
+        if audited and audited.action == "handled" and audited.at >= since:
             return Status.HANDLED
         if is_handled(entries):
+            if letter.source == BodySource.QUEUE:
+                self._found.append(_record(letter))
             return Status.HANDLED
         # Removed since the index was read: the next scan reads whether by a handler.
         return Status.ALIVE if self.has_handlers and await self._any_removed(stored_entries(entries)) else None
+
+    def take_found(self) -> list[LetterRecord]:
+        """Return the records of the jobs that :meth:`status` has found since the last call, for the audit."""
+        found, self._found = self._found, []
+        return found
 
     def is_reported(self, sequence: int) -> bool:
         """Return whether :meth:`status` found a report about a job."""
@@ -88,3 +106,19 @@ class HandledJobs:
             return await get_message(self.connection, self.dead_letter_queue, entry.sequence) is None
 
         return any(await map_concurrently(is_removed, entries))
+
+
+def _record(letter: DeadLetter) -> LetterRecord:
+    death = letter.death
+    return LetterRecord(
+        stream=death.stream,
+        created=death.created,
+        sequence=letter.sequence,
+        action="handled",
+        subject=readable_text(letter.subject),
+        consumer=death.consumer,
+        redrives=letter.redrives,
+        reason=death.reason.value,
+        died_at=death.died_at,
+        fingerprint=death.fingerprint,
+    )

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter, task_key_of
+from airflow_provider_jetstream.jetstream.origin import is_task_key
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
 
 if TYPE_CHECKING:
@@ -35,7 +36,8 @@ class LetterOrigins:
 
     async def resolve(self, keys: Iterable[str]) -> Mapping[str, Origin]:
         """Return the tasks of keys; a key whose task isn't known is left out."""
-        requested = set(keys)
+        # What isn't a key could be as long as a message, and isn't to be remembered.
+        requested = set(filter(is_task_key, keys))
         origins = {key: self._known[key] for key in requested & self._known.keys()}
         if missing := requested - self._requested:
             origins |= await resolve_origins(self._connection, self._queue, self._events, missing)

@@ -12,12 +12,14 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_filter, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import read_index
 from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, record_headers
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
+from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom, eviction_limits, stored_size
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -59,16 +61,29 @@ class BodyPreserver:
 
         :param letters: letters of the scan
         """
-        new = [letter for letter in letters if not letter.preserved]
-        if not self._is_possible:
-            self.not_preserved += len(new)
-            return
+        all_new = [letter for letter in letters if not letter.preserved]
+        new = await self._with_room(all_new) if self._is_possible else []
+        self.not_preserved += len(all_new) - len(new)
         for letter, copied in zip(new, await map_concurrently(self._copy, new), strict=True):
             if copied:
                 self.preserved += 1
                 self._scan.unpreserved.discard(letter.sequence)
             else:
                 self.not_preserved += 1
+
+    async def _with_room(self, letters: Sequence[DeadLetter]) -> list[DeadLetter]:
+        """Return the letters whose copies make the dead letter queue drop none of its entries."""
+        if not letters or not eviction_limits(self._scan.context.dead_letter_queue["config"]):
+            return list(letters)
+        room = StreamRoom.of(await stream_info(self._connection, self._scan.dead_letter_queue))
+        fitting: list[DeadLetter] = []
+        for letter in letters:
+            subject = copy_subject(letter.death.stream, letter.death.consumer, letter.death.sequence)
+            size = stored_size(subject, self._fitting_headers(letter) or {}, letter.body)
+            if not room.problem(1, size):
+                room.take(1, size)
+                fitting.append(letter)
+        return fitting
 
     async def release_archive(self) -> int:
         """Purge the archive's copies that aren't needed any more, and return how many.
@@ -101,8 +116,9 @@ class BodyPreserver:
         subject = copy_subject(death.stream, death.consumer, death.sequence)
         try:
             ack = await store(self._connection, subject, letter.body, headers)
-            if ack.duplicate and await get_message(self._connection, ack.stream, ack.sequence) is None:
-                # The server remembers ids longer than messages.
+            stored = await get_message(self._connection, ack.stream, ack.sequence) if ack.duplicate else None
+            if ack.duplicate and (stored is None or stored.data != letter.body):
+                # The server remembers ids longer than messages, and anybody may have used this one.
                 others = (pair for pair in headers.items() if pair[0] != MSG_ID)
                 new_id = Headers([*others, (MSG_ID, f"{headers[MSG_ID]}:{uuid4().hex}")])
                 ack = await store(self._connection, subject, letter.body, new_id)

@@ -2,7 +2,8 @@
 
 A stored job is pending, in flight or dead; so ``stored - num_pending - num_ack_pending`` is the number of dead ones,
 whatever happened to their advisories. Which jobs these are is certain only up to the consumer's settled sequence: its
-last delivery where nothing is in flight, its ack floor otherwise.
+last delivery where nothing is in flight, its ack floor otherwise. Deliveries that the server doesn't look at, as those
+of a paused consumer, may have been the last ones: each counts as uncertain.
 """
 
 from __future__ import annotations
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
-    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState, QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
 _Item = TypeVar("_Item")
 
@@ -47,11 +49,20 @@ class Reconciliation:
     :param uncertain: how many more there are, which can't be identified while jobs are in flight
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: after a crash jobs that
         were dead are alive again
+    :param doubtful: stream sequences of dead jobs without an entry that a handler may have handled, in order; they
+        count as uncertain too
     """
 
     orphans: array[int] = field(default_factory=lambda: array("Q"))
     uncertain: int = 0
     inconsistent_consumers: set[str] = field(default_factory=set)
+    doubtful: array[int] = field(default_factory=lambda: array("Q"))
+
+    def doubt(self, below: int) -> None:
+        """Count the orphans below a stream sequence as uncertain: whether they are handled isn't known."""
+        self.doubtful = array("Q", (sequence for sequence in self.orphans if sequence < below))
+        self.orphans = self.orphans[len(self.doubtful) :]
+        self.uncertain += len(self.doubtful)
 
 
 async def reconcile(
@@ -82,6 +93,7 @@ async def reconcile(
         if rest > 0:
             unknown[consumer.name] = rest
     reconciliation.uncertain = await _count_again(connection, snapshot, unknown) if unknown else 0
+    reconciliation.uncertain += sum(consumer.undecided for consumer in relevant)
     reconciliation.orphans = array("Q", sorted(orphans))
     return reconciliation
 
@@ -118,6 +130,7 @@ async def _count_known(
             delivered=consumer.delivered,
             ack_floor=consumer.ack_floor,
             in_flight=consumer.in_flight,
+            held_above=consumer.held_above,
             has_evidence=has_evidence,
         )
         return consumer.name if dead else None

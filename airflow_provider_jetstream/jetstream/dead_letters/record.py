@@ -6,16 +6,17 @@ describes the headers; their version is a header of its own.
 
 from __future__ import annotations
 
-import json
 import re
 import unicodedata
 from dataclasses import replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers, Pairs, first, is_servers
+from airflow_provider_jetstream.jetstream.client.wire_text import UNKNOWN_BYTE
 from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, NO_CONSUMER, copy_filter, parked_filter
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
+from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import format_pairs, needs_json, parse_pairs
 from airflow_provider_jetstream.jetstream.dead_letters.record_origin import format_origin, parse_origin
 
 if TYPE_CHECKING:
@@ -52,12 +53,13 @@ _ORIGIN = f"{PREFIX}Origin"
 _STORED_AS_JSON = f"{PREFIX}Kept-Headers"
 
 _MAX_TEXT = 1_000
-# The client refuses other names, and changes values with line breaks in them or white space around them.
-_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+# The clocks of a cluster's servers differ by less.
+_CLOCK_DIFFERENCE = timedelta(minutes=5)
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
 _WHOLE = re.compile(r"[0-9]{1,20}")
 _TOKEN = re.compile(r"[^\s.*>\ud800-\udfff]+")
-_SUBJECT_TEXT = re.compile(r"[^\s\ud800-\udfff]+")
+# Bytes that aren't UTF-8 are escaped as U+DC80 to U+DCFF.
+_SUBJECT_TEXT = re.compile(r"[^\s\ud800-\udc7f\udd00-\udfff]+", re.ASCII)
 _UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
@@ -93,7 +95,7 @@ def record_headers(
         _STREAM: death.stream,
         _CREATED: death.created,
         _SEQUENCE: str(death.sequence),
-        _SUBJECT: subject,
+        _SUBJECT: subject.replace(UNKNOWN_BYTE, "\ufffd"),
         _TIME: time,
         _CONSUMER: death.consumer,
         _DELIVERIES: None if death.deliveries is None else str(death.deliveries),
@@ -110,10 +112,9 @@ def record_headers(
         _ORIGIN: format_origin(origin) if origin and first(headers, AIRFLOW_TASK) else None,
     }
     # All values of a name are stored in the same form, so that they keep their order.
-    special = {name for name, value in headers if not _is_sendable(name, value)}
-    if unsendable := [pair for pair in headers if pair[0] in special]:
-        # The server would act on its own headers, and the client can't send what isn't UTF-8; JSON can hold both.
-        fields[_STORED_AS_JSON] = json.dumps(unsendable)
+    special = {name for name, value in headers if name.startswith(PREFIX) or needs_json(name, value)}
+    if as_json := [pair for pair in headers if pair[0] in special]:
+        fields[_STORED_AS_JSON] = format_pairs(as_json)
     fields[MSG_ID] = f"dead:{writer}:{death.stream}:{death.sequence}:{time}:{death.deliveries or 0}"
     sent = [pair for pair in headers if pair[0] not in special]
     return Headers([*sent, *((name, value) for name, value in fields.items() if value)])
@@ -125,7 +126,7 @@ class Outline(NamedTuple):
     :param sequence: the job's stream sequence
     :param consumer: the consumer that delivered the job, if the record states it
     :param reason: why the job died
-    :param died_at: when it died, or when the record was stored
+    :param died_at: when it died, and never later than the record was stored; or when the record was stored
     :param created: when the work queue was created, in the server's own text; empty where the record doesn't state it
     :param deliveries: how often the job was delivered
     """
@@ -180,7 +181,7 @@ def read_record(message: StoredMessage, stream: str) -> Record | None:
         consumer=outline.consumer,
         reason=outline.reason,
         died_at=outline.died_at,
-        first_failed_at=_moment(fields.get(_FIRST_FAILURE)),
+        first_failed_at=_past(fields.get(_FIRST_FAILURE), message.stored_at),
         deliveries=outline.deliveries,
         explanation=one_line(fields.get(_EXPLANATION)),
         error_class=one_line(fields.get(_ERROR_CLASS)),
@@ -191,10 +192,11 @@ def read_record(message: StoredMessage, stream: str) -> Record | None:
     # The server's own headers of a record are about the record.
     own = [pair for pair in message.headers if not pair[0].startswith(PREFIX) and not is_servers(pair[0])]
     job = type(message)(
-        subject=_matching(_SUBJECT_TEXT, fields.get(_SUBJECT)) or "",
+        # Who wrote the record may have read the subject in part only.
+        subject=(_matching(_SUBJECT_TEXT, fields.get(_SUBJECT)) or "").replace("\ufffd", UNKNOWN_BYTE),
         sequence=death.sequence,
-        time=_time(fields.get(_TIME)),
-        headers=(*own, *_parse_pairs(fields.get(_STORED_AS_JSON))),
+        time=_time(fields.get(_TIME), message.stored_at + _CLOCK_DIFFERENCE),
+        headers=(*own, *parse_pairs(fields.get(_STORED_AS_JSON))),
         data=message.data,
     )
     return Record(death, job, one_line(fields.get(_PARKED)), parse_origin(fields.get(_ORIGIN)))
@@ -209,7 +211,7 @@ def _outline(message: StoredMessage, fields: Mapping[str, str], stream: str) -> 
         sequence,
         _matching(_TOKEN, fields.get(_CONSUMER)) or consumer,
         _reason(fields.get(_REASON)),
-        _moment(fields.get(_LAST_FAILURE)) or message.stored_at,
+        _past(fields.get(_LAST_FAILURE), message.stored_at) or message.stored_at,
         _time(fields.get(_CREATED)),
         _count(fields.get(_DELIVERIES)),
     )
@@ -243,16 +245,6 @@ def _address(subject: str, stream: str) -> tuple[str | None, int | None]:
     return None, None
 
 
-def _is_sendable(name: str, value: str) -> bool:
-    if name.startswith(PREFIX) or is_servers(name) or not _NAME.fullmatch(name):
-        return False
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        return False
-    return value == value.strip() and not {"\r", "\n"} & set(value)
-
-
 def _reason(text: str | None) -> Reason:
     try:
         return Reason(text or "")
@@ -271,8 +263,19 @@ def _moment(text: str | None) -> datetime | None:
         return None
 
 
-def _time(text: str | None) -> str:
-    return text if text and _moment(text) else ""
+def _past(text: str | None, now: datetime) -> datetime | None:
+    """Parse a time that anybody may have written; a later time than that of the server is wrong."""
+    moment = _moment(text)
+    return min(moment, now) if moment else None
+
+
+def _time(text: str | None, latest: datetime | None = None) -> str:
+    """Return a server's own text of a time; empty where no server can have written it."""
+    moment = _moment(text)
+    if not text or moment is None or (latest and moment > latest):
+        return ""
+    # With its zone, or it can't be compared with other times.
+    return text if datetime.fromisoformat(text).tzinfo else ""
 
 
 def _count(text: str | None) -> int | None:
@@ -282,22 +285,3 @@ def _count(text: str | None) -> int | None:
 
 def _matching(pattern: re.Pattern[str], text: str | None) -> str | None:
     return text if text and pattern.fullmatch(text) else None
-
-
-def _parse_pairs(text: str | None) -> Pairs:
-    if not text:
-        return ()
-    try:
-        pairs = json.loads(text)
-    except (ValueError, RecursionError):
-        return ()
-    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
-        return ()
-    return tuple((name, value) for name, value in pairs)
-
-
-def _is_pair(value: object) -> bool:
-    match value:
-        case [str(), str()]:
-            return True
-    return False

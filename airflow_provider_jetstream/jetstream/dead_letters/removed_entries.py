@@ -4,6 +4,9 @@ The dead letter queue republishes each entry to the audit stream. An entry of wh
 longer stored itself was removed: by a handler's acknowledgement, by a redrive, by a limit of the stream, or by hand. A
 redrive terminates what it removes, which the server reports to the audit. What could have been removed by a limit, and
 what no handler can have received, doesn't count as handled.
+
+Where entries are gone of which no copy is stored, since nothing copied them yet, or the audit was full or away, nobody
+knows which: then a dead job without an entry may be handled or not.
 """
 
 from __future__ import annotations
@@ -12,11 +15,11 @@ import logging
 from collections import defaultdict
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.advisories import Terminated, parse_advisory
-from airflow_provider_jetstream.jetstream.archive import republished_message, republishing_stream
-from airflow_provider_jetstream.jetstream.client.message_reader import next_message, read_range
+from airflow_provider_jetstream.jetstream.archive import job_sequence, republished_message, republishing_stream
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import entry_copies_filter, entry_terminations
@@ -36,6 +39,17 @@ log = logging.getLogger(__name__)
 
 # The reason with which a redrive terminates an entry.
 CLAIMED = "claimed by a redrive"
+
+
+class Traced(NamedTuple):
+    """The copies of entries that a scan has read.
+
+    :param first: the lowest sequence of an entry of which there is a copy; 0 without any
+    :param removed: of how many removed entries there is one
+    """
+
+    first: int
+    removed: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,27 +75,64 @@ async def add_removed_entries(
     audit: Mapping[str, Any] | None,
     handlers: Sequence[DeadLetterHandler],
     index: EntryIndex,
-) -> None:
+) -> int:
     """Add to an index what is known of removed entries about jobs that are stored, or have other entries.
 
     :param letters: the server's STREAM.INFO of the dead letter queue
     :param audit: the server's STREAM.INFO of the audit, if it exists
     :param handlers: read after the index, so that they delivered every entry that was acknowledged before
     :param index: read after the snapshot
+    :return: the sequence below which a job may have had entries that were removed without a trace; 0 where none may
     """
-    if audit is None or not handlers or not (snapshot.state["messages"] or len(index)):
-        return
-    if not covered_by_any(audit["config"].get("subjects") or [], entry_copies_filter(snapshot.queue)):
-        return
-    removed = await _read_removed(connection, snapshot, letters, audit, index)
+    if not handlers or not (snapshot.state["messages"] or len(index)):
+        return 0
+    all_jobs = int(snapshot.state["last_seq"]) + 1 if index.read_to > letters["state"]["messages"] else 0
+    if audit is None or not _captures_copies(audit, snapshot.queue):
+        return all_jobs
+    removed, traced = await _read_removed(connection, snapshot, letters, audit, index)
+    untraced = await _untraced_below(connection, snapshot, letters, audit, index, traced) if all_jobs else 0
     if not removed:
-        return
+        return untraced
     terminated = await _read_terminated(connection, letters, audit)
     for copy in removed:
         if terminated.get(copy.entry.sequence) == CLAIMED and copy.entry.kind == EntryKind.DELIVERIES:
             index.add(copy.job, copy.entry._replace(kind=EntryKind.CLAIMED))
     acknowledged = [copy for copy in removed if copy.entry.sequence not in terminated]
     _add_handled(acknowledged, handlers, letters["config"], snapshot.taken_at, index)
+    return untraced
+
+
+def _captures_copies(audit: Mapping[str, Any], queue: str) -> bool:
+    return covered_by_any(audit["config"].get("subjects") or [], entry_copies_filter(queue))
+
+
+async def _untraced_below(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    letters: Mapping[str, Any],
+    audit: Mapping[str, Any],
+    index: EntryIndex,
+    traced: Traced,
+) -> int:
+    """Return the sequence below which a job may have had entries that were removed without a copy.
+
+    :param traced: the copies that were read
+    """
+    all_jobs = int(snapshot.state["last_seq"]) + 1
+    stream, subject = audit["config"]["name"], entry_copies_filter(snapshot.queue)
+    begun = await _first_since(connection, audit, datetime.fromisoformat(letters["created"]))
+    first = await next_message(connection, stream, begun, subject)
+    if first is None:
+        return all_jobs
+    # Where no copy is recent enough to matter, what follows the last one may still be untraced.
+    start = traced.first or job_sequence(await last_message(connection, stream, subject) or first) + 1
+    stored = int(letters["state"]["messages"]) - sum(entry < start for entry in index.entry_sequences())
+    if index.read_to - start + 1 > stored + traced.removed:
+        return all_jobs
+    if job_sequence(first) <= 1:
+        return 0
+    jobs = {"config": {"name": snapshot.queue}, "state": snapshot.state}
+    return await _first_since(connection, jobs, first.stored_at)
 
 
 def _add_handled(
@@ -120,12 +171,14 @@ async def _read_removed(
     letters: Mapping[str, Any],
     audit: Mapping[str, Any],
     index: EntryIndex,
-) -> list[RemovedEntry]:
-    """Return in order the removed entries about jobs that are stored, or have other entries."""
+) -> tuple[list[RemovedEntry], Traced]:
+    """Return in order the removed entries about jobs that are stored, or have other entries; and all copies' extent."""
     name, created = letters["config"]["name"], datetime.fromisoformat(letters["created"])
-    parser, known = EntryParser(snapshot.queue, snapshot.created), index.entry_sequences()
+    parser, known = EntryParser(snapshot.queue, snapshot.created, connection.domain), index.entry_sequences()
     stored = await stored_sequences(connection, snapshot.queue, snapshot.state)
     found: dict[int, RemovedEntry | None] = {}
+    traced: set[int] = set()
+    lowest = 0
     start = await _first_since(connection, audit, _oldest(snapshot, index))
     stream, subject = audit["config"]["name"], entry_copies_filter(snapshot.queue)
     async for copy in read_range(connection, stream, subject, start):
@@ -133,8 +186,12 @@ async def _read_removed(
         if republishing_stream(copy) != name or not parser.is_entry(message.subject) or copy.stored_at < created:
             continue
         # Entries after those that were read belong to the next scan.
-        if not 0 < message.sequence <= index.read_to or message.sequence in known:
+        if not 0 < message.sequence <= index.read_to:
             continue
+        lowest = min(lowest or message.sequence, message.sequence)
+        if message.sequence in known:
+            continue
+        traced.add(message.sequence)
         job = _parse(parser, message)
         if job is None or (job[0] not in stored and job[0] not in index):
             continue
@@ -144,7 +201,7 @@ async def _read_removed(
             found[message.sequence] = None
         else:
             found.setdefault(message.sequence, removed)
-    return [removed for _, removed in sorted(found.items()) if removed]
+    return [removed for _, removed in sorted(found.items()) if removed], Traced(lowest, len(traced))
 
 
 def _parse(parser: EntryParser, message: StoredMessage) -> tuple[int, Entry] | None:
@@ -185,7 +242,9 @@ async def _read_terminated(
         return reasons
     async for message in read_range(connection, audit["config"]["name"], entry_terminations(name)):
         advisory = parse_advisory(message.data)
-        if isinstance(advisory, Terminated) and advisory.stream == name and message.stored_at >= created:
+        if not isinstance(advisory, Terminated) or not advisory.is_of_server(name, connection.domain):
+            continue
+        if message.stored_at >= created:
             reasons[advisory.stream_seq] = advisory.reason
     return reasons
 
@@ -211,7 +270,7 @@ def _may_be_evicted(copy: RemovedEntry, config: Mapping[str, Any], now: datetime
     if config.get("allow_rollup_hdrs") or any(config.get(limit, -1) > 0 for limit in limits):
         return True
     max_age = timedelta(microseconds=config.get("max_age", 0) / 1_000)
-    if max_age > timedelta() and now >= copy.stored_at + max_age:
+    if max_age > timedelta() and now - copy.stored_at >= max_age:
         return True
     # The server's advisories have no headers, and so no age limit of their own.
     advisories = (EntryKind.DELIVERIES, EntryKind.TERMINATION, EntryKind.DELETION)

@@ -24,10 +24,12 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryI
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation, reconcile
 from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
-from airflow_provider_jetstream.jetstream.dead_letters.risks import find_risks
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
     QueueSnapshot,
     refresh_snapshot,
@@ -37,8 +39,10 @@ from airflow_provider_jetstream.jetstream.queue.snapshot import (
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Iterator, Sequence
 
+    from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -69,7 +73,7 @@ class Scan:
     :param snapshot: stream, companions and consumers; refreshed once they aren't current any more
     :param index: the entries of the dead letter queue
     :param reconciliation: how the entries differ from the consumers' numbers
-    :param risks: what could be lost with the queue's configuration, a sentence each
+    :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param audit: the record of redrives, if it exists
     :param archive: the archive, if it exists
     :param loaded_at: when the snapshot was taken
@@ -85,7 +89,7 @@ class Scan:
     snapshot: QueueSnapshot
     index: EntryIndex
     reconciliation: Reconciliation
-    risks: tuple[str, ...]
+    risks: tuple[Finding, ...]
     audit: AuditLog | None
     archive: ArchiveReader | None
     loaded_at: datetime
@@ -93,6 +97,7 @@ class Scan:
     _reconnects: int
     dismissed: Counter[Status] = field(default_factory=Counter)
     unpreserved: set[int] = field(default_factory=set)
+    _newly_handled: list[LetterRecord] = field(default_factory=list)
     complete: bool = False
     page_size: int = PAGE
 
@@ -103,21 +108,25 @@ class Scan:
         :param vanished: whether a job that vanished counts as a dead letter
         :raises QueueDeclarationError: the queue declares no dead letter queue
         :raises NotFoundError: the work queue or its dead letter queue doesn't exist
+        :raises UnsuitableQueueError: its dead letters can't be told from other jobs
         """
         dead_letter_queue, loaded_at = require_dead_letters(queue).name, datetime.now(UTC)
         reconnects = connection.reconnects
         snapshot = await take_snapshot(connection, queue)
         context = ScanContext(queue, snapshot, vanished)
+        require_no_refusal(queue.name, queue_findings(snapshot, queue))
         state = context.dead_letter_queue["state"]
         start, stop = max(1, state["first_seq"]), state["last_seq"]
         index = await read_index(connection, dead_letter_queue, queue.name, snapshot.created, start, stop)
         # Read after the index: what a handler acknowledged before, it has delivered now.
         handlers = await read_handlers(connection, context.dead_letter_queue["config"], queue.name)
         context = replace(context, handlers=handlers)
-        await add_removed_entries(connection, snapshot, context.dead_letter_queue, context.audit, handlers, index)
+        removed = (connection, snapshot, context.dead_letter_queue, context.audit, handlers, index)
+        untraced_below = await add_removed_entries(*removed)
         audit = AuditLog.from_snapshot(connection, queue, snapshot)
         records = None if audit is None or audit.stream in snapshot.empty_companions else audit
         reconciliation = await reconcile(connection, snapshot, index, records)
+        reconciliation.doubt(untraced_below)
         archive = None
         if queue.archive and (info := snapshot.companions.get(queue.archive.name)):
             archive = ArchiveReader.from_info(connection, info, snapshot.created_at)
@@ -128,7 +137,7 @@ class Scan:
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
         )
-        risks = find_risks(context, index.unreadable)
+        risks = _findings(context, index, doubtful=len(reconciliation.doubtful))
         return cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
             *(audit, archive, loaded_at, classifier, reconnects),
@@ -157,7 +166,7 @@ class Scan:
             inconsistent_consumers=reconciliation.inconsistent_consumers,
             read_metrics=True,
         )
-        risks = find_risks(context, index.unreadable)
+        risks = _findings(context, index)
         return cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
             *(audit, archive, loaded_at, classifier, reconnects),
@@ -190,6 +199,24 @@ class Scan:
         if batch:
             yield await self._page(batch, selection)
         self.complete |= selection.sequences is None and after == 0
+
+    async def record_handled(self) -> None:
+        """Record in the audit the jobs of the last page of which the audit doesn't know yet that they are handled."""
+        records, self._newly_handled = self._newly_handled, []
+        if self.audit is None or not records:
+            return
+        error: JetStreamProviderError | None
+        try:
+            error = next((error for error in await self.audit.write(records) if error), None)
+        except JetStreamProviderError as denial:
+            error = denial
+        if error:
+            log.warning(
+                "Which letters of %s are handled couldn't be recorded, and won't be known once the handler's consumer"
+                " is deleted or created anew: %s",
+                self.queue.name,
+                error,
+            )
 
     async def letters(self, selection: Selection | None = None, after: int = 0) -> AsyncGenerator[DeadLetter, None]:
         """Return the dead letters one by one, in the order of the jobs.
@@ -245,6 +272,7 @@ class Scan:
             else:
                 letters.append(result)
         self.dismissed.update(job.status for job in dismissed)
+        self._newly_handled = self._classifier.handled.take_found()
         now = datetime.now(UTC)
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
 
@@ -254,12 +282,34 @@ class Scan:
         These are the orphans, and jobs that match no consumer where those are selected.
         """
         sequences = self.reconciliation.orphans[:]
+        if selection.sequences is not None:
+            # Whoever names a job knows that it isn't handled.
+            sequences.extend(self.reconciliation.doubtful)
         if selection.selects_undeliverable:
             for subject in self.snapshot.unconsumed:
                 async for message in read_range(self.connection, self.queue.name, subject):
                     if message.sequence not in self.index:
                         sequences.append(message.sequence)
         return array("Q", sorted(sequences))
+
+
+def _findings(context: ScanContext, index: EntryIndex, *, doubtful: int = 0) -> tuple[Finding, ...]:
+    findings = queue_findings(
+        context.snapshot,
+        context.queue,
+        handlers=context.handler_names,
+        unreadable=index.unreadable,
+        other_domain=index.of_other_domain,
+    )
+    if not doubtful:
+        return findings
+    name = context.dead_letter_queue["config"]["name"]
+    text = (
+        f"whether {doubtful} dead jobs without an entry are handled isn't known, since entries of {name} were removed"
+        " while nothing stored copies of them: they count as uncertain; find out, and redrive by their sequences those"
+        " that aren't"
+    )
+    return (*findings, Risk("perhaps-handled", text))
 
 
 def _is_preserved(entries: Sequence[Entry], result: DeadLetter | NotDead) -> bool:

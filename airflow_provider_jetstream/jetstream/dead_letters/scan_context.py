@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import TERMINATED, handled_filter
+from airflow_provider_jetstream.jetstream.contract import handled_filter
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
@@ -92,16 +92,13 @@ class ScanContext:
         metrics = await self._ack_metrics(connection, archive, index)
         if read_metrics:
             await metrics.acknowledged()
-        config = self.dead_letter_queue["config"]
-        terminations = f"{TERMINATED}.{self.snapshot.queue}.*"
         return Classifier(
             connection,
             self.snapshot,
-            config["name"],
+            self.dead_letter_queue["config"]["name"],
             metrics=metrics,
             origins=LetterOrigins(connection, self.snapshot.queue, self.events),
             handled=self._handled_jobs(connection),
-            captures_terminations=covered_by_any(config.get("subjects") or [], terminations),
             events=self.events,
             archive=archive,
             audit=audit,

@@ -47,7 +47,7 @@ class DrainReport:
     :param dead_letters: dead letters in circulation, terminated ones included; known if they were requested and nothing
         else is left
     :param uncertain: how many more dead letters there may be, known likewise
-    :param risks: what could be lost with the queue's configuration, a sentence each, known likewise
+    :param risks: what could be lost with the queue as it is, and what isn't known of it, known likewise
     """
 
     queue: str
@@ -96,7 +96,7 @@ class DrainReport:
             "dead_in_queue": self.dead_in_queue,
             "dead_letters": self.dead_letters,
             "uncertain": self.uncertain,
-            "risks": list(self.risks),
+            "risks": [str(risk) for risk in self.risks],
         }
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers, stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.contract import reserved_subjects, schedule_filter
-from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

@@ -30,9 +30,11 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
     stream_step,
 )
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
-from airflow_provider_jetstream.jetstream.publishing.record_store import maintain_records
+from airflow_provider_jetstream.jetstream.publishing.record_removal import maintain_records
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -40,8 +42,15 @@ __all__ = ["Difference", "Plan", "Step", "apply", "plan", "provision"]
 
 _STREAM_MISSING = 10059
 
+# What the server says where another process has made the same change in another way since the plan was made: a stream
+# exists otherwise or is missing, a consumer exists otherwise or doesn't exist.
+_CHANGED_MEANWHILE = (10058, _STREAM_MISSING, 10148, 10149)
+_ATTEMPTS = 3
+
 # The API level that knows a field: older servers drop it silently, and it would differ for ever.
 _FIELD_LEVELS = {"allow_msg_ttl": 1, "allow_atomic": 2, "allow_msg_schedules": 2}
+# The API level that can set a field of an existing stream: nats-server 2.11 answers error 10052.
+_CHANGE_LEVELS = {"allow_msg_ttl": 2}
 # The first server that refuses a batch with an id that it has stored before.
 _ATOMIC_SERVER = (2, 12, 1)
 _SCHEDULING_SERVER = (2, 12, 0)
@@ -62,9 +71,8 @@ async def plan(connection: Connection, queue: WorkQueue, *, migrate: bool = Fals
     steps: list[Step] = []
     for stream in queue.companions():
         existing = await _existing_stream(connection, stream.name)
-        steps.append(
-            stream_step(existing, _supported(declared_companion_config(queue, stream, existing), connection.api_level))
-        )
+        declared = declared_companion_config(queue, stream, existing)
+        steps.append(stream_step(existing, _supported(declared, existing, connection.api_level)))
         if stream is queue.dead_letters:
             steps += await dead_letter_consumer_steps(connection, queue.dead_letters, existing)
     existing = await _existing_stream(connection, queue.name)
@@ -80,7 +88,8 @@ async def apply(connection: Connection, plan: Plan) -> None:
     :raises DriftError: a step is blocked, and nothing has been changed; or a consumer has dead letters that it can't
         hand over
     :raises ProvisioningError: the server refused a step; it says which steps are done, and provisioning goes on there
-    :raises TransientError: the connection was lost, or jobs stay in flight; provisioning again goes on there too
+    :raises TransientError: the connection was lost, jobs stay in flight, or another process has changed the queue since
+        the plan was made; provisioning again goes on there too
     """
     if plan.blocked:
         raise DriftError(
@@ -91,6 +100,11 @@ async def apply(connection: Connection, plan: Plan) -> None:
         try:
             await _execute(connection, step)
         except ApiError as error:
+            if error.err_code in _CHANGED_MEANWHILE:
+                raise TransientError(
+                    f"{step.kind} {step.name} was changed by another process after the plan was made:"
+                    f" {error.description} (error {error.err_code}); {_progress(plan, number)}"
+                ) from error
             raise ProvisioningError(
                 f"the server refused to {step.action} {step.kind} {step.name}: {error.description} (error"
                 f" {error.err_code}); {_progress(plan, number)}"
@@ -102,15 +116,22 @@ async def apply(connection: Connection, plan: Plan) -> None:
 async def provision(connection: Connection, queue: WorkQueue, *, migrate: bool = False) -> Plan:
     """Create and update a queue's streams and consumers, and return the plan that was executed.
 
-    What was interrupted is continued by calling it again.
+    What was interrupted is continued by calling it again. Where another process changes the queue meanwhile, the plan
+    is made again; of two different declarations the later one to be applied holds.
 
     :param migrate: whether consumers may hand jobs over to others, and undeclared ones without any left be removed
     :raises ServerTooOldError: the declaration needs a feature that the server lacks; nothing has been changed
     :raises DriftError: what exists differs in a way that no update can change; nothing has been changed
     :raises ProvisioningError: the server refused a step; the steps before it are done, and provisioning again is safe
     """
-    executed = await plan(connection, queue, migrate=migrate)
-    await apply(connection, executed)
+    for attempt in range(1, _ATTEMPTS + 1):
+        executed = await plan(connection, queue, migrate=migrate)
+        try:
+            await apply(connection, executed)
+            break
+        except TransientError as error:
+            if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError):
+                raise
     await maintain_records(connection, queue)
     return executed
 
@@ -144,8 +165,10 @@ def _dotted(version: tuple[int, int, int]) -> str:
     return ".".join(map(str, version))
 
 
-def _supported(config: dict[str, Any], level: int) -> dict[str, Any]:
-    return {field: value for field, value in config.items() if _FIELD_LEVELS.get(field, 0) <= level}
+def _supported(config: dict[str, Any], existing: Mapping[str, Any] | None, level: int) -> dict[str, Any]:
+    """Return the fields of a companion that the server knows and, of one that exists, can change."""
+    levels = _FIELD_LEVELS if existing is None else _FIELD_LEVELS | _CHANGE_LEVELS
+    return {field: value for field, value in config.items() if levels.get(field, 0) <= level}
 
 
 async def _existing_stream(connection: Connection, name: str) -> dict[str, Any] | None:

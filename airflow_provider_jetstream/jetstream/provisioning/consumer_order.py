@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.subjects import overlaps
 from airflow_provider_jetstream.jetstream.provisioning.plan import listed
-from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence

@@ -41,7 +41,8 @@ from airflow_provider_jetstream.jetstream.provisioning.migration_plan import (
 )
 from airflow_provider_jetstream.jetstream.provisioning.plan import Migration, job_count, listed
 from airflow_provider_jetstream.jetstream.provisioning.remaining_filters import remaining_filters
-from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects
+from airflow_provider_jetstream.jetstream.publishing.schedules import scheduled_subjects
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
 if TYPE_CHECKING:
@@ -138,25 +139,24 @@ class _Migration:
         return True
 
     async def _refuse_dead_letters(self, info: Mapping[str, Any]) -> None:
-        # Nothing is in flight: what is stored up to the last delivery will never be delivered again.
+        # Nothing is in flight: what is stored of its own up to the last delivery will never be delivered again.
         delivered, dead = info["delivered"]["stream_seq"], 0
-        for subject in self._migration.filters:
+        for subject in filter_subjects(info["config"]):
             message = await next_message(self._connection, self._stream, 1, subject)
             while message is not None and message.sequence <= delivered:
-                dead += 1
+                dead += covered_by_any(self._migration.filters, message.subject)
                 message = await next_message(self._connection, self._stream, message.sequence + 1, subject)
         if dead:
             raise DriftError(f"consumer {self._step.name} is as before: {dead_letters_text(dead)}")
 
     async def _narrowed_config(self, existing: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the configuration with filters for the jobs that are stored now, not only when the plan was made."""
+        """Return the configuration with filters for the jobs stored and scheduled now, not when the plan was made."""
         planned, divided, others = self._step.config, self._migration.divided, self._migration.others
-        subjects = [
-            found
-            for subject in filter_subjects(existing)
-            async for found, _ in subject_counts(self._connection, self._stream, subject)
-            if not covered_by_any(others, found)
-        ]
+        filters = filter_subjects(existing)
+        stored = [found for own in filters async for found, _ in subject_counts(self._connection, self._stream, own)]
+        scheduled = await scheduled_subjects(self._connection, self._stream)
+        stored += [subject for subject in scheduled if covered_by_any(filters, subject)]
+        subjects = [subject for subject in stored if not covered_by_any(others, subject)]
         if divided:
             unused = handed_over_subject(self._stream, self._consumer)
             return with_filters(planned, remaining_filters(divided, others, subjects) or (unused,))

@@ -25,7 +25,9 @@ from airflow_provider_jetstream.jetstream.provisioning.consumer_order import (
 from airflow_provider_jetstream.jetstream.provisioning.diff import Difference, consumer_differences, merged_consumer
 from airflow_provider_jetstream.jetstream.provisioning.plan import Migration, Step, job_count, listed
 from airflow_provider_jetstream.jetstream.provisioning.remaining_filters import remaining_filters
-from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers, filter_subjects
+from airflow_provider_jetstream.jetstream.publishing.schedules import scheduled_subjects
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Mapping, Sequence
@@ -90,6 +92,7 @@ class ConsumerChanges:
         ]
         self._excluded = tuple(reserved.subjects for reserved in reserved)
         self._jobs: dict[str, Counter[str]] = {}
+        self._scheduled = None if any(own.flag == "schedules" for own in reserved) else Counter[str]()
 
     async def migrations(self) -> dict[str, Migration]:
         """Return by name what consumers have to pass on to declared ones, or began to pass on."""
@@ -199,12 +202,19 @@ class ConsumerChanges:
                 yield dead_letters_text(state.dead)
 
     async def _stored(self, name: str) -> Counter[str]:
-        """Return the subjects of a consumer's stored jobs with their numbers."""
+        """Return the subjects of a consumer's stored and scheduled jobs with their numbers."""
         if name not in self._jobs:
-            self._jobs[name] = Counter()
+            scheduled = await self._scheduled_jobs()
+            jobs = Counter({s: count for s, count in scheduled.items() if covered_by_any(self._filters[name], s)})
             for subject in self._filters[name]:
-                self._jobs[name] |= await self._count(subject)
+                jobs += await self._count(subject)
+            self._jobs[name] = jobs
         return self._jobs[name]
+
+    async def _scheduled_jobs(self) -> Counter[str]:
+        if self._scheduled is None:
+            self._scheduled = await scheduled_subjects(self._connection, self._queue.name)
+        return self._scheduled
 
     async def _count(self, subject: str) -> Counter[str]:
         counts = {name: count async for name, count in subject_counts(self._connection, self._queue.name, subject)}

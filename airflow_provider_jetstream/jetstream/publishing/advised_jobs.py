@@ -52,6 +52,9 @@ class AdvisedJobs:
     advisory_subjects: tuple[str, ...]
     indexes: dict[str, int] = field(default_factory=dict)
     names: dict[str, str] = field(default_factory=dict)
+    # Those of the ids that the jobs have here, and those that several jobs have in their bodies only.
+    _named: set[str] = field(default_factory=set)
+    _ambiguous: set[str] = field(default_factory=set)
 
     @classmethod
     def of(cls, queue: WorkQueue | None) -> AdvisedJobs:
@@ -71,24 +74,38 @@ class AdvisedJobs:
     def sequences(self, report: PublishReport) -> dict[str, int]:
         """Return the stream sequence of each job that is stored."""
         stored = {
-            digest: report.sequences[index] for digest, index in self.indexes.items() if index < len(report.sequences)
+            digest: report.sequences[index]
+            for digest, index in self.indexes.items()
+            if index < len(report.sequences) and digest not in self._ambiguous
         }
         return {digest: sequence for digest, sequence in stored.items() if sequence}
 
     def _note(self, index: int, job: Job) -> None:
         body = job.body if isinstance(job.body, dict) else _json_object(job.body)
-        subject = job.advisory or body.get("advisory")
-        job_id = job.id or _id_of(body)
+        subject, job_id = job.advisory or body.get("advisory"), job.id or _id_of(body)
+        self._add(index, subject, job_id, is_named=True)
+        # A worker of another make knows the body only, and reports what stands there word for word.
+        if (named := (body.get("advisory", subject), _id_of(body) or job_id)) != (subject, job_id):
+            self._add(index, *named, is_named=False)
+
+    def _add(self, index: int, subject: object, job_id: str | None, *, is_named: bool) -> None:
         if not isinstance(subject, str) or job_id is None or not covered_by_any(self.advisory_subjects, subject):
             return
         digest = advised_job_digest(subject, job_id)
         name = f"id {job_id!r} on advisory subject {subject}"
-        if (first := self.indexes.setdefault(digest, index)) != index:
+        first = self.indexes.get(digest, index)
+        if first != index and not is_named and digest not in self._named:
+            # Their jobs have ids of their own besides.
+            self._ambiguous.add(digest)
+        elif first != index:
             raise JobError(
                 f"jobs {first} and {index} both have {name}, and a message there wouldn't say which of them has ended:"
                 " give each its own id or its own subject"
             )
+        self.indexes[digest] = first
         self.names[digest] = name
+        if is_named:
+            self._named.add(digest)
 
 
 def _json_object(body: object) -> Mapping[str, Any]:
@@ -102,6 +119,9 @@ def _json_object(body: object) -> Mapping[str, Any]:
 
 
 def _id_of(body: Mapping[str, Any]) -> str | None:
-    """Return the id in a body as text: some publishers write numbers."""
+    """Return the id in a body as text: some publishers write whole numbers.
+
+    Others than whole ones have no text on which all languages agree, and are no ids of jobs elsewhere either.
+    """
     value = body.get("id")
-    return str(value) if isinstance(value, str | int | float) and not isinstance(value, bool) else None
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None

@@ -95,13 +95,14 @@ class AdvisoryPages:
         reserved_at = await self._store({digest: known.get(digest, 0) for digest in jobs.indexes})
         wanted = {digest for digest in jobs.indexes if not known.get(digest)}
         if conflict := await self._conflict(wanted, reserved_at):
-            digest, sequence, page = conflict
+            digest, sequence, page, subject = conflict
             await self.remove()
             where = f"sequence {sequence}" if sequence else "not known to be stored yet"
             raise JobError(
                 f"job {jobs.indexes[digest]} has {jobs.names[digest]}, as has a job of {self._queue} ({where}) that"
                 f" {page.task or 'another task'} awaits, and a message there wouldn't say which of them has ended: give"
-                " it another id or subject, or publish once the other has ended"
+                " it another id or subject, or publish once the other has ended; if that task was killed and won't run"
+                f" again, purge {subject} from {self._events}, which ends its claim"
             )
         return prepared
 
@@ -142,7 +143,7 @@ class AdvisoryPages:
             stored_at = ack.sequence
         return stored_at
 
-    async def _conflict(self, wanted: set[str], reserved_at: int) -> tuple[str, int, AdvisoryPage] | None:
+    async def _conflict(self, wanted: set[str], reserved_at: int) -> tuple[str, int, AdvisoryPage, str] | None:
         for message in await _last_messages(self._connection, self._events, await self._pages_of_others()):
             page = _parse(message)
             if message is None or page is None or page.created != self._created:
@@ -155,7 +156,7 @@ class AdvisoryPages:
                 if not any(page.jobs.values()) and message.sequence > reserved_at:
                     # It was reserved later, and its task sees this one.
                     continue
-                return digest, sequence, page
+                return digest, sequence, page, message.subject
         return None
 
     async def _pages_of_others(self) -> list[str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.headers import is_servers
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
@@ -19,7 +20,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError, JobTooLargeError
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
-from airflow_provider_jetstream.jetstream.publishing.job_identity import identity_headers
+from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, header_job_id, identity_headers
 from airflow_provider_jetstream.jetstream.publishing.schedules import (
     ONCE_LEVEL,
     REPEATED_LEVEL,
@@ -28,7 +29,7 @@ from airflow_provider_jetstream.jetstream.publishing.schedules import (
     schedule_headers,
 )
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
-from airflow_provider_jetstream.jetstream.queue.message_size import Measured
+from airflow_provider_jetstream.jetstream.queue.message_size import Measured, made_headers
 from airflow_provider_jetstream.jetstream.queue.partitions import (
     PLACEHOLDER,
     partition_of,
@@ -188,6 +189,11 @@ def _prepare(
         body, own_id = _encoded(job), _text(job.id)
         if own_id and not _is_header_value(own_id):
             raise JobError(f"job {index} has the id {own_id!r}: expected text in one line, which a header can hold")
+        if own_id and header_job_id([(JOB_ID, own_id)]) is None:
+            raise JobError(
+                f"job {index} has an id of {len(own_id.encode())} bytes: expected at most {MAX_JOB_ID}, and no U+FFFD,"
+                " which stands for what isn't UTF-8; use a digest"
+            )
         key = own_id or index
         message_id = origin.message_id(key) if origin else short_digest(batch, key)
         job_id = own_id or message_id
@@ -203,6 +209,9 @@ def _prepare(
             outgoing = _scheduled(index, outgoing, queue)
         if limit and (problem := limit.problem(measured, outgoing.headers)):
             raise JobTooLargeError(f"job {index} {problem}")
+        if limit and is_scheduled and (problem := limit.problem(measured, _made_headers(outgoing))):
+            # The server would try to store it for ever.
+            raise JobTooLargeError(f"job {index}, as the server makes it of its schedule, {problem}")
         yield outgoing
 
 
@@ -286,6 +295,12 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
         del headers[MSG_ID]
     scheduled = headers | schedule | {TARGET: job.subject}
     return replace(job, subject=subject, headers=scheduled, api_level=level)
+
+
+def _made_headers(schedule: OutgoingJob) -> dict[str, str]:
+    """Return the headers of the job that the server makes of a schedule."""
+    own = {name: value for name, value in schedule.headers.items() if not is_servers(name)}
+    return own | made_headers(schedule.subject, once=schedule.job.every is None)
 
 
 def check_headers(index: int | str, headers: Mapping[str, str]) -> None:

@@ -1,8 +1,8 @@
 """The id of a job, the subject that it names for its end, and how often it was redriven: read alike by all parts.
 
 A job's id is its header ``Job-Id``, else the ``id`` of a body that is a JSON object, else its ``Nats-Msg-Id``, else its
-stream sequence. A redriven copy has a ``Nats-Msg-Id`` of its own, which says how often the job was redriven; the id of
-the original is in ``Job-Id`` where the body doesn't say it.
+stream sequence; what is too long or isn't UTF-8 doesn't count. A redriven copy has a ``Nats-Msg-Id`` of its own, which
+says how often the job was redriven; the id of the original is in ``Job-Id`` where the body doesn't say it.
 """
 
 from __future__ import annotations
@@ -19,9 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
 _REDRIVE: Final = "redrive:"
-_REDRIVE_ID = re.compile(r"redrive:([0-9]{1,9}):[0-9A-Za-z_-]{22}")
+_REDRIVE_ID = re.compile(r"redrive:([0-9]{1,18}):[0-9A-Za-z_-]{22}")
+_COUNT = re.compile(r"[0-9]{1,18}")
 # In bytes: any publisher can write what it likes, and ids go into headers and events, which have to stay small.
 _MAX_FIELD = 1_000
+# Jobs of earlier versions have ids that name the task, whose names may be long.
+MAX_JOB_ID: Final = 10_000
 
 
 def job_id_of(headers: Iterable[tuple[str, str]], body: bytes, sequence: int) -> str:
@@ -35,7 +38,7 @@ def job_id_of(headers: Iterable[tuple[str, str]], body: bytes, sequence: int) ->
 def stated_job_id(headers: Iterable[tuple[str, str]], body: bytes) -> str | None:
     """Return the id that a job's headers or its body state; ``None`` for a job that has only its sequence."""
     pairs = tuple(headers)
-    return first(pairs, JOB_ID) or body_field(body, "id") or _publication_id(pairs)
+    return header_job_id(pairs) or body_field(body, "id") or _publication_id(pairs)
 
 
 def identity_headers(
@@ -91,23 +94,32 @@ def redrives_of(headers: Iterable[tuple[str, str]]) -> int:
     if (count := first(pairs, REDRIVE_COUNT)) is None:
         match = _REDRIVE_ID.fullmatch(first(pairs, MSG_ID) or "")
         return int(match[1]) if match else 0
-    try:
-        return max(0, int(count))
-    except ValueError:
-        return 0
+    # A number of thousands of digits couldn't be written as text.
+    return int(count) if _COUNT.fullmatch(count) else 0
+
+
+def header_job_id(headers: Iterable[tuple[str, str]]) -> str | None:
+    """Return the id that a job's header ``Job-Id`` states, if it states one."""
+    job_id = first(headers, JOB_ID)
+    return job_id if job_id and _is_exact(job_id) and _is_usable(job_id, MAX_JOB_ID) else None
 
 
 def _publication_id(headers: tuple[tuple[str, str], ...]) -> str | None:
     message_id = first(headers, MSG_ID)
     # The id of a redriven copy is another one for each redrive.
-    if message_id is None or message_id.startswith(_REDRIVE) or not _is_usable(message_id):
+    if message_id is None or message_id.startswith(_REDRIVE) or not _is_exact(message_id):
         return None
-    return message_id
+    return message_id if _is_usable(message_id) else None
 
 
-def _is_usable(text: str) -> bool:
+def _is_exact(text: str) -> bool:
+    # Some clients read it in the place of what isn't UTF-8, and all parts have to read the same id.
+    return "\ufffd" not in text
+
+
+def _is_usable(text: str, most: int = _MAX_FIELD) -> bool:
     try:
         # What isn't UTF-8 can't be sent in an event.
-        return 0 < len(text.encode()) <= _MAX_FIELD
+        return 0 < len(text.encode()) <= most
     except UnicodeEncodeError:
         return False

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.contract import publish_log_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.origin import is_task_key
 from airflow_provider_jetstream.jetstream.publishing.publish_record import parse_publish_record
 
 if TYPE_CHECKING:
@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.origin import Origin
-
-_KEY = re.compile(r"[0-9a-f]{32}")
 
 
 async def resolve_origins(
@@ -36,7 +34,7 @@ async def resolve_origins(
     if events_stream is None:
         return {}
     # What isn't a key could be a wildcard, or no token at all.
-    requested = sorted({key for key in keys if _KEY.fullmatch(key)})
+    requested = sorted({key for key in keys if is_task_key(key)})
 
     async def resolve(key: str) -> Origin | None:
         try:

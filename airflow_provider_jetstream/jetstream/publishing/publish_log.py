@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
@@ -26,12 +26,8 @@ from airflow_provider_jetstream.jetstream.publishing.publish_record import (
     new_record,
     published_record,
 )
-from airflow_provider_jetstream.jetstream.publishing.record_store import (
-    CONFLICTS,
-    RecordStore,
-    StoredRecord,
-    remove_unneeded_records,
-)
+from airflow_provider_jetstream.jetstream.publishing.record_removal import remove_unneeded_records
+from airflow_provider_jetstream.jetstream.publishing.record_store import CONFLICTS, RecordStore, StoredRecord
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs, find_stored_jobs
 
@@ -48,9 +44,6 @@ _MAX_RUNS = 5_000
 # Of a record with an idempotency key: what it holds of the jobs' ids, and room for the rest of it.
 _MAX_IDS = 60_000
 _RECORD_RESERVE = 256 * 1024
-# Counts an id as forgotten a little before the server forgets it.
-_WINDOW_MARGIN = timedelta(seconds=2)
-
 # Most tasks spare the request for records that nothing needs any more; the others examine as many as these leave.
 _REMOVAL_INTERVAL = 32
 
@@ -73,6 +66,7 @@ class PublishLog:
         self._idempotency_key = origin.idempotency_key if self._key == origin.log_key != origin.key else None
         self._records = RecordStore(connection, queue.name, queue.events.name) if queue.events else None
         self._stored: StoredRecord | None = None
+        self._begun: PublishRecord | None = None
         self._opened = False
 
     async def begin(
@@ -97,6 +91,7 @@ class PublishLog:
             if not await self._has_record(error):
                 return None
         else:
+            self._begun = record
             return record, StoredJobs()
 
         def next_round(earlier: PublishRecord | None) -> PublishRecord | None:
@@ -105,16 +100,15 @@ class PublishLog:
             if earlier.created == record.created and self._idempotency_key is not None:
                 # Open while the run publishes what others haven't, since it may be cut off too. Jobs that aren't
                 # recorded are its own then, unless there were too many.
-                began_at = record.began_at if earlier.names_all_jobs else earlier.began_at
-                return earlier.model_copy(update={"closed": False, "began_at": began_at}) if earlier.closed else None
+                own = {"began_at": record.began_at, "queue_from": record.queue_from} if earlier.names_all_jobs else {}
+                return earlier.model_copy(update={"closed": False, **own}) if earlier.closed else None
             if earlier.created == record.created and not earlier.closed:
                 return None if earlier.origin else named_record(earlier, self._origin)
             return following_record(record, earlier, number=earlier.round + 1)
 
         self._stored = await self._records.update(self._key, next_round)
-        begun = self._stored.record if self._stored else record
-        resumed = begun.began_at != record.began_at or begun.ids is not None
-        return begun, await self._stored_jobs(begun, info) if resumed else StoredJobs()
+        self._begun = begun = self._stored.record if self._stored else record
+        return begun, await self._stored_jobs(begun, resumed=begun.began_at != record.began_at)
 
     async def record_stored(self, report: PublishReport) -> None:
         """Record which jobs are stored; needs :meth:`begin` first."""
@@ -122,11 +116,12 @@ class PublishLog:
             return
         runs = index_runs(report.sequences)
         known = {"runs": runs if len(runs) <= _MAX_RUNS else None, "published": _job_count(report)}
+        last_seen = self._stored.record
 
-        def with_jobs(record: PublishRecord | None) -> PublishRecord | None:
-            if record is None:
+        def with_jobs(stored: PublishRecord | None) -> PublishRecord | None:
+            if self._is_of_later_round(stored):
                 return None
-            published = published_record(record, report)
+            published = published_record(stored or last_seen, report)
             return self._identified(published, report) or published.model_copy(update=known)
 
         self._stored = await self._records.update(self._key, with_jobs, self._stored)
@@ -138,10 +133,17 @@ class PublishLog:
         """
         if self._records is None:
             return
+        self._stored = self._stored or await self._records.read(self._key)
+        last_seen = self._stored.record if self._stored else None
+        # Before the record is closed, since a task that is killed after that would publish all its jobs again.
+        await self._remove_unneeded_records()
 
-        def closed(record: PublishRecord | None) -> PublishRecord | None:
-            if record is None or record.closed:
+        def closed(stored: PublishRecord | None) -> PublishRecord | None:
+            record = stored or last_seen
+            if record is None or record.closed or self._is_of_later_round(stored):
                 return None
+            if record.origin is None:
+                record = named_record(record, self._origin)
             known: dict[str, Any] = {"closed": True, "runs": None}
             if self._idempotency_key is not None:
                 # The jobs stay recorded, for other runs.
@@ -155,7 +157,12 @@ class PublishLog:
         self._stored = await self._records.update(self._key, closed, self._stored)
         if self._queue.advisory_subjects:
             await AdvisoryPages(self._connection, self._queue, self._key).remove()
-        await self._remove_old_records(self._records)
+        await self._remove_older(self._records)
+
+    def _is_of_later_round(self, stored: PublishRecord | None) -> bool:
+        """Return whether the task was cleared while this try, which Airflow has given up, went on."""
+        begun = self._begun
+        return bool(stored and begun and (stored.created, stored.round) != (begun.created, begun.round))
 
     def _identified(self, record: PublishRecord, report: PublishReport) -> PublishRecord | None:
         if self._idempotency_key is None:
@@ -196,17 +203,22 @@ class PublishLog:
         if not self._records or not self._stored:
             return
         closed = {"closed": True, "published": _job_count(report)} if self._opened else {}
+        last_seen = self._stored.record
 
-        def concluded(record: PublishRecord | None) -> PublishRecord | None:
-            return published_record(record, report).model_copy(update=closed) if record else None
+        def concluded(stored: PublishRecord | None) -> PublishRecord:
+            return published_record(stored or last_seen, report).model_copy(update=closed)
 
         self._stored = await self._records.update(self._key, concluded, self._stored)
-        await self._remove_old_records(self._records)
+        await self._remove_older(self._records)
+        await self._remove_unneeded_records()
 
-    async def _remove_old_records(self, records: RecordStore) -> None:
+    async def _remove_older(self, records: RecordStore) -> None:
         with suppress(ApiError, TransientError):
             await records.remove_older(self._key)
-            if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
+
+    async def _remove_unneeded_records(self) -> None:
+        if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
+            with suppress(ApiError, TransientError):
                 await remove_unneeded_records(self._connection, self._queue)
 
     async def _has_record(self, error: ApiError | TransientError) -> bool:
@@ -232,23 +244,25 @@ class PublishLog:
             return False
         return covered_by_any(subjects, publish_log_filter(self._queue.name))
 
-    async def _stored_jobs(self, record: PublishRecord, info: Mapping[str, Any]) -> StoredJobs:
+    async def _stored_jobs(self, record: PublishRecord, *, resumed: bool) -> StoredJobs:
+        """Return which jobs are stored.
+
+        :param resumed: whether an earlier try may have stored jobs that the record doesn't have
+        """
         recorded = record.recorded_jobs()
+        if not resumed:
+            return StoredJobs(recorded=recorded)
         if record.runs is not None and self._idempotency_key is None:
             return StoredJobs(runs=tuple(record.runs))
-        window = timedelta(microseconds=info["config"]["duplicate_window"] / 1_000)
-        # Earlier versions gave jobs other ids.
-        earlier = replace(self._origin, round=record.round) if record.is_of_earlier_version else None
-        if not earlier and datetime.now(UTC) - record.began_at < window - _WINDOW_MARGIN:
-            # The server still knows the id of every job that this task may have stored.
-            return StoredJobs(recorded=recorded)
+        # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
         found = await find_stored_jobs(
             self._connection,
             self._queue,
             created=datetime.fromisoformat(record.created),
             queue_from=record.queue_from,
-            events_from=int(record.cursor.get("events_from", 1)),
-            origin=earlier,
+            events_from=record.position("events_from") or 1,
+            # Earlier versions gave jobs other ids.
+            origin=replace(self._origin, round=record.round) if record.is_of_earlier_version else None,
         )
         return replace(found, recorded=recorded)
 

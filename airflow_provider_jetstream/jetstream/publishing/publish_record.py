@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from bisect import bisect_left
+from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Any, Literal
+from itertools import chain, islice
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
@@ -18,6 +20,8 @@ if TYPE_CHECKING:
 
 # Of the 22 characters of a message id: 66 bits.
 ID_LENGTH = 11
+
+_Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
 
 
 class PublishRecord(BaseModel):
@@ -52,17 +56,17 @@ class PublishRecord(BaseModel):
     run_id: str | None = None
     task_id: str | None = None
     map_index: int = -1
-    round: int = 0
-    began_at: datetime
-    queue_from: int
-    first_job: int | None = None
-    last_job: int | None = None
+    round: _Count = 0
+    began_at: AwareDatetime
+    queue_from: _Count
+    first_job: _Count | None = None
+    last_job: _Count | None = None
     scheduled: bool = False
     cursor: dict[str, Any] = Field(default_factory=dict, validation_alias="mark", serialization_alias="mark")
-    runs: list[tuple[int, int, int]] | None = None
+    runs: list[tuple[_Count, _Count, _Count]] | None = None
     idempotency_key: str | None = None
     ids: str | None = None
-    published: int | None = None
+    published: _Count | None = None
     closed: bool = False
 
     @property
@@ -71,6 +75,17 @@ class PublishRecord(BaseModel):
         if self.dag_id is None or self.run_id is None or self.task_id is None:
             return None
         return Origin(self.dag_id, self.run_id, self.task_id, self.map_index)
+
+    def is_about(self, queue: str, key: str) -> bool:
+        """Return whether it may be the record under a task's key; one of an earlier version names no task."""
+        origin = self.origin
+        named = origin is None or replace(origin, idempotency_key=self.idempotency_key).log_key == key
+        return named and self.stream == queue
+
+    def position(self, name: str) -> int | None:
+        """Return a position of its cursor, such as ``events_from``; ``None`` where it has none."""
+        value = self.cursor.get(name)
+        return value if isinstance(value, int) and value > 0 else None
 
     @property
     def is_of_earlier_version(self) -> bool:
@@ -91,8 +106,8 @@ class PublishRecord(BaseModel):
         if self.ids is None or self.runs is None:
             return {}
         ids = [self.ids[start : start + ID_LENGTH] for start in range(0, len(self.ids), ID_LENGTH)]
-        sequences = [sequence for _, start, count in self.runs for sequence in range(start, start + count)]
-        return dict(zip(ids, sequences, strict=False))
+        sequences = chain.from_iterable(range(start, start + count) for _, start, count in self.runs)
+        return dict(zip(ids, islice(sequences, len(ids)), strict=False))
 
     @property
     def names_all_jobs(self) -> bool:
@@ -102,9 +117,9 @@ class PublishRecord(BaseModel):
     def covering(self, sequences: Iterable[int]) -> PublishRecord:
         """Return the record with more jobs; zeros are left out."""
         known = [sequence for sequence in sequences if sequence]
-        first = self.queue_from if self.first_job is None else self.first_job
+        first = None if self.first_job is None else min([self.first_job, *known])
         last = None if self.last_job is None else max([self.last_job, *known])
-        return self.model_copy(update={"first_job": min([first, *known]), "last_job": last})
+        return self.model_copy(update={"first_job": first, "last_job": last})
 
 
 def new_record(

@@ -5,29 +5,36 @@ from __future__ import annotations
 import asyncio
 import time
 
-_BURST_SECONDS = 0.06
+# Seconds: by how much a message may come early, and by how much the server may store one late, without any effect on
+# those after it. The interval is longer than the rate's by what makes up for both in ten seconds.
+_EARLY = 0.05
+_LATE = 0.13
+_STRETCH = 1.02
 
 
 class RateLimiter:
-    """Limits messages to a rate: in any period never more than the rate allows, plus one small burst.
+    """Limits messages to a rate: the server stores no more of them in any ten seconds than the rate allows.
 
-    Protocol: the generic cell rate algorithm (ITU-T I.371) with the burst as its tolerance. A batch is half a burst, so
-    that the other half can make up for a slow answer.
+    Nor in any longer period; in a shorter one it stores at most those of 0.18 s more, and one. The average is 2 % below
+    the rate. The messages are spread evenly: a few may come early to make up for a slow answer.
+
+    Protocol: the generic cell rate algorithm (ITU-T I.371). What the server stores later than it was sent would come
+    too close to those after it, so these are delayed by :meth:`record_stored`.
 
     :param rate: messages per second; ``None`` for no limit
     """
 
     def __init__(self, rate: float | None) -> None:
-        self._rate = rate
+        self._interval = _STRETCH / rate if rate else 0.0
         self._due = 0.0
-        self.burst = max(2, int((rate or 0) * _BURST_SECONDS))
 
     def batch_size(self, maximum: int) -> int:
         """Return how many messages to handle at once.
 
         :param maximum: the largest batch
         """
-        return maximum if self._rate is None else max(1, min(maximum, self.burst // 2))
+        # Half of what may come early, so that the other half can make up for a slow answer.
+        return max(1, min(maximum, int(_EARLY / self._interval / 2))) if self._interval else maximum
 
     async def wait(self, count: int) -> None:
         """Wait until so many more messages are allowed."""
@@ -36,11 +43,19 @@ class RateLimiter:
 
     def delay(self, count: int) -> float:
         """Return the seconds until so many more messages are allowed; 0 or less where they are allowed now."""
-        if self._rate is None:
+        if not self._interval:
             return 0.0
-        return self._due - (self.burst - count) / self._rate - time.monotonic()
+        return self._due + (count - 1) * self._interval - _EARLY - time.monotonic()
 
     def consume(self, count: int) -> None:
         """Count messages that are handled now."""
-        if self._rate is not None:
-            self._due = max(self._due, time.monotonic()) + count / self._rate
+        if self._interval:
+            self._due = max(self._due, time.monotonic()) + count * self._interval
+
+    def record_stored(self, count: int) -> None:
+        """Delay the next messages as far as needed if the server has stored the latest ones only now.
+
+        :param count: how many of the messages so far may have been stored that late
+        """
+        if self._interval:
+            self._due = max(self._due, time.monotonic() + count * self._interval - _LATE)

@@ -1,9 +1,8 @@
-"""Stores the records of tasks: one for each task, until no message can name the task any more.
+"""Stores the records of tasks, one for each task.
 
 The server would remove a record after the ``max_age`` of the events stream, while the task's jobs, dead letters and
-their copies may stay for longer. So records are stored with ``Nats-TTL: never``, and are removed here, after that time
-and once nothing names the task: all jobs that it has published are stored before its closed record, but for redriven
-copies, and a redrive stores the record again behind them.
+their copies may stay for longer. So records are stored with ``Nats-TTL: never``; ``record_removal`` removes them.
+Others than tasks may be allowed to publish there, so a record counts only where its names give the key.
 """
 
 from __future__ import annotations
@@ -11,36 +10,27 @@ from __future__ import annotations
 import logging
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Final
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently, sleep
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message, next_message
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
-from airflow_provider_jetstream.jetstream.contract import (
-    copy_filter,
-    parked_filter,
-    publish_log_filter,
-    publish_log_subject,
-    schedule_filter,
-)
+from airflow_provider_jetstream.jetstream.contract import publish_log_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.origin import is_task_key
 from airflow_provider_jetstream.jetstream.publishing.publish_record import (
     PublishRecord,
+    named_record,
     new_record,
     parse_publish_record,
 )
-from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.origin import Origin
-    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
@@ -52,10 +42,6 @@ CONFLICTS: Final = frozenset({10071, 10164})
 _ATTEMPTS = 5
 # Multiplied by the number of failed attempts but one: a cluster may still replicate the other record.
 _PAUSE = 0.1
-# The clocks of the servers that lead two streams may differ; a record is removed well after nothing names it.
-_MARGIN = timedelta(hours=1)
-_EXAMINED = 64
-_ALL_EXAMINED = 1_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,17 +73,24 @@ class RecordStore:
 
         :param key: the task's key, one token
         """
+        record, sequence = await self._last(key)
+        return StoredRecord(record, sequence) if record else None
+
+    async def _last(self, key: str) -> tuple[PublishRecord | None, int]:
+        """Return a task's record, if the last message of its subject is one, and the sequence of that message."""
         try:
             message = await last_message(self._connection, self._events, publish_log_subject(self._queue, key))
         except NotFoundError:
-            return None
-        record = parse_publish_record(message.data) if message else None
-        return StoredRecord(record, message.sequence) if message and record else None
+            return None, 0
+        if message is None:
+            return None, 0
+        record = parse_publish_record(message.data)
+        return record if record and record.is_about(self._queue, key) else None, message.sequence
 
     async def store(self, key: str, record: PublishRecord, *, after: int) -> StoredRecord:
         """Store a record if nobody has stored another one meanwhile.
 
-        :param after: the sequence of the record that it replaces; 0 where there is none
+        :param after: the sequence of the last message on the record's subject; 0 where there is none
         :raises ApiError: somebody has, or the server refused
         """
         # Some other stream may capture the subject of a queue whose events stream is older than these records.
@@ -105,7 +98,8 @@ class RecordStore:
         body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
         subject = publish_log_subject(self._queue, key)
         # Nothing names the record of an idempotency key; after the stream's max_age its jobs may be published again.
-        if self._never_expires and record.idempotency_key is None:
+        # Without names, nothing would ever remove it.
+        if self._never_expires and record.origin and record.idempotency_key is None:
             try:
                 kept = Headers([*headers, ("Nats-TTL", "never")])
                 return StoredRecord(record, (await store(self._connection, subject, body, kept)).sequence)
@@ -115,7 +109,8 @@ class RecordStore:
                 self._never_expires = False
                 log.warning(
                     "%s doesn't allow messages a time to live of their own, so after its max_age the tasks that"
-                    " published jobs of %s aren't known any more: provision the queue again",
+                    " published jobs of %s aren't known any more: provision the queue again, with nats-server 2.12 or"
+                    " later where the stream exists",
                     *(self._events, self._queue),
                 )
         return StoredRecord(record, (await store(self._connection, subject, body, Headers(headers))).sequence)
@@ -133,11 +128,11 @@ class RecordStore:
         :return: the record as it is stored now
         """
         for attempt in range(_ATTEMPTS):
-            stored = known if known and not attempt else await self.read(key)
-            if (record := change(stored.record if stored else None)) is None:
-                return stored
+            stored, after = (known.record, known.sequence) if known and not attempt else await self._last(key)
+            if (record := change(stored)) is None:
+                return StoredRecord(stored, after) if stored else None
             try:
-                return await self.store(key, record, after=stored.sequence if stored else 0)
+                return await self.store(key, record, after=after)
             except ApiError as error:
                 if error.err_code not in CONFLICTS or attempt == _ATTEMPTS - 1:
                     raise
@@ -168,134 +163,21 @@ async def renew_records(
 
     async def renew(key: str) -> None:
         sequence, origin = copies[key]
+        named = origin if origin and origin.key == key else None
 
         def extended(record: PublishRecord | None) -> PublishRecord | None:
-            if record is None:
-                if origin is None or origin.key != key:
-                    return None
-                info = {"created": created, "state": {"last_seq": sequence - 1}}
-                return new_record(queue, info, origin).covering([sequence]).model_copy(update={"closed": True})
-            return record.covering([sequence])
+            if record and (record.origin or named):
+                return (record if record.origin or not named else named_record(record, named)).covering([sequence])
+            if named is None:
+                return None
+            info = {"created": created, "state": {"last_seq": sequence - 1}}
+            return new_record(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
 
-        if await records.update(key, extended):
-            await records.remove_older(key)
-
-    await map_concurrently(renew, copies)
-
-
-async def maintain_records(connection: Connection, queue: WorkQueue) -> None:
-    """Remove the records that nothing names any more, and warn where the server can't keep the others."""
-    if queue.events and queue.events.max_age and connection.api_level < TTL_LEVEL:
-        log.warning(
-            "The server is older than 2.11, so %s forgets after %s which tasks published jobs of %s, and letters of"
-            " that age have no DAG, run and task: upgrade it, or declare a longer max_age of the events",
-            *(queue.events.name, format_duration(queue.events.max_age), queue.name),
-        )
-    with suppress(ApiError, TransientError):
-        await remove_unneeded_records(connection, queue, at_most=_ALL_EXAMINED)
-
-
-async def remove_unneeded_records(connection: Connection, queue: WorkQueue, *, at_most: int = _EXAMINED) -> int:
-    """Remove records of tasks that no job, dead letter or copy names any more, and return their number.
-
-    :param at_most: how many records are examined, the oldest first
-    """
-    if queue.events is None or not (max_age := _lifetime(queue.events.max_age)):
-        return 0
-    events = queue.events.name
-    # Before the streams are looked at: what a closed record's task has published is stored by now.
-    candidates = await _oldest_records(connection, events, queue.name, max_age, at_most)
-    if not candidates:
-        return 0
-    oldest = await _oldest_job(connection, queue)
-    letters = await _recorded_letters(connection, queue)
-    schedules = await _has_schedules(connection, queue.name)
-    removed = 0
-    for message, record in candidates:
-        if oldest is not None and message.stored_at >= oldest - _MARGIN:
-            continue
-        if letters is None or record.may_name_any(letters):
-            continue
-        if record.scheduled:
-            if not schedules:
-                await _end_schedules(connection, queue.name, events, record)
-            continue
         try:
-            await connection.api(f"STREAM.MSG.DELETE.{events}", {"seq": message.sequence, "no_erase": True})
-        except ApiError:
-            # Another task has removed it, or the stream allows no deletes.
-            continue
-        removed += 1
-    return removed
+            if await records.update(key, extended):
+                await records.remove_older(key)
+        except (ApiError, TransientError) as error:
+            log.warning("The task that published redriven jobs of %s may not be known for long: %s", queue, error)
 
-
-def _lifetime(max_age: int | None) -> timedelta | None:
-    """Return for how long a record is kept at least; ``None`` where for ever.
-
-    :param max_age: that of the events stream, in nanoseconds: a task that is cleared within it continues its record
-    """
-    return max(_MARGIN, timedelta(microseconds=max_age / 1_000)) if max_age and max_age > 0 else None
-
-
-async def _oldest_records(
-    connection: Connection, events: str, queue: str, older_than: timedelta, at_most: int
-) -> list[tuple[StoredMessage, PublishRecord]]:
-    """Read the oldest records that name their task."""
-    records: list[tuple[StoredMessage, PublishRecord]] = []
-    start = 1
-    for _ in range(at_most):
-        message = await next_message(connection, events, start, publish_log_filter(queue))
-        if message is None or datetime.now(UTC) - message.stored_at < older_than:
-            break
-        start = message.sequence + 1
-        # Others are of earlier versions, which let them expire.
-        if (record := parse_publish_record(message.data)) and record.origin:
-            records.append((message, record))
-    return records
-
-
-async def _oldest_job(connection: Connection, queue: WorkQueue) -> datetime | None:
-    """Return when the oldest job of queue and archive was stored; ``None`` where they are empty."""
-    times: list[datetime] = []
-    for stream in (queue.name, *((queue.archive.name,) if queue.archive else ())):
-        with suppress(NotFoundError):
-            state = (await stream_info(connection, stream))["state"]
-            if state["messages"]:
-                times.append(datetime.fromisoformat(state["first_ts"]))
-    return min(times, default=None)
-
-
-async def _recorded_letters(connection: Connection, queue: WorkQueue) -> list[int] | None:
-    """Return the sequences of the jobs that the dead letter queue has copies of; ``None`` where a copy names none."""
-    if queue.dead_letters is None:
-        return []
-    sequences: set[int] = set()
-    for filter_ in (copy_filter(queue.name), parked_filter(queue.name)):
-        with suppress(NotFoundError):
-            async for subject, _ in subject_counts(connection, queue.dead_letters.name, filter_):
-                token = subject.rpartition(".")[2]
-                if not token.isdecimal():
-                    return None
-                sequences.add(int(token))
-    return sorted(sequences)
-
-
-async def _has_schedules(connection: Connection, queue: str) -> bool:
-    async for _ in subject_counts(connection, queue, schedule_filter(queue)):
-        return True
-    return False
-
-
-async def _end_schedules(connection: Connection, queue: str, events: str, record: PublishRecord) -> None:
-    """Store a record behind the last job that the server has made of the task's schedules."""
-    if record.origin is None:
-        return
-    last = int((await stream_info(connection, queue))["state"]["last_seq"])
-
-    def ended(stored: PublishRecord | None) -> PublishRecord | None:
-        return stored.covering([last]).model_copy(update={"scheduled": False}) if stored else None
-
-    with suppress(ApiError, TransientError):
-        records = RecordStore(connection, queue, events)
-        await records.update(record.origin.key, ended)
-        await records.remove_older(record.origin.key)
+    # Publishers write what they like into the header.
+    await map_concurrently(renew, filter(is_task_key, copies))

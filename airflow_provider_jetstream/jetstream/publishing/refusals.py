@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 
-STREAM_FULL: Final = 10077
+# By error code: what is full. The limits of an account and of a server hold for all their streams together.
+_FULL: Final = {
+    10077: "{stream} is full",
+    10002: "{stream} can't store it, since its account may store no more",
+    10023: "{stream} can't store it, since its server may store no more",
+}
 _MESSAGE_TOO_LARGE: Final = 10054
 
 
@@ -35,7 +40,7 @@ def too_old(job: OutgoingJob, connection: Connection) -> ServerTooOldError:
 def job_error(refusal: ApiError) -> JetStreamProviderError:
     """Return the error of a job that a stream refused."""
     stream, description = refusal.stream, refusal.description
-    if refusal.err_code == STREAM_FULL:
+    if is_full(refusal):
         return QueueFullError(full_text(refusal))
     if refusal.err_code == _MESSAGE_TOO_LARGE:
         return too_large(f"max_msg_size of {stream}")
@@ -44,13 +49,24 @@ def job_error(refusal: ApiError) -> JetStreamProviderError:
     return JobError(f"{stream} refused it: {description} (error {refusal.err_code})")
 
 
+def is_full(refusal: ApiError) -> bool:
+    """Return whether there is no room for a job now; there may be later."""
+    return refusal.err_code in _FULL
+
+
+def is_full_subject(refusal: ApiError) -> bool:
+    """Return whether there is no room on the job's subject only."""
+    return is_full(refusal) and "per subject" in refusal.description
+
+
 def full_text(refusal: ApiError, waited: str = "") -> str:
     """Return what is wrong with a full queue.
 
     :param waited: what was waited for
     """
+    full = _FULL[refusal.err_code].format(stream=refusal.stream)
     return (
-        f"{refusal.stream} is full ({refusal.description}){waited}: let workers or a redrive free space, or raise the"
+        f"{full} ({refusal.description}){waited}: let workers or a redrive free space, or raise the"
         " limit, then try again"
     )
 

@@ -8,13 +8,14 @@ the first for seconds. They are checked before anything is sent: the server repo
 from __future__ import annotations
 
 import re
+from collections import Counter
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import job_schedule_filters
+from airflow_provider_jetstream.jetstream.contract import job_schedule_filters, schedule_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration
 
@@ -131,6 +132,17 @@ def schedule_repeated(every: Any) -> str:
             f' "0 30 3 * * *", found {every!r}'
         )
     return f"{_EVERY}{_go_duration(nanoseconds)}"
+
+
+async def scheduled_subjects(connection: Connection, queue: str) -> Counter[str]:
+    """Return the subjects on which stored schedules will publish jobs, with the numbers of schedules."""
+    return Counter(
+        [
+            target
+            async for message in read_range(connection, queue, schedule_filter(queue))
+            if message.header(SCHEDULE) and (target := message.header(TARGET))
+        ]
+    )
 
 
 async def remove_schedules(connection: Connection, queue: str, job_id: str) -> int:

@@ -20,8 +20,9 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.publishing.refusals import (
-    STREAM_FULL,
     full_text,
+    is_full,
+    is_full_subject,
     job_error,
     too_large,
     too_old,
@@ -177,8 +178,7 @@ class JobSender:
                 return
             await asyncio.sleep(min(pause, left))
             waiting = len(self._refused)
-            # In their order: the first of them alone finds out whether there is room.
-            sent = sorted(self._refused)[:count]
+            sent = self._first_refused(count)
             for index in sent:
                 while (seconds := self._rate_limiter.delay(1)) > 0 and not self._stopped():
                     await self._sleep(seconds)
@@ -187,9 +187,18 @@ class JobSender:
                 flight.attempts, flight.deadline = 1, time.monotonic() + self._ack_timeout
                 await self._put(index, flight)
             await self._wait_for_answers(0)
-            has_room = len(self._refused) == waiting - len(sent)
-            count = min(2 * count, self._window) if has_room else 1
-            pause = 0.0 if has_room else min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+            stored = waiting - len(self._refused)
+            count = min(2 * count, self._window) if stored == len(sent) else 1
+            pause = 0.0 if stored else min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
+
+    def _first_refused(self, count: int) -> list[int]:
+        """Return in their order the jobs to be sent again: the first of them alone finds out whether there is room."""
+        refused = sorted(self._refused)
+        if count == 1 and self._refusal and is_full_subject(self._refusal):
+            # There may be room on the subjects of others.
+            firsts = {self._refused[index].job.subject: index for index in reversed(refused)}
+            return sorted(firsts.values())
+        return refused[:count]
 
     def _give_up_refused(self) -> None:
         problem = self._not_sent()
@@ -274,7 +283,7 @@ class JobSender:
             self._in_flight.move_to_end(index, last=False)
             return
         del self._in_flight[index]
-        if refusal and refusal.err_code == STREAM_FULL and self._room_timeout > 0 and not self._gave_up:
+        if refusal and is_full(refusal) and self._room_timeout > 0 and not self._gave_up:
             self._full_since = self._full_since or time.monotonic()
             self._refused[index], self._refusal = flight, refusal
         elif refusal:
@@ -288,6 +297,7 @@ class JobSender:
         else:
             if not ack.duplicate:
                 self._full_since = None
+            self._rate_limiter.record_stored(1 + len(self._in_flight))
             self.report.add_acknowledged(index, ack, scheduled=flight.job.scheduled)
 
     def _last_report(self) -> str:

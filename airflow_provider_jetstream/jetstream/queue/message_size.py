@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_STREAM,
     TRACE_PARENT,
     TRACE_STATE,
+    schedule_once_subject,
 )
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
 
@@ -37,10 +38,11 @@ OPTIONAL_HEADERS: Final = (
     REDRIVE_COUNT,
 )
 
-# Placeholders of the length of a message id, a redriven copy's, and a task's key.
+# Placeholders of the length of a message id, a redriven copy's, a task's key, and at most that of a time.
 _MESSAGE_ID = "x" * 22
 _COPY_ID = "redrive:99:" + _MESSAGE_ID
 _TASK_KEY = "x" * 32
+_TIME = "2026-01-01T00:00:00.123456789Z"
 
 _JOB_HEADERS = wire_size(Headers([(MSG_ID, _MESSAGE_ID), (AIRFLOW_TASK, _TASK_KEY)]))
 _COPY_HEADERS = wire_size(Headers([(AIRFLOW_TASK, _TASK_KEY), (JOB_ID, _MESSAGE_ID), (MSG_ID, _COPY_ID)]))
@@ -102,6 +104,15 @@ class SizeLimit:
         return None
 
 
+def made_headers(schedule: str, *, once: bool) -> dict[str, str]:
+    """Return the headers that the server adds to the job that it makes of a schedule.
+
+    :param schedule: the subject of the schedule
+    :param once: whether it makes only one; otherwise it adds the time of the next one
+    """
+    return {"Nats-Scheduler": schedule, "Nats-Schedule-Next": "purge" if once else _TIME}
+
+
 def size_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
     """Warn of a limit that leaves less for a job's body than the headers need."""
     limit, needed = queue.max_msg_size, _JOB_HEADERS
@@ -111,6 +122,11 @@ def size_warnings(queue: QueueFields) -> Iterator[QueueWarning]:
     if queue.dead_letters:
         needed = max(_JOB_HEADERS, _COPY_HEADERS)
         headers += f", and those of its redriven copy {_COPY_HEADERS}"
+    if queue.schedules:
+        made = made_headers(schedule_once_subject(queue.name, "x", "x"), once=True)
+        made_size = wire_size(Headers([(AIRFLOW_TASK, _TASK_KEY), (JOB_ID, _MESSAGE_ID), *made.items()]))
+        needed = max(needed, made_size)
+        headers += f", and those of a job that the server makes of a schedule {made_size}"
     if limit < 2 * needed:
         left = f"{limit - needed} bytes for its body" if limit > needed else "nothing for its body"
         yield QueueWarning("message-size", f"max_msg_size {limit}: {headers}, which leaves {left}; raise the limit")

@@ -18,54 +18,19 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.contract import companion_filter, marker_filter, reserved_subjects
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState, consumer_state, filter_subjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.stream_api import ListedConsumers
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _MAX_COUNTS = 5
 _COUNT_PAUSE = 0.05
 # Filters are compared in Python; other tasks of the event loop run in between.
 _SUBJECTS_AT_ONCE = 500
-
-
-@dataclass(frozen=True, slots=True)
-class ConsumerState:
-    """A consumer as of one moment.
-
-    :param name: its name
-    :param created: when it was created
-    :param filters: its filter subjects
-    :param max_ack_wait: the longest time that the server waits for an acknowledgement
-    :param delivered: the highest stream sequence that it delivered
-    :param ack_floor: the stream sequence up to which every delivery ended
-    :param pending: jobs that it has yet to deliver for the first time
-    :param in_flight: deliveries that haven't ended (``num_ack_pending``)
-    :param stored: stored jobs that its filters match
-    :param dead: stored jobs that it will never deliver again; ``None`` where it was too busy to be counted
-    :param last_active: when it last delivered a job, or ``taken_at`` where the server doesn't know
-    :param taken_at: when this was so, by the server's clock as the other times
-    """
-
-    name: str
-    created: datetime
-    filters: tuple[str, ...]
-    max_ack_wait: timedelta
-    delivered: int
-    ack_floor: int
-    pending: int
-    in_flight: int
-    stored: int
-    dead: int | None
-    last_active: datetime
-    taken_at: datetime
-
-    @property
-    def settled(self) -> int:
-        """The sequence up to which every stored job of the consumer is dead."""
-        return settled_sequence(self.delivered, self.ack_floor, self.in_flight)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +67,12 @@ class QueueSnapshot:
         return timedelta(microseconds=max(0, self.config.get("max_age", 0)) / 1_000)
 
     @property
+    def held_above(self) -> int | None:
+        """The sequence above which jobs that are done may be stored still, if there is one."""
+        floors = (consumer.held_above for consumer in self.consumers.values())
+        return min((floor for floor in floors if floor is not None), default=None)
+
+    @property
     def captures_markers(self) -> bool:
         """Whether atomic redrives leave markers in the queue."""
         return covered_by_any(self.config.get("subjects") or [], marker_filter(self.queue))
@@ -119,19 +90,6 @@ class QueueSnapshot:
                 if covers(filter_, subject):
                     return consumer
         return None
-
-
-def settled_sequence(delivered: int, ack_floor: int, in_flight: int) -> int:
-    """Return the sequence up to which a consumer delivers nothing any more, as the numbers of CONSUMER.INFO prove it.
-
-    A job that is stored at or below this sequence is dead: the consumer has passed the job, and no delivery of it is
-    open. While deliveries are open only the ack floor proves that.
-
-    :param delivered: the highest stream sequence that the consumer delivered
-    :param ack_floor: the stream sequence up to which every delivery ended
-    :param in_flight: deliveries that haven't ended (``num_ack_pending``)
-    """
-    return ack_floor if in_flight else delivered
 
 
 async def take_snapshot(connection: Connection, queue: WorkQueue) -> QueueSnapshot:
@@ -203,7 +161,7 @@ async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> Q
         return None
     consumers: dict[str, ConsumerState] = {}
     for name, before in snapshot.consumers.items():
-        after = consumers[name] = _consumer_state(infos[name], before.stored, before.dead)
+        after = consumers[name] = consumer_state(infos[name], before.stored, before.dead, infos.held_above)
         same = after.created == before.created and after.filters == before.filters
         if not same or after.delivered < before.delivered:
             return None
@@ -221,7 +179,7 @@ class _JobCounts:
 
 
 async def _count_between_reads(
-    connection: Connection, queue: str, before: Mapping[str, Mapping[str, Any]]
+    connection: Connection, queue: str, before: ListedConsumers
 ) -> tuple[dict[str, ConsumerState], _JobCounts]:
     """Count each consumer's stored jobs between two reads of the consumer that agree."""
     states: dict[str, ConsumerState] = {}
@@ -237,12 +195,14 @@ async def _count_between_reads(
                 info, stored = after[name], counts.stored[name]
                 # Nothing moved while the jobs were counted, so the numbers belong together.
                 dead = stored - info["num_pending"] - info["num_ack_pending"]
-                states[name] = _consumer_state(info, stored, dead)
+                # A job that is done may have left only after the jobs were counted.
+                floors = [held for held in (before.held_above, after.held_above) if held is not None]
+                states[name] = consumer_state(info, stored, dead, min(floors, default=None))
         before = after
         if len(states) == len(after):
             break
     for name in before.keys() - states.keys():
-        states[name] = _consumer_state(before[name], counts.stored[name], None)
+        states[name] = consumer_state(before[name], counts.stored[name], None, before.held_above)
     return {name: states[name] for name in before}, counts
 
 
@@ -280,31 +240,6 @@ async def _subject_pages(
         offset += len(subjects)
         if not subjects or offset >= info.get("total", 0):
             return
-
-
-def filter_subjects(config: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the filter subjects of a consumer's configuration; ``>`` where it has none."""
-    return tuple(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
-
-
-def _consumer_state(info: Mapping[str, Any], stored: int, dead: int | None) -> ConsumerState:
-    config, taken_at = info["config"], datetime.fromisoformat(info["ts"])
-    last_active = info["delivered"].get("last_active")
-    max_ack_wait = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
-    return ConsumerState(
-        name=info["name"],
-        created=datetime.fromisoformat(info["created"]),
-        filters=filter_subjects(config),
-        max_ack_wait=timedelta(microseconds=max_ack_wait / 1_000),
-        delivered=info["delivered"]["stream_seq"],
-        ack_floor=info["ack_floor"]["stream_seq"],
-        pending=info["num_pending"],
-        in_flight=info["num_ack_pending"],
-        stored=stored,
-        dead=dead,
-        last_active=datetime.fromisoformat(last_active) if last_active else taken_at,
-        taken_at=taken_at,
-    )
 
 
 def _position(info: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 # Companions that may be declared as true or false, and whose names follow from the queue's.
 _SWITCHED = ("archive", "audit")
 _WIDTH = 120
+_LINE_BREAKS = "\x85\u2028\u2029"
 
 
 def yaml_text(queue: Stream, add_defaults: Callable[[dict[str, Any]], dict[str, Any]]) -> str:
@@ -48,7 +49,17 @@ def yaml_text(queue: Stream, add_defaults: Callable[[dict[str, Any]], dict[str, 
             values[field] = False
         else:
             values[field] = _value(value, type(queue).model_fields[field])
-    text: str = yaml.safe_dump(values, sort_keys=False, allow_unicode=True, width=_WIDTH)
+
+    class Dumper(yaml.SafeDumper):
+        """Quotes texts so that they load as they are."""
+
+    def represent_text(dumper: Dumper, text: str) -> yaml.ScalarNode:
+        # Only in double quotes a line break of Unicode is written so that it isn't folded into a space.
+        breaks = any(character in text for character in _LINE_BREAKS)
+        return dumper.represent_scalar("tag:yaml.org,2002:str", text, style='"' if breaks else None)
+
+    Dumper.add_representer(str, represent_text)
+    text: str = yaml.dump(values, Dumper=Dumper, sort_keys=False, allow_unicode=True, width=_WIDTH)
     return text
 
 

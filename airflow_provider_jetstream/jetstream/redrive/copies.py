@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store, store_each
-from airflow_provider_jetstream.jetstream.contract import marker_subject, parked_filter, parked_subject
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
+from airflow_provider_jetstream.jetstream.contract import MSG_ID, marker_subject, parked_filter, parked_subject
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -23,12 +23,14 @@ from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     BATCH_LETTERS,
     batch_headers,
     check_size,
+    check_subject,
 )
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
@@ -184,10 +186,10 @@ async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_q
         parked=why,
         origin=letter.origin,
     )
+    check_subject(letter, letter.subject)
     check_size(letter, letter.body, headers, connection.max_payload)
     try:
-        subject = parked_subject(death.stream, death.consumer, death.sequence)
-        ack = await store(connection, subject, letter.body, headers)
+        ack = await _store_parked(connection, letter, headers)
     except ApiError as error:
         raise RedriveError(f"{dead_letter_queue} refused to park {letter.sequence}: {error.description}") from None
     except UnreachableError:
@@ -200,3 +202,29 @@ async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_q
             f"expected {dead_letter_queue} to store the parked letter {letter.sequence}, found {ack.stream}"
         )
     return ack.sequence
+
+
+def _is_record_of(letter: DeadLetter, stored: StoredMessage) -> bool:
+    record = read_record(stored, letter.death.stream)
+    if record is None or record.parked is None or record.death.created != letter.death.created:
+        return False
+    job = record.job
+    same = (job.sequence, job.subject, job.data) == (letter.sequence, letter.subject, letter.body)
+    return same and sorted(job.headers) == sorted(letter.headers)
+
+
+async def _store_parked(connection: Connection, letter: DeadLetter, headers: Headers) -> PubAck:
+    """Store a parked letter, under another id where an earlier one of the same id was stored and is gone since.
+
+    The server remembers an id longer than its message: a letter that was parked and requeued in place may die again.
+    """
+    subject = parked_subject(letter.death.stream, letter.death.consumer, letter.sequence)
+    while True:
+        ack = await store(connection, subject, letter.body, headers)
+        if not ack.duplicate:
+            return ack
+        if (stored := await get_message(connection, ack.stream, ack.sequence)) and _is_record_of(letter, stored):
+            return ack
+        headers = Headers(
+            (name, f"{value}:{ack.sequence}" if name == MSG_ID else value) for name, value in headers.items()
+        )

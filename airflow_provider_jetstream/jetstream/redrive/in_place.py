@@ -13,14 +13,15 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.consumer_pause import paused
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, RedriveError
+from airflow_provider_jetstream.jetstream.queue.gate import held_problem
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 
 _POLL_PAUSE = 0.1
 _MARGIN = timedelta(seconds=5)
@@ -62,6 +63,9 @@ async def _wait_until_idle(connection: Connection, queue: str, consumer: Consume
 
 
 async def _require_idle(connection: Connection, queue: str, consumer: str) -> None:
-    info = await consumer_info(connection, queue, consumer)
+    consumers = await list_consumers(connection, queue)
+    if problem := held_problem(queue, consumers.held_above):
+        raise RedriveError(f"expected only dead letters to be stored and delivered, found that {problem}; run it again")
+    info = consumers.get(consumer, {})
     if not info.get("paused") or info["num_ack_pending"]:
         raise RedriveError(f"consumer {consumer} delivered jobs while it was paused for the reset; run it again")

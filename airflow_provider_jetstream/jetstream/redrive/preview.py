@@ -9,10 +9,13 @@ from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
+from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
+from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
 from airflow_provider_jetstream.jetstream.redrive.protocol import check_target, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redrive import require_sequences
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,7 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
 _SAMPLE = 5
 _NAMED_FAILURES = 100
@@ -44,7 +47,7 @@ class Preview:
     :param sample: the first few letters
     :param uncertain: dead letters that can't be identified yet
     :param undeliverable: jobs that match no consumer
-    :param risks: what could be lost with the queue's configuration, a sentence each
+    :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     """
 
     protocol: Protocol
@@ -82,7 +85,7 @@ class Preview:
             "sample": self.sample,
             "uncertain": self.uncertain,
             "undeliverable": self.undeliverable,
-            "risks": list(self.risks),
+            "risks": [str(risk) for risk in self.risks],
         }
 
 
@@ -110,8 +113,13 @@ async def preview(
     limits = CopyLimits.of(
         *(connection, scan.snapshot.config, choice.protocol, request.protocol), in_place=choice.rest_in_place
     )
+    state = scan.snapshot.state
+    room = StreamRoom(scan.snapshot.config, state["messages"], state["bytes"])
     async for letter in scan.letters(request.selection):
-        preview_letter(result, request, letter, scan.snapshot, group_by, limits)
+        preview_letter(
+            *(result, request, letter, scan.snapshot, group_by, limits),
+            room=None if choice.protocol == Protocol.IN_PLACE else room,
+        )
     return result
 
 
@@ -122,10 +130,13 @@ def preview_letter(
     snapshot: QueueSnapshot,
     group_by: Sequence[GroupField],
     limits: CopyLimits,
+    *,
+    room: StreamRoom | None = None,
 ) -> None:
     """Add to a preview what a redrive would do with one letter.
 
     :param limits: the largest sizes of new jobs
+    :param room: what the queue stores without dropping a job, where that is known; the new job is counted in it
     """
     result.groups.add(letter, group_by)
     if letter.copy_sequence is not None:
@@ -137,8 +148,10 @@ def preview_letter(
         return
     try:
         content = repaired_content(letter, request.transform)
-        check_target(content.subject, snapshot)
+        check_target(content.subject, request.subject or letter.subject, snapshot)
         job = redriven_job(letter, content, request.subject, limits)
+        if room:
+            take_room(room, job)
     except CopyTooLargeError as error:
         if not limits.in_place or letter.source != BodySource.QUEUE:
             result.add_failure(letter.sequence, str(error))

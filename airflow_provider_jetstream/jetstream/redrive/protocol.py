@@ -10,6 +10,8 @@ from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.queue.gate import copy_problem, held_problem
+from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
 if TYPE_CHECKING:
@@ -67,25 +69,24 @@ def choose_protocol(
     no_batches, no_reset = _no_batches(snapshot, api_level), _no_reset(api_level)
     _check_subject(request, snapshot)
     _check_undeliverable(request, snapshot)
-    if request.protocol == Protocol.ATOMIC and no_batches:
-        raise RedriveRequestError(f"expected a queue that allows atomic batches, found otherwise: {no_batches}")
-    if request.protocol == Protocol.IN_PLACE and no_reset:
-        raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
-    if request.protocol == Protocol.IN_PLACE and handlers:
-        # A reset delivers every stored job: those that a handler has handled, and those that it is handling.
-        raise RedriveRequestError(
-            f"expected a dead letter queue without handlers, found its consumer {', '.join(handlers)}: a redrive in"
-            " place would run again what it has handled; use another protocol"
-        )
+    _check_protocol(request, snapshot, no_batches, no_reset, handlers)
     if request.protocol == Protocol.IN_PLACE:
         return ProtocolChoice(request.protocol, "the request names it")
+    held = held_problem(snapshot.queue, snapshot.held_above)
+    can_reset = not (request.impossible_in_place or no_reset or handlers or held)
+    if request.max_redrives != 0 and (no_copies := copy_problem(snapshot.config)):
+        if request.protocol == Protocol.AUTO and can_reset:
+            return ProtocolChoice(Protocol.IN_PLACE, no_copies)
+        raise RedriveRequestError(
+            f"expected a queue that stores copies, found otherwise: {no_copies}; redrive all of them in place, or park"
+            " them with max_redrives 0"
+        )
     full = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
-    can_reset = not request.impossible_in_place and not no_reset and not handlers
     if full and request.protocol == Protocol.AUTO and can_reset:
         return ProtocolChoice(Protocol.IN_PLACE, full)
-    if full and snapshot.config.get("discard") != "new":
+    if full and (no_room := _no_room(snapshot, markers=request.protocol != Protocol.COPY and not no_batches)):
         raise RedriveRequestError(
-            f"expected room for copies, found otherwise: {full}, and discards its oldest jobs for new ones; raise"
+            f"expected room for copies, found otherwise: {no_room}, and discards its oldest jobs for new ones; raise"
             " its limits, park letters with max_redrives 0, or redrive all of them in place"
         )
     if request.protocol != Protocol.AUTO:
@@ -118,34 +119,78 @@ def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, marker
     return ""
 
 
+def _no_room(snapshot: QueueSnapshot, *, markers: bool) -> str:
+    """Return a clause that says why not even one copy can be stored without dropping a job; empty if one can."""
+    room = StreamRoom(snapshot.config, snapshot.state["messages"], snapshot.state["bytes"])
+    problem = room.problem(2 if markers else 1, 1)
+    return f"{snapshot.queue} has no room for copies ({problem})" if problem else ""
+
+
 def _check_subject(request: RedriveRequest, snapshot: QueueSnapshot) -> None:
     if request.subject is not None and (problem := target_problem(request.subject, snapshot)):
         raise RedriveRequestError(problem)
 
 
-def check_target(subject: str | None, snapshot: QueueSnapshot) -> None:
-    """Raise unless a repaired letter can become a job of the subject that its repair names.
+def check_target(repaired: str | None, subject: str, snapshot: QueueSnapshot) -> None:
+    """Raise unless a letter can become a job of a subject.
 
-    :param subject: the subject; ``None`` where the repair names none
-    :raises RedriveError: the queue doesn't capture the subject, or no consumer matches it
+    :param repaired: the subject that its repair names, if it names one
+    :param subject: the subject otherwise
+    :raises RedriveError: the queue wouldn't store the subject, or no consumer matches the one of the repair
     """
-    if subject is not None and (problem := target_problem(subject, snapshot)):
+    problem = _capture_problem(subject, snapshot) if repaired is None else target_problem(repaired, snapshot)
+    if problem:
         raise RedriveError(f"{problem}; the letter is untouched")
+
+
+def _capture_problem(subject: str, snapshot: QueueSnapshot) -> str:
+    """Return a sentence that says why the queue wouldn't store a message on a subject; empty if it would."""
+    subjects, transform = snapshot.config.get("subjects") or [], snapshot.config.get("subject_transform") or {}
+    if not covered_by_any(subjects, subject):
+        return (
+            f"expected a subject of {snapshot.queue} ({', '.join(subjects)}), found {subject}: a dead letter comes back"
+            " as a job of the same queue"
+        )
+    if transform and covered_by_any([transform.get("src") or ">"], subject):
+        return (
+            f"expected a subject that {snapshot.queue} stores as it is, found {subject}: it would store the copy as"
+            f" {transform.get('dest')} (subject_transform), once more; redrive all letters in place"
+        )
+    return ""
 
 
 def target_problem(subject: str, snapshot: QueueSnapshot) -> str:
     """Return a sentence that says why a subject can't have jobs; empty if it can."""
-    if not covered_by_any(snapshot.config.get("subjects") or [], subject):
-        return (
-            f"expected a subject of {snapshot.queue} ({', '.join(snapshot.config.get('subjects') or [])}), found"
-            f" {subject}: a dead letter comes back as a job of the same queue"
-        )
+    if problem := _capture_problem(subject, snapshot):
+        return problem
     if snapshot.consumer_for(subject) is None:
         return (
             f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: no worker would get the"
             " jobs"
         )
     return ""
+
+
+def _check_protocol(
+    request: RedriveRequest, snapshot: QueueSnapshot, no_batches: str, no_reset: str, handlers: Sequence[str]
+) -> None:
+    """Refuse a protocol that the queue, its server or its handlers don't allow."""
+    held = held_problem(snapshot.queue, snapshot.held_above)
+    if request.protocol == Protocol.IN_PLACE and held:
+        raise RedriveRequestError(
+            f"expected a queue of which each delivered job that is stored is dead, found that {held}: a redrive in"
+            " place would run them again; wait, or use another protocol"
+        )
+    if request.protocol == Protocol.ATOMIC and no_batches:
+        raise RedriveRequestError(f"expected a queue that allows atomic batches, found otherwise: {no_batches}")
+    if request.protocol == Protocol.IN_PLACE and no_reset:
+        raise RedriveRequestError(f"expected a server that can reset a consumer, found otherwise: {no_reset}")
+    if request.protocol == Protocol.IN_PLACE and handlers:
+        # A reset delivers every stored job: those that a handler has handled, and those that it is handling.
+        raise RedriveRequestError(
+            f"expected a dead letter queue without handlers, found its consumer {', '.join(handlers)}: a redrive in"
+            " place would run again what it has handled; use another protocol"
+        )
 
 
 def _check_undeliverable(request: RedriveRequest, snapshot: QueueSnapshot) -> None:

@@ -7,9 +7,9 @@ import logging
 import time
 from array import array
 from contextlib import nullcontext
-from datetime import UTC, datetime
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
@@ -27,10 +27,11 @@ from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Collection, Iterator, Sequence
+    from datetime import datetime
 
     from airflow_provider_jetstream.jetstream.audit.log import RunRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
@@ -116,6 +117,7 @@ class _Redrive:
         async for page in self._scan.pages(selection):
             if self._report.cancelled:
                 break
+            await self._scan.record_handled()
             await self._steps.clean_up(page.dismissed)
             await self._redrive(page.letters)
         await self._requeue_rest()
@@ -152,7 +154,7 @@ class _Redrive:
             batch = waiting[: self._rate_limiter.batch_size(PAGE)]
             del waiting[: len(batch)]
             await self._rate_limiter.wait(len(batch))
-            waited = await _wait_until(max(letter.ready_at for letter in batch))
+            waited = await _wait_until(self._scan, max(letter.ready_at for letter in batch))
             # Meanwhile a slow worker may have finished a job, or a server that crashed may have forgotten a death.
             if waited or time.monotonic() - proved_at > _PROOF_SECONDS:
                 batch = await self._prove_again(batch, waited=waited)
@@ -160,6 +162,7 @@ class _Redrive:
                 batch, waiting[:0] = await self._claim(self._claims, batch)
             self._rate_limiter.consume(len(batch))
             await self._steps.redrive(batch)
+            self._rate_limiter.record_stored(len(batch))
             if time.monotonic() - self._reported_at > _PROGRESS_SECONDS:
                 await self._report_progress()
 
@@ -168,12 +171,12 @@ class _Redrive:
         began = time.monotonic()
         found = await claims.claim(letters)
         ready, later = found.ready, found.busy
-        gone = [letter.sequence for letter in found.gone]
-        if not ready and not gone:
+        if not ready and not found.gone:
             log.info("%d letters are left to the handlers that have their entries", len(later))
-            gone, later = [letter.sequence for letter in later], []
-        for sequence in gone:
-            self._report.add_gone(sequence)
+            self._report.left_to_handlers.extend(letter.sequence for letter in later)
+            later = []
+        for letter in found.gone:
+            self._report.add_gone(letter.sequence)
         if ready and time.monotonic() - began > _PROOF_SECONDS:
             ready = await self._prove_again(ready, waited=True)
         return ready, later
@@ -222,7 +225,7 @@ class _Redrive:
                 self._report.cancelled = True
                 break
             # A slow worker may still be working on a job.
-            await _wait_until(ready_at)
+            await _wait_until(self._scan, ready_at)
             await self._requeue(self._scan.snapshot.consumers[name], selection)
         return unstored
 
@@ -283,10 +286,12 @@ class _Redrive:
                 log.warning("The progress of the redrive couldn't be recorded: %s", error)
 
 
-async def _wait_until(moment: datetime) -> bool:
-    """Wait until a moment; return whether it was in the future."""
-    seconds = (moment - datetime.now(UTC)).total_seconds()
-    if seconds > 0:
+async def _wait_until(scan: Scan, moment: datetime) -> bool:
+    """Wait until a moment by the server's clock; return whether it was in the future."""
+    if moment <= scan.snapshot.taken_at:
+        return False
+    clock = await ServerClock.read(scan.connection, scan.queue.name)
+    if (seconds := clock.seconds_until(moment)) > 0:
         await asyncio.sleep(seconds)
     return seconds > 0
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 from uuid import uuid4
 
-from airflow_provider_jetstream.jetstream.client.headers import Headers, first, wire_size
+from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
+from airflow_provider_jetstream.jetstream.client.wire_text import is_encodable, readable_text
 from airflow_provider_jetstream.jetstream.contract import (
     JOB_ID,
     MSG_ID,
@@ -18,6 +19,7 @@ from airflow_provider_jetstream.jetstream.contract import (
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
     body_field,
+    header_job_id,
     redrive_message_id,
     stated_job_id,
 )
@@ -96,7 +98,7 @@ class CopyLimits:
         atomic = protocol == Protocol.ATOMIC
         return cls(
             what,
-            largest - _batch_headers_size() if atomic else None,
+            largest - batch_headers_size() if atomic else None,
             None if atomic and requested != Protocol.AUTO else largest,
             in_place,
         )
@@ -123,9 +125,11 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
         **_first_id(letter, content),
         MSG_ID: redrive_message_id(death.stream, death.sequence, letter.time, letter.redrives + 1),
     }
-    headers = Headers([*(pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS), *added.items()])
+    own = (pair for pair in content.headers if pair[0] not in ORIGIN_HEADERS and pair[0] not in added)
+    headers = Headers([*own, *added.items()])
     size = _size(letter, content.body, headers)
     target = content.subject or subject or letter.subject
+    check_subject(letter, target)
     for limit, marked in ((limits.marked, True), (limits.single, False)):
         if limit is not None and (left := _without_optional(headers, size - limit)) is not None:
             left_out = tuple(pair for pair in headers.items() if pair not in left.items())
@@ -141,7 +145,7 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
 def _first_id(letter: DeadLetter, content: Content) -> dict[str, str]:
     """Return the header by which a new job is known as the original was, where nothing else in it says so."""
     own = stated_job_id(letter.headers, letter.body)
-    if own is None or first(letter.headers, JOB_ID) or first(content.headers, JOB_ID):
+    if own is None or header_job_id(letter.headers) or header_job_id(content.headers):
         return {}
     # Text of a body may have what no header can.
     return {JOB_ID: own} if own != body_field(content.body, "id") and own.isprintable() else {}
@@ -162,6 +166,19 @@ def _line_size(pair: tuple[str, str]) -> int:
     return wire_size(Headers([pair])) - _NO_HEADERS_SIZE
 
 
+def check_subject(letter: DeadLetter, subject: str) -> None:
+    """Refuse a subject of which some bytes aren't known.
+
+    :raises RedriveError: the subject can't be sent
+    """
+    if not is_encodable(subject):
+        raise RedriveError(
+            f"expected the exact subject of job {letter.sequence}, found {readable_text(subject)}: its bytes that"
+            " aren't UTF-8 are shown by direct gets and by the archive only: set allow_direct on the queue (nats-server"
+            " 2.11 or newer), give the redrive a subject, or redrive all letters in place; original kept"
+        )
+
+
 def check_size(letter: DeadLetter, body: bytes, headers: Headers, limit: int) -> None:
     """Refuse what can't be sent: the server would close the connection.
 
@@ -180,12 +197,12 @@ def _size(letter: DeadLetter, body: bytes, headers: Headers) -> int:
         return len(body) + wire_size(headers)
     except UnicodeEncodeError:
         raise RedriveError(
-            f"expected headers in UTF-8, found others on job {letter.sequence}: it can't be copied unchanged; original"
-            " kept"
+            f"expected headers that can be sent, found characters that no bytes stand for on job {letter.sequence}: it"
+            " can't be copied unchanged; repair its headers; original kept"
         ) from None
 
 
-def _batch_headers_size() -> int:
+def batch_headers_size() -> int:
     """Return the bytes that a batch adds to the headers of a job at most."""
     most = [*batch_headers(uuid4().hex, 2 * BATCH_LETTERS), BATCH_COMMIT]
     return wire_size(Headers(most)) - _NO_HEADERS_SIZE

@@ -24,7 +24,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.queue.snapshot import filter_subjects
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence

@@ -75,10 +75,11 @@ class RedriveReport:
     :param failed: original sequence → why it is still a dead letter; the first thousand
     :param failures: how many are still dead letters
     :param gone: sequences of jobs that are no dead letters (any more)
+    :param left_to_handlers: sequences of dead letters whose entries a handler of the dead letter queue still has
     :param entries_left: entries that the dead letter queue doesn't allow to be removed; later scans ignore them
     :param uncertain: dead letters that can't be identified yet
     :param undeliverable: jobs that match no consumer
-    :param risks: what could be lost with the queue's configuration, a sentence each
+    :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param resumed: how many of the redriven and parked letters an earlier try had handled
     :param cancelled: whether it was stopped before the end
     """
@@ -90,6 +91,7 @@ class RedriveReport:
     failed: dict[int, str] = field(default_factory=dict)
     failures: int = 0
     gone: array[int] = field(default_factory=lambda: array("Q"))
+    left_to_handlers: array[int] = field(default_factory=lambda: array("Q"))
     entries_left: int = 0
     uncertain: int = 0
     undeliverable: int = 0
@@ -137,6 +139,7 @@ class RedriveReport:
             "parked": len(self.parked),
             "failed": self.failures,
             "gone": len(self.gone),
+            "left_to_handlers": len(self.left_to_handlers),
             "entries_left": self.entries_left,
             "uncertain": self.uncertain,
             "undeliverable": self.undeliverable,
@@ -144,7 +147,7 @@ class RedriveReport:
             "from_sequences": sequence_ranges(self.redriven)[:_REPORTED_RANGES],
             "to_sequences": sequence_ranges(self.redriven.new_sequences())[:_REPORTED_RANGES],
             "failures": dict(sorted(self.failed.items())[:_REPORTED_FAILURES]),
-            "risks": list(self.risks),
+            "risks": [str(risk) for risk in self.risks],
         }
 
     def raise_for_failures(self) -> None:

@@ -7,11 +7,11 @@ the new job's id, the marker, the audit or the missing original. All letters of 
 
 from __future__ import annotations
 
-import logging
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, task_key_of
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.status import ENDED, Status
@@ -27,6 +27,7 @@ from airflow_provider_jetstream.jetstream.redrive.copies import (
     store_jobs,
     store_parked,
 )
+from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.protocol import check_target
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN, remove_entries, remove_originals
@@ -46,8 +47,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-
-log = logging.getLogger(__name__)
 
 _Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
 
@@ -86,6 +85,8 @@ class Steps:
         self._dead_letter_queue = require_dead_letters(queue).name
         self._request = request
         self._limits = CopyLimits.of(connection, snapshot.config, protocol, request.protocol)
+        letters_info = snapshot.companions.get(self._dead_letter_queue)
+        self._room = CopyRoom(connection, snapshot.config, letters_info["config"] if letters_info else None)
         self._audit = audit
         self._report = report
         self._removes_entries = removes_entries
@@ -104,6 +105,33 @@ class Steps:
         to_park = [letter for letter in fresh if self._request.must_park(letter)]
         to_copy = [letter for letter in fresh if not self._request.must_park(letter)]
         jobs = [job for letter in to_copy if (job := self._new_job(letter))]
+        while begun or to_park or jobs:
+            # What has no room now may have it once the originals of the others are removed.
+            no_room = await self._room.for_copies(jobs)
+            no_room |= await self._room.for_parked(
+                to_park, {letter.sequence: self._why_parked(letter) for letter in to_park}
+            )
+            now = [*begun, *to_park, *(job.letter for job in jobs)]
+            freed = any(letter.source == BodySource.QUEUE for letter in now if letter.sequence not in no_room)
+            await self._redrive(
+                begun,
+                [letter for letter in to_park if letter.sequence not in no_room],
+                [job for job in jobs if job.letter.sequence not in no_room],
+            )
+            begun, to_park = [], [letter for letter in to_park if letter.sequence in no_room]
+            jobs = [job for job in jobs if job.letter.sequence in no_room]
+            if not freed:
+                for sequence, why in no_room.items():
+                    self._report.add_failure(sequence, why)
+                return
+
+    async def _redrive(
+        self, begun: Sequence[DeadLetter], to_park: Sequence[DeadLetter], jobs: Sequence[RedrivenJob]
+    ) -> None:
+        """Redrive and park letters for which there is room.
+
+        :param begun: letters whose new jobs are stored
+        """
         if self._claims:
             failed = await self._claims.take([*begun, *to_park, *(job.letter for job in jobs)])
             for sequence, why in failed.items():
@@ -117,7 +145,7 @@ class Steps:
         await self._renew_origins(recorded)
         entries: list[int] = []
         for letter, record in await self._remove_originals(recorded):
-            left = self._claims.left_of(letter) if self._claims else letter.entries
+            left = self._claims.release(letter) if self._claims else letter.entries
             if record.action == "parked":
                 self._report.add_parked(letter.sequence)
                 # Where parking was cut off before, the letter's entries include its own parked one.
@@ -184,7 +212,7 @@ class Steps:
             sequence=letter.sequence,
             action=action,
             new_sequence=new_sequence,
-            subject=subject,
+            subject=readable_text(subject),
             consumer=letter.death.consumer,
             redrives=letter.redrives + (action != "parked"),
             reason=letter.death.reason.value,
@@ -196,10 +224,12 @@ class Steps:
             changes=changes,
         )
 
+    def _why_parked(self, letter: DeadLetter) -> str:
+        return self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
+
     async def _park(self, letter: DeadLetter) -> _Done | None:
-        why = self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
         try:
-            entry = await store_parked(self._connection, letter, self._dead_letter_queue, why)
+            entry = await store_parked(self._connection, letter, self._dead_letter_queue, self._why_parked(letter))
         except (RedriveError, TransientError) as error:
             self._report.add_failure(letter.sequence, str(error))
             return None
@@ -226,7 +256,7 @@ class Steps:
     def _new_job(self, letter: DeadLetter) -> RedrivenJob | None:
         try:
             content = repaired_content(letter, self._request.transform)
-            check_target(content.subject, self._snapshot)
+            check_target(content.subject, self._request.subject or letter.subject, self._snapshot)
             return redriven_job(letter, content, self._request.subject, self._limits)
         except CopyTooLargeError as error:
             if self._rest_in_place:
@@ -273,17 +303,15 @@ class Steps:
         if not copies or self._queue.events is None:
             return
         created = self._snapshot.created
-        try:
-            await renew_records(self._connection, self._queue.name, self._queue.events.name, created, copies)
-        except (ApiError, TransientError) as error:
-            log.warning("The tasks that published redriven jobs may not be known for long: %s", error)
+        await renew_records(self._connection, self._queue.name, self._queue.events.name, created, copies)
 
     async def _has_record(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
         # In a tuple, since an error that is a result by itself would be raised for all letters.
         try:
-            return (bool(self._audit and await self._audit.last_record(sequence)),)
+            record = await self._audit.last_record(sequence) if self._audit else None
         except (ApiError, TransientError) as error:
             return (error,)
+        return (record is not None and record.action != "handled",)
 
     async def _remove_originals(self, done: Sequence[_Done]) -> list[_Done]:
         """Remove the original jobs; return the letters whose original is gone."""

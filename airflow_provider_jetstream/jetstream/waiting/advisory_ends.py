@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError,
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterable, Mapping
+    from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
@@ -32,16 +32,17 @@ class AdvisoryEnds:
     """Turns reports on advisory subjects into the ends of awaited jobs.
 
     :param queue: the work queue
-    :param awaited: a live view of the stream sequences of all awaited jobs
+    :param is_awaited: returns whether a job is awaited, by its stream sequence; with the sequence of an event, whether
+        any wait for it began before that
     :param on_end: called with each end
     """
 
     def __init__(
-        self, connection: Connection, queue: str, awaited: Collection[int], on_end: Callable[[JobEnd], None]
+        self, connection: Connection, queue: str, is_awaited: Callable[..., bool], on_end: Callable[[JobEnd], None]
     ) -> None:
         self._connection = connection
         self._queue = queue
-        self._awaited = awaited
+        self._is_awaited = is_awaited
         self._on_end = on_end
         self._sequences: dict[str, set[int]] = {}
         self._reports: asyncio.Queue[AdvisoryReport] = asyncio.Queue()
@@ -65,7 +66,7 @@ class AdvisoryEnds:
             self._reports.put_nowait(report)
 
     def _awaited_jobs(self, digest: str) -> list[int]:
-        return sorted(sequence for sequence in self._sequences.get(digest, ()) if sequence in self._awaited)
+        return sorted(sequence for sequence in self._sequences.get(digest, ()) if self._is_awaited(sequence))
 
     async def run(self) -> None:
         """Decide about the reports that were taken, without end."""
@@ -87,23 +88,28 @@ class AdvisoryEnds:
                 for sequence in sequences:
                     self._on_end(JobEnd(EndKind.COMPLETED, sequence, report.event_sequence))
 
-    async def _ended_jobs(self, report: AdvisoryReport) -> Iterable[int]:
-        sequences = self._awaited_jobs(report.digest)
-        jobs = [await self._job(sequence) for sequence in sequences]
-        stored = [sequence for sequence, job in zip(sequences, jobs, strict=True) if job is not None]
-        if not stored:
-            return sequences
-        candidates = [
-            sequence for sequence, job in zip(sequences, jobs, strict=True) if job and job.stored_at <= report.stored_at
+    async def _ended_jobs(self, report: AdvisoryReport) -> list[int]:
+        sequences = [
+            sequence
+            for sequence in self._awaited_jobs(report.digest)
+            if self._is_awaited(sequence, report.event_sequence)
         ]
-        if len(candidates) > 1:
+        jobs = dict(zip(sequences, await map_concurrently(self._job, sequences), strict=True))
+        # Jobs of higher sequences were stored later than these, whether or not they are gone.
+        later = min(
+            (sequence for sequence, job in jobs.items() if job and job.stored_at > report.stored_at), default=None
+        )
+        candidates = [sequence for sequence in sequences if later is None or sequence < later]
+        # Of a job that is gone and one that is stored, the stored one: the other was reported before it left the queue.
+        stored = [sequence for sequence in candidates if jobs[sequence]]
+        if len(stored) > 1:
             log.warning(
                 "Jobs %s of %s have the same id and advisory subject, so a report there ends none of them",
-                ", ".join(map(str, candidates)),
+                ", ".join(map(str, stored)),
                 self._queue,
             )
-            return ()
-        return candidates
+            return []
+        return stored or candidates
 
     async def _job(self, sequence: int) -> StoredMessage | None:
         try:

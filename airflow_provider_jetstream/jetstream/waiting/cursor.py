@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.queue.gate import queue_refusals, record_refusals, require_no_refusal
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -25,6 +26,8 @@ class Cursor:
     :param dead_letters: the dead letter queue, if there is one
     :param dead_letters_from: the first sequence to read there
     :param advisory_subjects: where workers of any make report jobs, as the queue declares it
+    :param events_created: when the events stream was created: positions in another one of its name mean nothing
+    :param dead_letters_created: when the dead letter queue was created, likewise
     """
 
     queue: str
@@ -34,6 +37,9 @@ class Cursor:
     dead_letters: str | None
     dead_letters_from: int
     advisory_subjects: tuple[str, ...] = ()
+    # A task that an earlier version deferred has none.
+    events_created: str = ""
+    dead_letters_created: str = ""
 
     def __post_init__(self) -> None:
         # It comes back from JSON as a list.
@@ -43,12 +49,24 @@ class Cursor:
         """Return a cursor that reads everything stored, for jobs that may have ended before this one was taken."""
         return replace(self, events_from=1, dead_letters_from=1)
 
+    def resumed(self, events_from: int, dead_letters_from: int) -> Cursor:
+        """Return a cursor that reads from the positions that an earlier try of the task recorded.
+
+        A position beyond the last message is one of a stream that was recreated since: all of it counts then.
+        """
+        return replace(
+            self,
+            events_from=events_from if events_from <= self.events_from else 1,
+            dead_letters_from=dead_letters_from if dead_letters_from <= self.dead_letters_from else 1,
+        )
+
 
 async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[str, Any] | None = None) -> Cursor:
     """Record the current stream positions; do this before publishing.
 
     :param info: the queue's STREAM.INFO, where it has been read already
     :raises QueueDeclarationError: the queue declares no events, so no completion is stored
+    :raises UnsuitableQueueError: jobs of the queue stay stored when they have ended, or their ends don't
     :raises NotFoundError: one of its streams doesn't exist
     """
     if queue.events is None:
@@ -56,17 +74,22 @@ async def take_cursor(connection: Connection, queue: WorkQueue, info: Mapping[st
             queue.name, ["expected events, so that completions are stored and can be waited for: declare them"]
         )
     info = info or await stream_info(connection, queue.name)
+    events = await stream_info(connection, queue.events.name)
+    require_no_refusal(queue.name, [*queue_refusals(info["config"]), *record_refusals(events["config"])])
     dead_letters = queue.dead_letters.name if queue.dead_letters else None
+    letters = await stream_info(connection, dead_letters) if dead_letters else None
     return Cursor(
         queue=queue.name,
         created=info["created"],
         events=queue.events.name,
-        events_from=await _next_sequence(connection, queue.events.name),
+        events_from=_next_sequence(events),
         dead_letters=dead_letters,
-        dead_letters_from=await _next_sequence(connection, dead_letters) if dead_letters else 1,
+        dead_letters_from=_next_sequence(letters) if letters else 1,
         advisory_subjects=queue.advisory_subjects,
+        events_created=events["created"],
+        dead_letters_created=letters["created"] if letters else "",
     )
 
 
-async def _next_sequence(connection: Connection, stream: str) -> int:
-    return int((await stream_info(connection, stream))["state"]["last_seq"]) + 1
+def _next_sequence(info: Mapping[str, Any]) -> int:
+    return int(info["state"]["last_seq"]) + 1

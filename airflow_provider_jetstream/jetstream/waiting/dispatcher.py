@@ -92,13 +92,14 @@ class EndDispatcher:
         self._cursor = cursor
         self._waiters: dict[int, list[Waiter]] = {}
         completions = (completion_filter(cursor.queue), f"{ACK_METRIC}.{cursor.queue}.*")
-        self._advisory_ends = AdvisoryEnds(connection, cursor.queue, self._waiters.keys(), self._dispatch_advised)
+        self._advisory_ends = AdvisoryEnds(connection, cursor.queue, self._is_awaited, self._dispatch_advised)
         self._events = EndSource(
             connection,
             cursor.events,
             completions,
             cursor,
             cursor.events_from,
+            cursor.events_created,
             self._on_end,
             advisory_subjects=cursor.advisory_subjects,
             on_report=self._advisory_ends.take,
@@ -107,7 +108,8 @@ class EndDispatcher:
         if cursor.dead_letters:
             advisories = (f"{MAX_DELIVERIES}.{cursor.queue}.*", f"{TERMINATED}.{cursor.queue}.*")
             self._deaths = EndSource(
-                connection, cursor.dead_letters, advisories, cursor, cursor.dead_letters_from, self._on_end
+                *(connection, cursor.dead_letters, advisories, cursor),
+                *(cursor.dead_letters_from, cursor.dead_letters_created, self._on_end),
             )
         self._unconfirmed: asyncio.Queue[JobEnd] = asyncio.Queue()
         self._evidence = EndEvidenceCheck(connection, cursor)
@@ -171,10 +173,9 @@ class EndDispatcher:
             self._drop(sequence, waiter)
         self._advisory_ends.remove(waiter.advised)
 
-    @property
-    def unsampled(self) -> dict[str, str]:
-        """By consumer, why the server doesn't report each of its acknowledgements."""
-        return self._evidence.unsampled
+    def unsampled_since(self, moment: float) -> dict[str, str]:
+        """By consumer, why the server didn't report each of its acknowledgements at any time since a moment."""
+        return self._evidence.unsampled_since(moment)
 
     def _sources(self) -> Iterator[EndSource]:
         yield self._events
@@ -182,7 +183,14 @@ class EndDispatcher:
             yield self._deaths
 
     def _start_of(self, waiter: Waiter, source: EndSource) -> int:
-        return waiter.cursor.events_from if source is self._events else waiter.cursor.dead_letters_from
+        cursor = waiter.cursor
+        if source is self._events:
+            return source.start_of(cursor.events_from, cursor.events_created)
+        return source.start_of(cursor.dead_letters_from, cursor.dead_letters_created)
+
+    def _is_awaited(self, sequence: int, event_sequence: int = 2**64) -> bool:
+        waiters = self._waiters.get(sequence, ())
+        return any(self._start_of(waiter, self._events) <= event_sequence for waiter in waiters)
 
     def _on_end(self, source: EndSource, end: JobEnd) -> None:
         if end.sequence not in self._waiters:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
@@ -31,10 +32,7 @@ _PAUSE = 1.0
 
 
 class EndEvidenceCheck:
-    """The consumers of a queue whose acknowledged jobs may leave no evidence.
-
-    :ivar unsampled: by consumer, why the server doesn't report each of its acknowledgements
-    """
+    """The consumers of a queue whose acknowledged jobs may leave no evidence."""
 
     def __init__(self, connection: Connection, cursor: Cursor) -> None:
         self._connection = connection
@@ -43,11 +41,21 @@ class EndEvidenceCheck:
         self._completing: set[str] = set()
         self._warned: dict[str, str] = {}
         self._requested = asyncio.Event()
-        self.unsampled: dict[str, str] = {}
+        # By consumer, why the server didn't report each acknowledgement, and when that was seen last.
+        self._unsampled: dict[str, tuple[str, float]] = {}
 
     def request(self) -> None:
         """Have :meth:`run` look again, since a wait begins whose jobs need this evidence."""
         self._requested.set()
+
+    def unsampled_since(self, moment: float) -> dict[str, str]:
+        """Return by consumer why the server didn't report each of its acknowledgements at any time since a moment.
+
+        Also where it does so now, or the consumer is gone: what was acknowledged before left no evidence.
+
+        :param moment: in seconds of the monotonic clock
+        """
+        return {name: reason for name, (reason, seen_at) in self._unsampled.items() if seen_at >= moment}
 
     async def run(self) -> None:
         """Look after each request, without end."""
@@ -77,12 +85,13 @@ class EndEvidenceCheck:
             # One without acknowledgements is internal: it copies messages to another stream.
             if info["config"].get("ack_policy") != "none"
         }
-        self.unsampled = {name: reason for name, reason in reasons.items() if reason}
-        for name in self.unsampled.keys() - self._completing:
+        unsampled = {name: reason for name, reason in reasons.items() if reason}
+        self._unsampled |= {name: (reason, time.monotonic()) for name, reason in unsampled.items()}
+        for name in unsampled.keys() - self._completing:
             completions = consumer_completion_filter(self._queue, name)
             if await next_message(self._connection, self._events, 1, completions) is not None:
                 self._completing.add(name)
-        unseen = {name: why for name, why in self.unsampled.items() if name not in self._completing}
+        unseen = {name: why for name, why in unsampled.items() if name not in self._completing}
         for name in unseen.keys() - self._warned.keys():
             log.warning(
                 "The ends of jobs of consumer %s of %s may go unseen: %s, and no worker has stored a completion there,"
@@ -91,7 +100,7 @@ class EndEvidenceCheck:
                 " one that exists), or run workers that store completions",
                 name,
                 self._queue,
-                self.unsampled[name],
+                unseen[name],
                 ALL_SAMPLED,
             )
         self._warned = unseen

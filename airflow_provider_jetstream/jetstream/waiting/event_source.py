@@ -30,6 +30,7 @@ class EndSource:
 
     :param subjects: the subjects of the ends
     :param start: the first sequence to read
+    :param created: when the stream was created in which ``start`` is a position; empty where that isn't known
     :param on_end: called with each end as it is read
     :param advisory_subjects: further subjects, on which workers of any make report jobs
     :param on_report: called with each such report as it is read
@@ -42,6 +43,7 @@ class EndSource:
         subjects: tuple[str, ...],
         cursor: Cursor,
         start: int,
+        created: str,
         on_end: Callable[[EndSource, JobEnd], None],
         *,
         advisory_subjects: tuple[str, ...] = (),
@@ -65,7 +67,12 @@ class EndSource:
         self._backlog_requested = asyncio.Event()
         self._backlog_read = asyncio.Event()
         self._backlog_read.set()
-        self._tail = StreamTail(connection, stream, self._subjects, start, self._take)
+        self._stream_created: str | None = None
+        self._tail = StreamTail(
+            *(connection, stream, self._subjects, start, self._take),
+            created=created or None,
+            on_created=self._note_created,
+        )
 
     async def follow(self) -> None:
         """Read what is stored from now on; see :meth:`StreamTail.run`."""
@@ -84,6 +91,20 @@ class EndSource:
                 await StreamTail(self._connection, self._stream, self._subjects, start, self._take, stop=stop).run()
             if not self._backlog_requested.is_set():
                 self._backlog_read.set()
+
+    def start_of(self, start: int, created: str) -> int:
+        """Return a position of a cursor in the stream that is read: its beginning, where it was created anew since.
+
+        :param created: when the stream was created in which ``start`` is a position; empty where that isn't known
+        """
+        return 1 if created and self._stream_created not in (None, created) else start
+
+    def _note_created(self, created: str) -> None:
+        if self._stream_created not in (None, created):
+            self._recent.clear()
+            self._recent_reports.clear()
+            self._low = 1
+        self._stream_created = created
 
     def request_backlog(self, start: int) -> None:
         """Have the ends read that are stored from a sequence on, where they haven't been."""
@@ -115,7 +136,7 @@ class EndSource:
             # Never by the sequence in it: anybody may publish here.
             self._take_report(message)
             return
-        end = parse_end(message.data, message.sequence, self._queue)
+        end = parse_end(message.data, message.sequence, self._queue, self._connection.domain)
         if end is None:
             return
         earlier = self._recent.pop(end.sequence, end)

@@ -63,10 +63,16 @@ class AdvisoryReport:
     stored_at: datetime
 
 
-def parse_end(data: bytes, event_sequence: int, queue: str) -> JobEnd | None:
-    """Parse the body of a message of an events stream or a dead letter queue; ``None`` where it is no job's end."""
+def parse_end(data: bytes, event_sequence: int, queue: str, domain: str = "") -> JobEnd | None:
+    """Parse the body of a message of an events stream or a dead letter queue; ``None`` where it is no job's end.
+
+    :param domain: the JetStream domain of the queue's server; empty where it has none
+    """
     event = parse_advisory(data)
     if event is None or event.stream != queue:
+        return None
+    # What workers publish names no domain.
+    if not isinstance(event, Completion | Cancelled) and not event.is_of_server(queue, domain):
         return None
     kind, note, has_result = EndKind.DEAD, "", False
     match event:

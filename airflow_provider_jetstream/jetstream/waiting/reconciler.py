@@ -96,7 +96,7 @@ class Reconciler:
         for sequence, message in zip(candidates, await map_concurrently(read, candidates), strict=True):
             if message is None:
                 kind = EndKind.VANISHED
-            elif _is_dead(message, consumers):
+            elif _is_dead(message, consumers, by_name.held_above):
                 kind = EndKind.DEAD
             else:
                 continue
@@ -121,7 +121,7 @@ class Reconciler:
         return chosen
 
 
-def _is_dead(message: StoredMessage, consumers: Collection[Mapping[str, Any]]) -> bool:
+def _is_dead(message: StoredMessage, consumers: Collection[Mapping[str, Any]], held_above: int | None) -> bool:
     for info in consumers:
         config = info["config"]
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
@@ -131,5 +131,6 @@ def _is_dead(message: StoredMessage, consumers: Collection[Mapping[str, Any]]) -
                 delivered=info["delivered"]["stream_seq"],
                 ack_floor=info["ack_floor"]["stream_seq"],
                 in_flight=info["num_ack_pending"],
+                held_above=held_above,
             )
     return False

@@ -60,6 +60,8 @@ class StreamTail:
     :param start: the first sequence
     :param on_message: called with each message, in order
     :param stop: the last sequence; ``None`` to follow without end
+    :param created: when the stream was created in which ``start`` is a position, where that is known
+    :param on_created: called with the time of creation of the stream that is followed, before its messages
     """
 
     def __init__(
@@ -71,6 +73,8 @@ class StreamTail:
         on_message: Callable[[TailedMessage], None],
         *,
         stop: int | None = None,
+        created: str | None = None,
+        on_created: Callable[[str], None] = lambda _: None,
     ) -> None:
         self._connection = connection
         self._stream = stream
@@ -78,7 +82,8 @@ class StreamTail:
         self._next = start
         self._on_message = on_message
         self._stop = stop
-        self._created: str | None = None
+        self._created = created
+        self._on_created = on_created
         self._inbox = ""
         self._delivered = 0
         self._requested = 0
@@ -116,6 +121,7 @@ class StreamTail:
             log.warning("%s was created anew and is read from its beginning", self._stream)
             self._next = 1
         self._created = info["created"]
+        self._on_created(info["created"])
         if info["config"].get("retention") == "limits":
             await self._pull()
         else:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import Completion, parse_advisory
@@ -46,6 +47,7 @@ async def wait(
     :raises UnreachableError: the connection was closed
     """
     report = sequences if isinstance(sequences, WaitReport) else WaitReport(set(sequences))
+    began = time.monotonic()
     waiter = Waiter(cursor, report, policy or WaitPolicy(), progress, advised or {})
     async with shared_dispatcher(connection, cursor) as dispatcher:
         dispatcher.add(waiter)
@@ -53,7 +55,7 @@ async def wait(
             await waiter.finished
         finally:
             dispatcher.remove(waiter)
-            report.unsampled_consumers = dict(dispatcher.unsampled) if report.vanished else {}
+            report.unsampled_consumers = dispatcher.unsampled_since(began) if report.vanished else {}
         if report.results_at:
             await _read_results(connection, cursor.events, report)
     return report

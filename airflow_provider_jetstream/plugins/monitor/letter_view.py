@@ -7,6 +7,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.headers import first
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import REDRIVE_SEQUENCE
 from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
 _ACTION_TEXTS = {
     "redriven": "redriven as job {new}",
     "requeued": "requeued in place",
+    "handled": "handled by a handler of the dead letter queue",
     "parked": "parked",
 }
 _DUMP_WIDTH = 16
@@ -39,12 +41,12 @@ def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
     text = None if hidden else death.error_message or death.explanation
     return LetterLine(
         sequence=letter.sequence,
-        job_id=displayable(letter.job_id),
-        subject=displayable(letter.subject),
+        job_id=readable_text(letter.job_id),
+        subject=readable_text(letter.subject),
         consumer=death.consumer,
         reason=death.reason.value,
         error_class=death.error_class,
-        error_message=text and displayable(text),
+        error_message=text and readable_text(text),
         error_place=death.error_place,
         fingerprint=death.fingerprint,
         traceback_digest=death.traceback_digest,
@@ -52,11 +54,11 @@ def letter_line(letter: DeadLetter, *, hidden: bool) -> LetterLine:
         deliveries=death.deliveries,
         redrives=letter.redrives,
         size=len(letter.body),
-        parked=letter.parked and displayable(letter.parked),
+        parked=letter.parked and readable_text(letter.parked),
         origin=OriginOfLetter(
-            dag_id=displayable(origin.dag_id),
-            run_id=displayable(origin.run_id),
-            task_id=displayable(origin.task_id),
+            dag_id=readable_text(origin.dag_id),
+            run_id=readable_text(origin.run_id),
+            task_id=readable_text(origin.task_id),
             map_index=origin.map_index,
         )
         if origin
@@ -79,10 +81,10 @@ def letter_detail(
         source=letter.source.value,
         stored_at=_stored_at(letter),
         first_failed_at=death.first_failed_at,
-        explanation=None if hidden or death.explanation is None else displayable(death.explanation),
+        explanation=None if hidden or death.explanation is None else readable_text(death.explanation),
         hidden=hidden,
         payload=None if hidden else payload_of(letter.body, max_bytes),
-        headers=[] if hidden else [(displayable(name), displayable(value)) for name, value in letter.headers],
+        headers=[] if hidden else [(readable_text(name), readable_text(value)) for name, value in letter.headers],
         entries=list(letter.entries),
         dead_letter_queue=dead_letter_queue,
         attempts=_attempts(letter, records),
@@ -146,11 +148,6 @@ def payload_of(body: bytes, max_bytes: int) -> Payload:
     if not truncated and (indented := _indented(text)) is not None and len(indented) <= 4 * max_bytes:
         return Payload(kind="json", text=indented, size=len(body), truncated=False)
     return Payload(kind="text", text=text, size=len(body), truncated=truncated)
-
-
-def displayable(text: str) -> str:
-    """Replace what JSON can't hold: headers may contain bytes that aren't UTF-8."""
-    return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
 def _text(cut: bytes, *, truncated: bool) -> str | None:

@@ -22,6 +22,7 @@ from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import (
     audit_log,
     begin_run,
     frame_problem,
+    require_no_handler,
     scan_queue,
 )
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
@@ -30,6 +31,7 @@ from airflow_provider_jetstream.spark.bulk_redrive.rows import used_columns
 from airflow_provider_jetstream.spark.bulk_redrive.spark_job import (
     MOST_TASKS,
     partition_letters,
+    rate_per_task,
     run_watched,
     tasks_for,
 )
@@ -146,6 +148,7 @@ class _Run:
 
     def redrive(self) -> RedriveReport:
         scan, record = self._scan(), None
+        require_no_handler(scan)
         report = RedriveReport()
         if scan.choice.protocol == Protocol.IN_PLACE:
             return self._redrive_in_place(scan)
@@ -163,6 +166,7 @@ class _Run:
             log.warning("%d letters are scanned again: the queue or its server changed", len(to_rescan))
             rows = self._session.createDataFrame([(sequence,) for sequence in to_rescan], f"{SEQUENCE} bigint")
             letters, scan = letters.join(rows, SEQUENCE, "left_semi"), self._scan()
+            require_no_handler(scan)
         else:
             for sequence in to_rescan:
                 report.add_failure(sequence, "the queue, a consumer or the server changed at every scan; run it again")
@@ -226,7 +230,7 @@ class _Run:
             acknowledged=scan.acknowledged,
             request=self._request,
             protocol=scan.choice.protocol,
-            rate=None if rate is None or dry_run else rate / tasks,
+            rate=None if rate is None or dry_run else rate_per_task(rate, tasks),
             dry_run=dry_run,
         )
         return task, tasks

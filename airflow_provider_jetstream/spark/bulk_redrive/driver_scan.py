@@ -12,8 +12,10 @@ from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, RedriveRequestError, TransientError
+from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.entry_table import load_queue, scanned_jobs
 from airflow_provider_jetstream.spark.dead_letters.schema import CHANGEABLE, REPAIRED, SEQUENCE
@@ -62,6 +64,10 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     await connection.discover_capabilities(stream.name for stream in streams if stream)
     scan = await Scan.begin(connection, declared, vanished=request.selection.vanished)
     choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
+    jobs = await scanned_jobs(scan, request.selection)
+    if choice.protocol != Protocol.IN_PLACE:
+        parked_in = None if request.max_redrives is None else scan.dead_letter_queue
+        require_room_for_all(scan.snapshot, jobs.num_rows, connection.max_payload, parked_in)
     classifier = await scan.context.classifier(
         connection,
         scan.index,
@@ -71,7 +77,23 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     )
     acknowledged = frozenset(await classifier.metrics.acknowledged())
     server_info = dict(connection.socket.server_info)
-    return DriverScan(scan, choice, acknowledged, server_info, await scanned_jobs(scan, request.selection))
+    return DriverScan(scan, choice, acknowledged, server_info, jobs)
+
+
+def require_no_handler(scan: DriverScan) -> None:
+    """Refuse to redrive where a handler of the dead letter queue could get the same letters at the same time.
+
+    Spark's tasks don't claim entries.
+
+    :raises RedriveRequestError: the dead letter queue has a handler; nothing was done
+    """
+    context = scan.scan.context
+    if context.handlers:
+        raise RedriveRequestError(
+            f"expected a dead letter queue without handlers, found {context.dead_letter_queue['config']['name']} with"
+            f" its consumer {', '.join(context.handler_names)}: a bulk redrive doesn't claim letters, so both could do"
+            " the same ones; redrive without Spark, which claims each letter first"
+        )
 
 
 def frame_problem(options: Mapping[str, str], letters: DataFrame, scan: DriverScan) -> str:

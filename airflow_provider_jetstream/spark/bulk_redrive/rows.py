@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from airflow_provider_jetstream.jetstream.client.headers import is_servers
 from airflow_provider_jetstream.jetstream.redrive.repair import ORIGIN_HEADERS, UNCHANGED, Repair
 from airflow_provider_jetstream.spark.dead_letters.entry_table import JOB_SCHEMA, entries_from_columns, unpack_table
+from airflow_provider_jetstream.spark.dead_letters.letter_rows import as_valid_text
 from airflow_provider_jetstream.spark.dead_letters.schema import BODY, HEADERS, REPAIRED, SEQUENCE, SUBJECT
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
@@ -126,7 +127,7 @@ class RequestedLetter:
     def repair(self, letter: DeadLetter) -> Repair | None:
         """Return what changes compared with the stored letter; ``None`` where nothing does."""
         body = UNCHANGED if self.body is None or self.body == letter.body else self.body
-        subject = None if self.subject is None or self.subject == letter.subject else self.subject
+        subject = None if self.subject in (None, as_valid_text(letter.subject)) else self.subject
         headers = {} if self.headers is None else self._changed_headers(letter)
         if body is UNCHANGED and subject is None and not headers:
             return None
@@ -138,12 +139,10 @@ class RequestedLetter:
         stored = _by_name(letter.headers)
         changed: dict[str, tuple[str, ...] | None] = {}
         for name in dict.fromkeys((*requested, *stored)):
-            if is_servers(name) or name in ORIGIN_HEADERS:
+            if not name or is_servers(name) or name in ORIGIN_HEADERS:
                 continue
             # Spark's strings hold only UTF-8.
-            readable = [
-                value.encode("utf-8", "surrogateescape").decode("utf-8", "replace") for value in stored.get(name, ())
-            ]
+            readable = [as_valid_text(value) for value in stored.get(name, ())]
             if requested.get(name, []) != readable:
                 changed[name] = tuple(requested[name]) if name in requested else None
         return changed

@@ -47,6 +47,11 @@ def tasks_for(session: SparkSession, letters: int, *, rate: float | None, reques
     return requested or min(MOST_TASKS // at_a_time * at_a_time, task_count(session, letters))
 
 
+def rate_per_task(rate: float, tasks: int) -> float:
+    """Return the rate of each of several tasks: as many whole letters in ten seconds as all of them may have."""
+    return rate if tasks == 1 else 10 * rate // tasks / 10
+
+
 def partition_letters(letters: DataFrame, columns: Sequence[str], jobs: pa.Table, tasks: int) -> DataFrame:
     """Divide a frame's rows by ranges of sequences, and add the entries about them.
 

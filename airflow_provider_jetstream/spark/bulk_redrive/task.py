@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, RunRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
+from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.contract import run_audit_subject
 from airflow_provider_jetstream.jetstream.dead_letters.ack_metrics import AckMetrics
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
@@ -181,10 +182,8 @@ class _TaskRun:
 
     def _redrive_batch(self, batch: list[TaskJob], outcomes: Outcomes) -> None:
         results = self._connection.run(self._classify(batch))
-        ready_at = max(
-            (result.ready_at for result in results if isinstance(result, DeadLetter)), default=datetime.now(UTC)
-        )
-        if not self._task.dry_run and (seconds := (ready_at - datetime.now(UTC)).total_seconds()) > 0:
+        ready_at = max((result.ready_at for result in results if isinstance(result, DeadLetter)), default=None)
+        if not self._task.dry_run and ready_at and (seconds := self._seconds_until(ready_at)) > 0:
             # A slow worker may still have one of the jobs, and complete it in this time.
             time.sleep(seconds)
             self._connection.run(self._refresh_snapshot())
@@ -213,10 +212,17 @@ class _TaskRun:
             removes_entries=removes_entries,
         )
         self._connection.run(self._run_steps(steps, report, letters, dismissed))
+        self._rate_limiter.record_stored(len(letters))
         outcomes.add_report(report)
         if self._connection.broken:
             # Spark retries the task, which finds out how far each letter came.
             raise self._connection.broken
+
+    def _seconds_until(self, moment: datetime) -> float:
+        """Return the seconds until a moment by the server's clock."""
+        if moment <= self._snapshot.taken_at:
+            return 0.0
+        return self._connection.run(ServerClock.read(self._connection, self._queue.name)).seconds_until(moment)
 
     async def _classify(self, batch: list[TaskJob]) -> list[DeadLetter | NotDead]:
         return await self._classifier.classify_all([(job.row.sequence, job.entries) for job in batch])

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
-from airflow_provider_jetstream.jetstream.client.message import parse_headers
+from airflow_provider_jetstream.jetstream.client.headers import parse_headers
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import (
     completion_subject,
@@ -49,7 +49,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.headers import Pairs
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
     from airflow_provider_jetstream.jetstream.origin import Origin
-    from airflow_provider_jetstream.jetstream.queue.snapshot import ConsumerState, QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
     Integers = NDArray[np.int64]
     Mask = NDArray[np.bool_]

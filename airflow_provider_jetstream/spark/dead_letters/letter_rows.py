@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import (
     BodySource,
@@ -118,13 +119,14 @@ def as_valid_text(text: str) -> str:
         try:
             return text.encode("utf-8", "surrogateescape").decode(errors="replace")
         except UnicodeEncodeError:
-            return text.encode("utf-8", "replace").decode()
+            return readable_text(text)
     return text
 
 
 def header_pairs(headers: Pairs) -> list[dict[str, str]]:
     """Convert headers to the values of their column."""
-    return [{"key": as_valid_text(name), "value": as_valid_text(value)} for name, value in headers]
+    # Lines without a name are no headers for any client.
+    return [{"key": as_valid_text(name), "value": as_valid_text(value)} for name, value in headers if name]
 
 
 def header_values(headers: Pairs, body: bytes, sequence: int, origin: Origin | None) -> tuple[Any, ...]:

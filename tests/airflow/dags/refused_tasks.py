@@ -1,8 +1,12 @@
-"""Tasks that can't succeed, one for each kind of error; the state says whether a retry may help."""
+"""Tasks that can't succeed, one for each kind of error; the state says whether a retry may help.
+
+What a DAG's file can show to be wrong fails its parsing; so what is wrong here is in files and templates.
+"""
 
 from __future__ import annotations
 
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
@@ -15,19 +19,13 @@ from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperato
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 
+FILES = Path(__file__).parent / "queues"
 GOOD: dict[str, Any] = {
     "name": "refusing",
     "subjects": ["refusing.>"],
     "consumers": [{"name": "worker", "max_deliver": 1}],
     "dead_letters": "refusing_dead",
     "events": "refusing_events",
-}
-OVERLAPPING = {
-    **GOOD,
-    "consumers": [
-        {"name": "all", "filter_subject": "refusing.>", "max_deliver": 2},
-        {"name": "some", "filter_subject": "refusing.some", "max_deliver": 2},
-    ],
 }
 # This queue exists.
 WITHOUT_LETTERS: dict[str, Any] = {**GOOD, "name": "unlettered", "subjects": ["unlettered"], "dead_letters": None}
@@ -53,14 +51,14 @@ with DAG("refusing", schedule=None):
         "nats_undefined",
     ):
         publish(conn_id, nats_conn_id=conn_id)
-    JetStreamProvisionOperator(task_id="overlapping_filters", work_queue=OVERLAPPING, **RETRY)
+    JetStreamProvisionOperator(task_id="overlapping_filters", work_queue=str(FILES / "overlapping.yaml"), **RETRY)
     JetStreamProvisionOperator(task_id="no_such_file", work_queue="queues/absent.yaml", **RETRY)
-    JetStreamProvisionOperator(task_id="misspelt_field", work_queue={**GOOD, "subject": "refusing.>"}, **RETRY)
+    JetStreamProvisionOperator(task_id="misspelt_field", work_queue=str(FILES / "misspelt.yaml"), **RETRY)
     publish("unknown_stream")
     publish("unknown_stream_to_wait_for", wait_for_completion=True)
     publish("no_events_to_wait_for", wait_for_completion=True, work_queue={**GOOD, "events": None})
     publish("no_subject", subject=None)
-    publish("text_for_jobs", jobs="one")
+    publish("text_for_jobs", jobs="{{ 'one' }}")
     publish("nothing_for_jobs", jobs=lambda: None)
     publish("unserialisable_job", jobs=lambda: [{"when": object()}])
     publish("text_for_a_rate", rate="{{ 'fast' }}")

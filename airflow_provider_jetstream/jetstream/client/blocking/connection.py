@@ -151,11 +151,13 @@ class BlockingConnection(Connection):
         yield f"{self.socket.inbox}.0"
 
     async def discover_capabilities(self, streams: Iterable[str]) -> None:
-        """Find out the server's API level, and which streams answer direct gets as exactly as the API.
+        """Find out the server's API level and domain, and which streams answer direct gets as exactly as the API.
 
         :param streams: names of streams, which needn't exist
         """
-        self.api_level = int((await self.api("INFO")).get("api", {}).get("level", 0))
+        account = await self.api("INFO")
+        self.api_level = int(account.get("api", {}).get("level", 0))
+        self.domain = str(account.get("domain") or "")
         if not (names := set(streams)):
             return
         configs = [info["config"] for info in await list_streams(self)]

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.parser import next_fra
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
+from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
 
 if TYPE_CHECKING:
@@ -129,10 +130,10 @@ class CoroutineDriver:
         :param reply: the subject for answers
         """
         if header:
-            line = b"HPUB %b %b %d %d\r\n" % (subject.encode(), reply, len(header), len(header) + len(payload))
+            line = b"HPUB %b %b %d %d\r\n" % (encode_text(subject), reply, len(header), len(header) + len(payload))
             self._chunk += (line, header, payload, b"\r\n")
         else:
-            self._chunk += (b"PUB %b %b %d\r\n" % (subject.encode(), reply, len(payload)), payload, b"\r\n")
+            self._chunk += (b"PUB %b %b %d\r\n" % (encode_text(subject), reply, len(payload)), payload, b"\r\n")
         self._chunk_size += len(header) + len(payload) + _LINE
         if self._chunk_size > _CHUNK:
             self._flush()

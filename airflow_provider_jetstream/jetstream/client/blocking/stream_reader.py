@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT
-from airflow_provider_jetstream.jetstream.client.direct_get import NO_RESPONDERS, get_batch, refuse
+from airflow_provider_jetstream.jetstream.client.direct_get import (
+    NO_RESPONDERS,
+    get_batch,
+    refuse,
+    with_exact_subject,
+)
 from airflow_provider_jetstream.jetstream.client.message import parse_direct_get, parse_msg_get
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 
@@ -48,7 +53,8 @@ class StreamReader(ABC):
             (key,) = request.values()
             if key in self._prefetched:
                 return self._prefetched[key]
-        return self.parse(*await Request(self._subject, _encode(request)))
+        message = self.parse(*await Request(self._subject, _encode(request)))
+        return await with_exact_subject(self._connection, self._stream, message) if message else None
 
     async def prefetch(self, sequences: Sequence[int], subjects: Sequence[str]) -> None:
         """Read messages that :meth:`get` returns from then on, until :meth:`forget`.
@@ -79,7 +85,7 @@ class StreamReader(ABC):
         for start in range(0, len(requests), MAX_CONCURRENT):
             encoded = [(self._subject, _encode(request)) for request in requests[start : start + MAX_CONCURRENT]]
             messages += [message for answer in await RequestMany(encoded) if (message := self.parse(*answer))]
-        return messages
+        return [await with_exact_subject(self._connection, self._stream, message) for message in messages]
 
 
 class ApiReader(StreamReader):

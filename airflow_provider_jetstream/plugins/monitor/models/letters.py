@@ -151,7 +151,7 @@ class Attempt(MonitorModel):
     """
 
     at: datetime | None
-    what: Literal["stored", "first_failure", "death", "redriven", "requeued", "parked"]
+    what: Literal["stored", "first_failure", "death", "redriven", "requeued", "parked", "handled"]
     text: str
     sequence: int | None = None
 

@@ -1,0 +1,120 @@
+"""A consumer of a work queue as of one moment, and what its numbers prove about its jobs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class ConsumerState:
+    """A consumer as of one moment.
+
+    :param name: its name
+    :param created: when it was created
+    :param filters: its filter subjects
+    :param max_ack_wait: the longest time that the server waits for an acknowledgement
+    :param delivered: the highest stream sequence that it delivered
+    :param ack_floor: the stream sequence up to which every delivery ended
+    :param pending: jobs that it has yet to deliver for the first time
+    :param in_flight: deliveries that haven't ended (``num_ack_pending``)
+    :param stored: stored jobs that its filters match
+    :param dead: stored jobs that it will never deliver again; ``None`` where it was too busy to be counted
+    :param last_active: when it last delivered a job, or ``taken_at`` where the server doesn't know
+    :param taken_at: when this was so, by the server's clock as the other times
+    :param stalled: a clause that says why the server doesn't look at its open deliveries; empty where it does
+    :param held_above: the sequence above which jobs that are done may be stored still, since a stream that sources the
+        queue has yet to acknowledge them; ``None`` where there is none
+    """
+
+    name: str
+    created: datetime
+    filters: tuple[str, ...]
+    max_ack_wait: timedelta
+    delivered: int
+    ack_floor: int
+    pending: int
+    in_flight: int
+    stored: int
+    dead: int | None
+    last_active: datetime
+    taken_at: datetime
+    stalled: str = ""
+    held_above: int | None = None
+
+    @property
+    def undecided(self) -> int:
+        """How many open deliveries may have been the last ones of their jobs, without the server having noticed."""
+        return self.in_flight if self.stalled else 0
+
+    @property
+    def settled(self) -> int:
+        """The sequence up to which every stored job of the consumer is dead."""
+        return settled_sequence(self.delivered, self.ack_floor, self.in_flight, self.held_above)
+
+
+def settled_sequence(delivered: int, ack_floor: int, in_flight: int, held_above: int | None = None) -> int:
+    """Return the sequence up to which a consumer delivers nothing any more, as the numbers of CONSUMER.INFO prove it.
+
+    A job that is stored at or below this sequence is dead: the consumer has passed the job, and no delivery of it is
+    open. While deliveries are open only the ack floor proves that.
+
+    :param delivered: the highest stream sequence that the consumer delivered
+    :param ack_floor: the stream sequence up to which every delivery ended
+    :param in_flight: deliveries that haven't ended (``num_ack_pending``)
+    :param held_above: the sequence above which jobs that are done may be stored still, if there is one
+    """
+    settled = ack_floor if in_flight else delivered
+    return settled if held_above is None else min(settled, held_above)
+
+
+def filter_subjects(config: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the filter subjects of a consumer's configuration; ``>`` where it has none."""
+    return tuple(config.get("filter_subjects") or [config.get("filter_subject") or ">"])
+
+
+def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_above: int | None) -> ConsumerState:
+    """Read a consumer's state from the server's CONSUMER.INFO.
+
+    :param stored: stored jobs that its filters match
+    :param dead: how many of them it will never deliver again; ``None`` where that couldn't be counted
+    :param held_above: the sequence above which jobs that are done may be stored still, if there is one
+    """
+    config, taken_at = info["config"], datetime.fromisoformat(info["ts"])
+    last_active = info["delivered"].get("last_active")
+    max_ack_wait = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
+    return ConsumerState(
+        name=info["name"],
+        created=datetime.fromisoformat(info["created"]),
+        filters=filter_subjects(config),
+        max_ack_wait=timedelta(microseconds=max_ack_wait / 1_000),
+        delivered=info["delivered"]["stream_seq"],
+        ack_floor=info["ack_floor"]["stream_seq"],
+        pending=info["num_pending"],
+        in_flight=info["num_ack_pending"],
+        stored=stored,
+        dead=dead,
+        last_active=datetime.fromisoformat(last_active) if last_active else taken_at,
+        taken_at=taken_at,
+        stalled=_why_stalled(info),
+        held_above=held_above,
+    )
+
+
+def _why_stalled(info: Mapping[str, Any]) -> str:
+    """Return why the server doesn't look whether a consumer's jobs have used up their deliveries.
+
+    It looks when it is about to deliver: not for a paused consumer, and not for a push consumer without a subscriber.
+    """
+    config = info["config"]
+    if config.get("max_deliver", -1) <= 0:
+        return ""
+    if info.get("paused"):
+        return f"is paused until {config['pause_until']}" if config.get("pause_until") else "is paused"
+    if config.get("deliver_subject") and not info.get("push_bound"):
+        return f"delivers to {config['deliver_subject']}, to which nobody subscribes"
+    return ""

@@ -1,0 +1,277 @@
+"""The preconditions under which a queue's numbers and entries say which of its jobs are dead.
+
+Every scan, wait and redrive passes this gate with the queue as it is on the server, whoever configured it. What it
+finds is the same everywhere: a refusal where nothing that was found could be relied on, a restriction where something
+isn't possible or isn't known, a risk where something could be lost.
+"""
+
+from __future__ import annotations
+
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import TERMINATED, copy_filter, entry_copies_filter, parked_filter
+from airflow_provider_jetstream.jetstream.errors import UnsuitableQueueError
+from airflow_provider_jetstream.jetstream.queue.finding import Finding, Refusal, Restriction, Risk
+from airflow_provider_jetstream.jetstream.queue.stream_room import eviction_limits, per_subject_limit
+from airflow_provider_jetstream.jetstream.units import format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+
+def require_no_refusal(queue: str, findings: Iterable[Finding]) -> None:
+    """Raise if a queue can't be used.
+
+    :raises UnsuitableQueueError: there is a refusal among the findings
+    """
+    if refusals := [finding for finding in findings if isinstance(finding, Refusal)]:
+        raise UnsuitableQueueError(f"{queue} can't be used as a work queue: {'; '.join(refusals)}")
+
+
+def queue_refusals(config: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Refuse a stream that keeps acknowledged jobs: they would count as dead.
+
+    :param config: the queue's configuration on the server
+    """
+    if config["retention"] != "workqueue":
+        yield Refusal(
+            "retention",
+            f"expected workqueue retention of {config['name']}, found {config['retention']}: a stream of another"
+            " retention keeps jobs that are done, or drops jobs that aren't, so that dead ones can't be told from them;"
+            " create it with workqueue retention (the server can't change it)",
+        )
+
+
+def record_refusals(config: Mapping[str, Any]) -> Iterator[Refusal]:
+    """Refuse a stream of events or of the audit that doesn't keep what it acknowledges to have stored.
+
+    :param config: its configuration on the server
+    """
+    if config["retention"] != "limits":
+        yield Refusal(
+            "record-retention",
+            f"expected limits retention of {config['name']}, found {config['retention']}: it drops what it has"
+            " acknowledged to store, so that jobs that are done would count as dead; create it with limits retention",
+        )
+
+
+def queue_findings(
+    snapshot: QueueSnapshot,
+    queue: WorkQueue,
+    *,
+    handlers: Sequence[str] = (),
+    unreadable: int = 0,
+    other_domain: Mapping[str, int] = MappingProxyType({}),
+) -> tuple[Finding, ...]:
+    """Return everything that is to be known of a queue before its letters are believed and changed.
+
+    :param snapshot: the queue on the server, with its dead letter queue
+    :param queue: the declaration
+    :param handlers: the consumers of the dead letter queue that remove entries by acknowledging them
+    :param unreadable: entries of the dead letter queue that don't state which job they are about
+    :param other_domain: by consumer the entries of it that another JetStream domain's server has published
+    """
+    findings: list[Finding] = [*queue_refusals(snapshot.config)]
+    for companion in (queue.events, queue.audit):
+        if companion and (info := snapshot.companions.get(companion.name)):
+            findings += record_refusals(info["config"])
+    findings += _queue_restrictions(snapshot)
+    findings += _queue_risks(snapshot, queue)
+    if queue.dead_letters and (letters := snapshot.companions.get(queue.dead_letters.name)):
+        findings += _capture_risks(snapshot.queue, letters["config"])
+        findings += _retention_findings(letters)
+        findings += _entry_findings(snapshot, letters["config"]["name"], unreadable, other_domain)
+        if handlers and not _copies_entries(snapshot, queue, letters["config"]):
+            findings.append(
+                Risk(
+                    "no-entry-copies",
+                    f"{letters['config']['name']} has a handler ({', '.join(handlers)}) and keeps no copies of its"
+                    " entries: which letters it has handled isn't known; provision the queue again, with an audit",
+                )
+            )
+    return tuple(findings)
+
+
+def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
+    queue, config, state = snapshot.queue, snapshot.config, snapshot.state
+    for consumer in snapshot.consumers.values():
+        if consumer.undecided:
+            yield Restriction(
+                "stalled-consumer",
+                f"consumer {consumer.name} of {queue} {consumer.stalled}: the server looks at none of its"
+                f" {consumer.undecided} open deliveries, each of which may have been a job's last, so these jobs count"
+                " as uncertain",
+            )
+    if held := held_problem(queue, snapshot.held_above):
+        yield Restriction("sourced-queue", f"{held}, so dead ones without an entry count as uncertain")
+    if limits := eviction_limits(config):
+        used = {"max_msgs": state["messages"], "max_bytes": state["bytes"]}
+        figures = ", ".join(f"{limit} {config[limit]}, {used[limit]} used" for limit in limits)
+        yield Restriction(
+            "evicts-jobs",
+            f"{queue} drops its oldest jobs for new ones ({figures}): a redrive stores only as many copies as fit;"
+            " declare discard new, so that publishers learn of it",
+        )
+    if limit := per_subject_limit(config):
+        yield Restriction(
+            "evicts-jobs-of-a-subject",
+            f"{queue} keeps {limit} jobs of a subject and drops the oldest for new ones: a redrive stores only copies"
+            " that drop no job",
+        )
+    if problem := copy_problem(config):
+        yield Restriction("no-copies", f"{problem}: letters come back in place only")
+
+
+def held_problem(queue: str, held_above: int | None) -> str:
+    """Return a clause that says why jobs that are done may be stored still; empty if none is.
+
+    :param held_above: the sequence above which they may be
+    """
+    if held_above is None:
+        return ""
+    return (
+        f"another stream sources or mirrors {queue} and has yet to take jobs after {held_above}: jobs that are done"
+        " stay stored until it has"
+    )
+
+
+def copy_problem(config: Mapping[str, Any]) -> str:
+    """Return a clause that says why no copy of a job can be stored in a queue; empty if one can.
+
+    :param config: the queue's configuration on the server
+    """
+    name = config["name"]
+    if config.get("mirror"):
+        return f"{name} mirrors another stream and stores nothing else"
+    if config.get("sources") and not config.get("subjects"):
+        return f"{name} takes its jobs from other streams only and captures no subject"
+    if config.get("no_ack"):
+        return f"{name} acknowledges no message (no_ack), so whether a copy is stored can't be known"
+    return ""
+
+
+def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Risk]:
+    name = snapshot.queue
+    if not _exists(snapshot, queue.archive) or not snapshot.config.get("republish"):
+        yield Risk(
+            "no-archive",
+            f"{name} has no archive: a job that a worker terminates, or that the server deletes, takes its body with"
+            " it; provision the queue with an archive",
+        )
+    for consumer in snapshot.consumers.values():
+        if consumer.dead is not None and consumer.dead < 0:
+            yield Risk(
+                "inconsistent-consumer",
+                f"{name} has fewer jobs than consumer {consumer.name} has in flight, as after a crash: its dead letters"
+                " can't be told from live jobs until its ack wait is over; if that stays so, recreate the consumer",
+            )
+    if snapshot.config.get("allow_msg_ttl") and not snapshot.config.get("allow_atomic"):
+        yield Risk(
+            "jobs-with-ttl",
+            f"{name} lets jobs bring their own age limit (Nats-TTL), which their copies in an archive have, too: one"
+            " that expires while a worker has it is lost; have a max_age instead",
+        )
+    if not _exists(snapshot, queue.audit):
+        yield Risk(
+            "no-audit",
+            f"{name} has no audit: a redrive of terminated jobs that is cut off may repeat them after the duplicate"
+            " window; provision the queue with an audit",
+        )
+
+
+def _capture_risks(queue: str, config: Mapping[str, Any]) -> Iterator[Finding]:
+    letters, subjects = config["name"], config.get("subjects") or []
+    if not covered_by_any(subjects, f"{TERMINATED}.{queue}.*"):
+        yield Risk(
+            "terminations-uncaptured",
+            f"{letters} doesn't capture {TERMINATED}.{queue}.*: terminated jobs go unseen, or count as vanished where a"
+            " worker has stored a record, which by itself proves no termination; add it",
+        )
+    if not covered_by_any(subjects, copy_filter(queue)):
+        yield Risk(
+            "copies-uncaptured",
+            f"{letters} doesn't capture {copy_filter(queue)}: workers and scans can't store the body of a dead letter"
+            " there; add it",
+        )
+    if not covered_by_any(subjects, parked_filter(queue)):
+        yield Restriction(
+            "no-parking", f"{letters} doesn't capture {parked_filter(queue)}: no letter can be parked; add it"
+        )
+
+
+def _retention_findings(letters: Mapping[str, Any]) -> Iterator[Finding]:
+    """Find what a dead letter queue drops of what it has captured, and what it refuses."""
+    config, state = letters["config"], letters["state"]
+    name, used = config["name"], {"max_msgs": state["messages"], "max_bytes": state["bytes"]}
+    if config["retention"] == "interest":
+        yield Restriction(
+            "dead-letter-interest",
+            f"{name} has interest retention and {state['consumer_count']} consumers: it stores only entries that one"
+            " of them takes, until they are acknowledged; otherwise terminated jobs go unseen, no body is stored, and"
+            " no letter can be parked; give it limits retention",
+        )
+    if (limit := config.get("max_msgs_per_subject", -1)) > 0:
+        yield Risk(
+            "dead-letter-limit-per-subject",
+            f"{name} keeps {limit} entries of a subject, and the server reports all terminated jobs of a consumer on"
+            f" one: any more of a consumer than {limit} go unseen; remove max_msgs_per_subject",
+        )
+    for limit in eviction_limits(config):
+        yield Risk(
+            "dead-letter-eviction",
+            f"{name} drops its oldest entries for new ones ({limit} {config[limit]}, {used[limit]} used): terminated"
+            f" jobs and parked letters are lost with them; remove {limit}",
+        )
+    if config.get("discard") == "new":
+        for limit, filled in (("max_msgs", used["max_msgs"]), ("max_bytes", used["max_bytes"] * 1.01)):
+            if 0 < config.get(limit, -1) <= filled:
+                yield Risk(
+                    "dead-letter-queue-full",
+                    f"{name} is full and refuses what is new: deaths are found by counting only; raise {limit}",
+                )
+    if (max_age := config.get("max_age", 0)) > 0:
+        yield Risk(
+            "dead-letter-age",
+            f"{name} drops entries after {format_duration(max_age)}: terminated jobs that aren't redriven by then, and"
+            " parked letters, are lost; remove max_age",
+        )
+
+
+def _entry_findings(
+    snapshot: QueueSnapshot, letters: str, unreadable: int, other_domain: Mapping[str, int]
+) -> Iterator[Finding]:
+    if unreadable:
+        yield Risk(
+            "unreadable-entries",
+            f"{unreadable} entries of {letters} don't state which job they are about: check them by hand",
+        )
+    if other_domain:
+        yield Restriction(
+            "other-domain",
+            f"{sum(other_domain.values())} entries of {letters} were published in another JetStream domain, about a"
+            " queue of the same name there, and don't count: keep $JS.EVENT.> from crossing the leaf node connection",
+        )
+    if same := sorted(snapshot.consumers.keys() & other_domain):
+        # An acknowledgement's subject names no domain. Measured with 2.15: one sent to a leaf settled the hub's job.
+        yield Risk(
+            "acknowledgements-cross-domains",
+            f"another JetStream domain has a stream {snapshot.queue} with a consumer {', '.join(same)}, too: where"
+            " $JS.ACK.> crosses the leaf node connection, each acknowledgement settles the jobs of both, and so does a"
+            " redrive; deny it there, or give the consumers other names, and then remove the entries of that domain",
+        )
+
+
+def _exists(snapshot: QueueSnapshot, companion: Any) -> bool:
+    return companion is not None and companion.name in snapshot.companions
+
+
+def _copies_entries(snapshot: QueueSnapshot, queue: WorkQueue, config: Mapping[str, Any]) -> bool:
+    copies = entry_copies_filter(snapshot.queue)
+    audit = snapshot.companions.get(queue.audit.name) if queue.audit else None
+    rule = config.get("republish") or {}
+    return rule.get("dest") == copies and covered_by_any(audit["config"].get("subjects") or [] if audit else [], copies)

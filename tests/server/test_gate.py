@@ -1,0 +1,294 @@
+"""The gate that every scan, wait and redrive passes: what it refuses, what it restricts, and its risks."""
+
+from __future__ import annotations
+
+import asyncio
+import pickle
+from datetime import UTC, datetime, timedelta
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError, UnsuitableQueueError
+from airflow_provider_jetstream.jetstream.queue.finding import Refusal, Restriction, Risk
+from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
+from airflow_provider_jetstream.jetstream.queue.snapshot import take_snapshot
+from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from testbed.dead_letters import change_stream
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    small_queue,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+
+async def make_unsuitable_queue(connection: NatsPyConnection, name: str, retention: str) -> WorkQueue:
+    """Declare a queue whose stream somebody has made with another retention."""
+    queue = await make_queue(connection, name)
+    await connection.api(f"STREAM.DELETE.{name}")
+    config = {"name": name, "subjects": list(queue.subjects), "retention": retention}
+    await connection.api(f"STREAM.CREATE.{name}", config)
+    consumer = {"durable_name": CONSUMER, "ack_policy": "explicit", "max_deliver": 1, "ack_wait": 500_000_000}
+    await connection.api(
+        f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": consumer | {"name": CONSUMER}}
+    )
+    return queue
+
+
+@pytest.mark.parametrize("retention", ["limits", "interest"])
+async def test_a_stream_that_keeps_acknowledged_jobs_is_neither_scanned_nor_awaited_nor_redriven(
+    connection: NatsPyConnection, name: str, retention: str
+) -> None:
+    queue = await make_unsuitable_queue(connection, name, retention)
+    await publish_jobs(connection, queue, "abcdefghij")
+    for message in await pull_jobs(connection, queue, 10):
+        await message.ack_sync()
+    before = [await stored_count(connection, stream) for stream in (name, *queue.companion_names())]
+    expected = f"^{name} can't be used as a work queue: expected workqueue retention of {name}, found {retention}: "
+    for use in (find_dead_letters, summarise_dead_letters, take_cursor, redrive_dead_letters):
+        with pytest.raises(UnsuitableQueueError, match=expected):
+            await use(connection, queue)
+    with pytest.raises(UnsuitableQueueError, match=expected):
+        await preview(connection, queue, RedriveRequest())
+    assert [await stored_count(connection, stream) for stream in (name, *queue.companion_names())] == before
+
+
+async def test_a_stream_of_events_that_drops_what_it_acknowledges_is_refused(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    config = (await connection.api(f"STREAM.INFO.{name}-events"))["config"]
+    await connection.api(f"STREAM.DELETE.{name}-events")
+    await connection.api(f"STREAM.CREATE.{name}-events", config | {"retention": "interest"})
+    expected = f"expected limits retention of {name}-events, found interest: "
+    for use in (find_dead_letters, take_cursor, redrive_dead_letters):
+        with pytest.raises(UnsuitableQueueError, match=expected):
+            await use(connection, queue)
+
+
+async def test_findings_have_stable_names_and_travel_to_other_processes(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, discard="old", max_msgs=5, archive=None)
+    findings = queue_findings(
+        await take_snapshot(connection, queue), queue, unreadable=2, other_domain={"elsewhere": 3}
+    )
+    copied = pickle.loads(pickle.dumps(findings))  # noqa: S301
+    assert [(type(finding), finding.name, finding) for finding in copied] == [
+        (type(finding), finding.name, finding) for finding in findings
+    ]
+    names = {finding.name: type(finding) for finding in findings}
+    assert (
+        names.items()
+        >= {
+            "evicts-jobs": Restriction,
+            "no-archive": Risk,
+            "unreadable-entries": Risk,
+            "other-domain": Restriction,
+        }.items()
+    )
+    assert Refusal not in names.values()
+
+
+async def test_the_open_deliveries_of_a_paused_consumer_count_as_uncertain(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "200ms"})
+    await publish_jobs(connection, queue, "abcdefghij")
+    for _ in range(2):
+        assert len(await pull_jobs(connection, queue, 10)) == 10
+    until = (datetime.now(UTC) + timedelta(hours=1)).isoformat()
+    await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {"pause_until": until})
+    await asyncio.sleep(0.3)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain) == (0, 10)
+    (risk,) = (risk for risk in summary.risks if risk.name == "stalled-consumer")
+    assert f"consumer worker of {name} is paused until " in risk
+    assert "10 open deliveries" in risk
+    await connection.api(f"CONSUMER.PAUSE.{name}.{CONSUMER}", {})
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain) == (10, 0)
+    assert "stalled-consumer" not in {risk.name for risk in summary.risks}
+
+
+async def test_the_open_deliveries_of_a_push_consumer_without_a_subscriber_count_as_uncertain(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await connection.api(f"CONSUMER.DELETE.{name}.{CONSUMER}")
+    config = {"durable_name": CONSUMER, "ack_policy": "explicit", "max_deliver": 2, "ack_wait": 200_000_000}
+    config |= {"name": CONSUMER, "deliver_subject": f"{name}.push"}
+    received: list[bytes] = []
+
+    async def receive(message: Any) -> None:
+        received.append(message.data)
+
+    subscription = await connection.client.subscribe(f"{name}.push", cb=receive)
+    await connection.api(f"CONSUMER.CREATE.{name}.{CONSUMER}", {"stream_name": name, "config": config})
+    await publish_jobs(connection, queue, "abc")
+    await eventually(lambda: len(received) == 6)
+    await subscription.unsubscribe()
+    await asyncio.sleep(0.4)
+    findings = await find_dead_letters(connection, queue)
+    assert len(findings.letters) + findings.uncertain == 3
+    assert findings.uncertain == 0 or f"delivers to {name}.push, to which nobody subscribes" in "".join(findings.risks)
+
+
+async def test_done_jobs_that_a_sourcing_stream_holds_are_uncertain_and_not_dead(
+    connection: NatsPyConnection, name: str
+) -> None:
+    if connection.api_level < 4:
+        pytest.skip("a sourcing stream holds jobs since nats-server 2.14")
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "30s"})
+    # Full after its first message, it acknowledges no other.
+    copying = {"name": f"{name}-copy", "sources": [{"name": name}], "max_msgs": 1, "discard": "new"}
+    await connection.api(f"STREAM.CREATE.{name}-copy", copying)
+    await publish_jobs(connection, queue, "abcdef")
+
+    async def is_held() -> bool:
+        listed = (await connection.api(f"CONSUMER.LIST.{name}"))["consumers"]
+        return any(info["config"].get("sourcing") and info["num_ack_pending"] for info in listed)
+
+    await eventually(is_held)
+    for message in await pull_jobs(connection, queue, 6):
+        await message.ack_sync()
+    assert await stored_count(connection, name) == 6
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.uncertain) == ((), 6)
+    assert any(risk.name == "sourced-queue" for risk in findings.risks)
+    report = await redrive_dead_letters(connection, queue)
+    assert (dict(report.redriven), report.uncertain) == ({}, 6)
+    with pytest.raises(RedriveRequestError, match="a redrive in place would run them again"):
+        await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    consumer = (await take_snapshot(connection, queue)).consumers[CONSUMER]
+
+    async def record_first() -> int:
+        return 1
+
+    with pytest.raises(RedriveError, match="jobs that are done stay stored until it has; run it again"):
+        await requeue(connection, name, consumer, record_first)
+    await connection.api(f"STREAM.UPDATE.{name}-copy", copying | {"max_msgs": -1})
+
+    async def is_empty() -> bool:
+        return await stored_count(connection, name) == 0
+
+    await eventually(is_empty, within=20)
+    findings = await find_dead_letters(connection, queue)
+    assert (findings.letters, findings.uncertain) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        ({"retention": "interest"}, ["dead-letter-interest"]),
+        ({"max_msgs_per_subject": 1}, ["dead-letter-limit-per-subject"]),
+        ({"discard": "old", "max_msgs": 100}, ["dead-letter-eviction"]),
+        ({"discard": "old", "max_bytes": 100_000}, ["dead-letter-eviction"]),
+        ({"max_age": 86_400_000_000_000}, ["dead-letter-age"]),
+        ({}, []),
+    ],
+)
+async def test_a_dead_letter_queue_that_drops_entries_is_warned_of_with_figures(
+    connection: NatsPyConnection, name: str, limits: dict[str, Any], expected: list[str]
+) -> None:
+    queue = await make_queue(connection, name)
+    config = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
+    await connection.api(f"STREAM.DELETE.{name}-dead")
+    await connection.api(f"STREAM.CREATE.{name}-dead", config | limits)
+    risks = (await find_dead_letters(connection, queue)).risks
+    assert [risk.name for risk in risks if risk.name.startswith("dead-letter-")] == expected
+
+
+async def test_nothing_is_parked_where_it_would_not_be_stored(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    config = (await connection.api(f"STREAM.INFO.{name}-dead"))["config"]
+    await connection.api(f"STREAM.DELETE.{name}-dead")
+    await connection.api(f"STREAM.CREATE.{name}-dead", config | {"retention": "interest"})
+    await publish_jobs(connection, queue, "ab")
+    for message in await pull_jobs(connection, queue, 2):
+        await message.nak()
+
+    async def are_found() -> bool:
+        return len((await find_dead_letters(connection, queue)).letters) == 2
+
+    await eventually(are_found)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+    assert (len(report.parked), report.failures, await stored_count(connection, name)) == (0, 2, 2)
+    assert report.failed[1].startswith(f"expected limits or workqueue retention of {name}-dead for a parked letter")
+    assert len((await find_dead_letters(connection, queue)).letters) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"no_ack": True}, "acknowledges no message"),
+        (
+            {"subject_transform": {"src": "q.jobs.>", "dest": "q.jobs.moved.>"}},
+            "expected a subject that q stores as it is",
+        ),
+    ],
+)
+async def test_copies_are_stored_only_where_they_arrive_as_they_are(
+    connection: NatsPyConnection, name: str, change: dict[str, Any], expected: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    change = {
+        key: {part: text.replace("q.", f"{name}.") for part, text in value.items()}
+        if isinstance(value, dict)
+        else value
+        for key, value in change.items()
+    }
+    await change_stream(connection, name, **change)
+    request = RedriveRequest(protocol=Protocol.COPY)
+    if "no_ack" in change:
+        with pytest.raises(RedriveRequestError, match=expected):
+            await redrive_dead_letters(connection, queue, request)
+    else:
+        report = await redrive_dead_letters(connection, queue, request)
+        assert (report.failures, len(report.redriven)) == (2, 0)
+        assert expected.replace(" q ", f" {name} ") in report.failed[1]
+    assert await stored_count(connection, name) == 2
+    assert (await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))).redriven == {
+        1: 1,
+        2: 2,
+    }
+    assert await process_all(connection, queue) == {"a": 1, "b": 1}
+
+
+async def test_a_queue_that_only_mirrors_or_sources_gets_its_letters_back_in_place(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = small_queue(name)
+    snapshot_of = await make_queue(connection, f"{name}-other")
+    scan = await Scan.begin(connection, snapshot_of)
+    config = {"name": name, "retention": "workqueue", "sources": [{"name": "elsewhere"}]}
+    snapshot = type(scan.snapshot)(
+        queue=name,
+        created=scan.snapshot.created,
+        config=config,
+        state=scan.snapshot.state,
+        consumers={},
+        taken_at=scan.snapshot.taken_at,
+    )
+    assert choose_protocol(RedriveRequest(), snapshot, 5).protocol == Protocol.IN_PLACE
+    with pytest.raises(RedriveRequestError, match="takes its jobs from other streams only"):
+        choose_protocol(RedriveRequest(protocol=Protocol.COPY), snapshot, 5)
+    assert "no-copies" in {finding.name for finding in queue_findings(snapshot, queue)}

@@ -1,0 +1,190 @@
+"""A redrive never drops live jobs, or other letters, for what it stores: it stores as many letters as have room."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.headers import Headers
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.queue.stream_room import stored_size
+from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from testbed.dead_letters import change_stream, make_terminated_letters, stream_messages
+from testbed.queues import (
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+LETTERS, LIVE = 15, 18
+DEAD = [f"dead-{number:02}" for number in range(LETTERS)]
+JOBS = [f"live-{number:02}" for number in range(LIVE)]
+
+
+async def make_terminated(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
+    """Make a queue of terminated letters, whose bodies are in the archive, beside live jobs."""
+    queue = await make_queue(connection, name, consumer={"filter_subject": f"{name}.jobs.>"}, **fields)
+    await publish_jobs(connection, queue, DEAD)
+    for message in await pull_jobs(connection, queue, LETTERS):
+        await message.term()
+
+    async def are_known() -> bool:
+        return (await summarise_dead_letters(connection, queue)).dead == LETTERS
+
+    await eventually(are_known)
+    await publish_jobs(connection, queue, JOBS)
+    return queue
+
+
+@pytest.mark.parametrize(("fields", "stored"), [({}, 2), ({"atomic_redrive": True}, 1)])
+async def test_only_as_many_terminated_letters_come_back_as_max_msgs_allows(
+    connection: NatsPyConnection, name: str, fields: dict[str, Any], stored: int
+) -> None:
+    queue = await make_terminated(connection, name, discard="old", max_msgs=20, **fields)
+    shown = await preview(connection, queue, RedriveRequest())
+    assert (shown.redriven, shown.failures) == (stored, LETTERS - stored)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), report.failures) == (stored, LETTERS - stored)
+    assert report.failed[LETTERS].startswith(f"{name} has no room for the copy of {LETTERS} (max_msgs 20, 20 used, ")
+    assert await process_all(connection, queue) == dict.fromkeys([*JOBS, *DEAD[:stored]], 1)
+    # The markers of an atomic redrive stay for a day, and take room.
+    for _ in range(LETTERS):
+        report = await redrive_dead_letters(connection, queue)
+        done = await process_all(connection, queue)
+        assert done.total() == len(report.redriven)
+        if not report.redriven:
+            break
+        stored += len(report.redriven)
+    assert stored == LETTERS
+
+
+async def test_only_as_many_terminated_letters_come_back_as_max_bytes_allows(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_terminated(connection, name, discard="old")
+    used = (await connection.api(f"STREAM.INFO.{name}"))["state"]["bytes"]
+    await change_stream(connection, name, max_bytes=used + 1_000)
+    report = await redrive_dead_letters(connection, queue)
+    assert 0 < len(report.redriven) < LETTERS
+    assert f"{name} has no room for the copy of {LETTERS} (max_bytes {used + 1_000}, " in report.failed[LETTERS]
+    assert await process_all(connection, queue) == dict.fromkeys([*JOBS, *DEAD[: len(report.redriven)]], 1)
+
+
+async def test_stored_letters_come_back_one_after_the_other_where_there_is_room_for_one(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, discard="old", max_msgs=9)
+    await make_dead_letters(connection, queue, "abcde")
+    await publish_jobs(connection, queue, "xyz")
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
+    assert report.redriven == {1: 9, 2: 10, 3: 11, 4: 12, 5: 13}
+    assert await process_all(connection, queue) == dict.fromkeys("abcdexyz", 1)
+
+
+async def test_a_copy_drops_only_its_own_original_of_its_subject(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, discard="old")
+    await make_dead_letters(connection, queue, "ab", kind="one")
+    await make_dead_letters(connection, queue, "c", kind="two")
+    await publish_jobs(connection, queue, ["live"], kind="two")
+    await change_stream(connection, name, max_msgs_per_subject=2)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.COPY))
+    assert (len(report.redriven), report.failures) == (3, 0)
+    assert await process_all(connection, queue) == dict.fromkeys(["a", "b", "c", "live"], 1)
+
+
+@pytest.mark.parametrize("discard", ["old", "new"])
+async def test_a_copy_that_would_drop_a_live_job_of_its_subject_is_refused(
+    connection: NatsPyConnection, name: str, discard: str
+) -> None:
+    queue = await make_queue(connection, name, discard=discard, max_msgs=100)
+    await make_terminated_letters(connection, queue, "ab")
+    await publish_jobs(connection, queue, ["live"])
+    await change_stream(connection, name, max_msgs_per_subject=1)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), report.failures) == (0, 2)
+    assert f"(max_msgs_per_subject 1, 1 on {name}.jobs.plain, 1 needed)" in report.failed[1]
+    assert await process_all(connection, queue) == {"live": 1}
+
+
+async def test_parking_drops_no_other_letter(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_terminated(connection, name)
+    entries = await stream_messages(connection, f"{name}-dead")
+    # As many entries as there are, and one more.
+    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=len(entries) + 1)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+    assert len(report.parked) + report.failures == LETTERS
+    assert (
+        f"{name}-dead has no room for the parked letter {LETTERS} (max_msgs {len(entries) + 1}, "
+        in report.failed[LETTERS]
+    )
+    found = await find_dead_letters(connection, queue)
+    assert len(found.letters) == report.failures
+    for _ in range(LETTERS):
+        report = await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+        if not report.failures:
+            break
+    assert await stored_count(connection, name) == LIVE
+    parked = [
+        message.data.decode() for message in await stream_messages(connection, f"{name}-dead", f"parked.{name}.>")
+    ]
+    assert sorted(parked) == DEAD
+
+
+async def test_preserving_bodies_drops_no_other_letter(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await make_dead_letters(connection, queue, "ab")
+    await redrive_dead_letters(connection, queue, RedriveRequest(max_redrives=0))
+    await make_dead_letters(connection, queue, "cdef")
+    entries = await stored_count(connection, f"{name}-dead")
+    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=entries + 1)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.preserved) == (4, 1)
+    parked = await find_dead_letters(connection, queue, Selection(parked=True))
+    assert [letter.body for letter in parked.letters] == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("storage", ["file", "memory"])
+async def test_the_size_of_a_stored_message_is_known_before_it_is_stored(
+    connection: NatsPyConnection, name: str, storage: str
+) -> None:
+    await connection.api(f"STREAM.CREATE.{name}", {"name": name, "subjects": [f"{name}.>"], "storage": storage})
+    headers, body = Headers([("Some", "value"), ("Nats-Msg-Id", "1")]), b"x" * 100
+    await store(connection, f"{name}.a", body, headers)
+    size = (await connection.api(f"STREAM.INFO.{name}"))["state"]["bytes"]
+    computed = stored_size(f"{name}.a", headers, body)
+    assert size == computed if storage == "file" else size <= computed
+
+
+async def test_a_bulk_redrive_is_refused_where_its_tasks_might_drop_jobs(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, discard="old", max_msgs=20)
+    await publish_jobs(connection, queue, "abc")
+    scan = await Scan.begin(connection, queue)
+    require_room_for_all(scan.snapshot, 8, connection.max_payload)
+    with pytest.raises(RedriveRequestError, match=r"copies of up to 9 letters.*max_msgs 20, 3 used, 18 needed"):
+        require_room_for_all(scan.snapshot, 9, connection.max_payload)
+    await change_stream(connection, f"{name}-dead", discard="old", max_msgs=5)
+    scan = await Scan.begin(connection, queue)
+    with pytest.raises(RedriveRequestError, match=f"max_msgs 5, 0 used, 6 needed.*{name}-dead would drop"):
+        require_room_for_all(scan.snapshot, 3, connection.max_payload, f"{name}-dead")
+    await change_stream(connection, name, max_msgs=-1, max_msgs_per_subject=1)
+    scan = await Scan.begin(connection, queue)
+    with pytest.raises(RedriveRequestError, match="expected a queue without max_msgs_per_subject"):
+        require_room_for_all(scan.snapshot, 1, connection.max_payload)
