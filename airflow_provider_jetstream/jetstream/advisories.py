@@ -17,7 +17,7 @@ class _Advisory(BaseModel):
 
     id: str = ""
     timestamp: datetime
-    domain: str = ""
+    domain: str | None = None
     stream: str
     consumer: str
     stream_seq: int
@@ -29,7 +29,7 @@ class _Advisory(BaseModel):
         :param domain: the JetStream domain of the stream's server; empty where it has none
         """
         # A hub receives what the servers of its leaf nodes publish, and they what the hub does.
-        return self.stream == stream and self.domain == domain
+        return self.stream == stream and (self.domain or "") == domain
 
 
 class MaxDeliveries(_Advisory):

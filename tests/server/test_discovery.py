@@ -121,9 +121,10 @@ async def test_the_orders_of_the_article(alone: NatsPyConnection) -> None:
     entries = [entry for letter in findings.letters for entry in letter.entries]
     assert await remove_entries(alone, queue, entries[:3]) == 0
     assert await stored_count(alone, "orders_unprocessed") == 7
+    # Without an audit nothing says who removed the other entries: the document's handler may have handled their jobs.
     again = await find_dead_letters(alone, queue)
-    assert [letter.sequence for letter in again.letters] == [letter.sequence for letter in findings.letters]
-    assert [letter.death.reason for letter in again.letters].count(Reason.ORPHAN) == 3
+    assert [letter.sequence for letter in again.letters] == [letter.sequence for letter in findings.letters][3:]
+    assert again.uncertain == 3
 
 
 async def test_the_jobs_of_the_workqueue_stream(alone: NatsPyConnection) -> None:

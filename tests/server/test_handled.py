@@ -19,7 +19,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provis
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.foreign_programs import acknowledge, create_or_update_consumer, pull
+from testbed.foreign_programs import create_or_update_consumer, pull
 from testbed.queues import (
     CONSUMER,
     eventually,
@@ -60,7 +60,8 @@ async def handle(
     handled: list[int] = []
     async for message in pull(client, stream, str(HANDLER["durable_name"]), batch=count, expires=2):
         handled.append(json.loads(message.data)["stream_seq"])
-        await acknowledge(client, message, answer)
+        # With an answer of the server: an acknowledgement takes effect a moment after it is received.
+        await client.request(message.reply, answer, timeout=5)
     return handled
 
 

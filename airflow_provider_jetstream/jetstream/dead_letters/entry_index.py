@@ -253,7 +253,7 @@ class EntryParser:
     def other_domains_consumer(self, message: StoredMessage) -> str | None:
         """Return the consumer of an advisory about a queue of the same name in another domain; ``None`` for others."""
         advisory = parse_advisory(message.data)
-        if advisory is None or advisory.stream != self._queue or advisory.domain == self._domain:
+        if advisory is None or advisory.stream != self._queue or advisory.is_of_server(self._queue, self._domain):
             return None
         return advisory.consumer
 
