@@ -1,4 +1,4 @@
-"""What the gate finds about a queue: sentences with stable names."""
+"""Sentences about a queue with stable names; the kinds that the gate finds."""
 
 from __future__ import annotations
 

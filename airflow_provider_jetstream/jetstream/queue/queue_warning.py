@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Self
+from airflow_provider_jetstream.jetstream.queue.finding import Finding
 
 _RULES = "docs/queue.md"
 
 
-class QueueWarning(str):
+class QueueWarning(Finding):
     """A sentence about a setting that works and will cause trouble later, or about a queue that runs into some.
 
     :param name: stays the same between releases, such as ``long-ack-wait``
     """
 
-    __slots__ = ("name",)
-
-    name: str
-
-    def __new__(cls, name: str, text: str) -> Self:
-        """Make a warning of the rule's name and the sentence."""
-        warning = super().__new__(cls, text)
-        warning.name = name
-        return warning
-
-    def __getnewargs__(self) -> tuple[str, str]:  # type: ignore[override]
-        return self.name, str(self)
+    __slots__ = ()
 
     @property
     def rule(self) -> str:
