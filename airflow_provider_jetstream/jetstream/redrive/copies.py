@@ -10,7 +10,7 @@ from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store, store_each
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, marker_subject, parked_filter, parked_subject
-from airflow_provider_jetstream.jetstream.dead_letters.record import read_record, record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
@@ -24,6 +24,7 @@ from airflow_provider_jetstream.jetstream.redrive.redriven_job import (
     batch_headers,
     check_size,
     check_subject,
+    parked_headers,
 )
 
 if TYPE_CHECKING:
@@ -177,15 +178,7 @@ async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_q
     :raises TransientError: it isn't known to be stored
     """
     death = letter.death
-    headers = record_headers(
-        death,
-        subject=letter.subject,
-        time=letter.time,
-        headers=letter.headers,
-        writer="park",
-        parked=why,
-        origin=letter.origin,
-    )
+    headers = parked_headers(letter, why)
     check_subject(letter, letter.subject)
     check_size(letter, letter.body, headers, connection.max_payload)
     try:

@@ -16,7 +16,6 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, 
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.contract import marker_subject, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
-from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.stream_room import (
     StreamRoom,
@@ -24,7 +23,7 @@ from airflow_provider_jetstream.jetstream.queue.stream_room import (
     per_subject_limit,
     stored_size,
 )
-from airflow_provider_jetstream.jetstream.redrive.redriven_job import batch_headers_size
+from airflow_provider_jetstream.jetstream.redrive.redriven_job import batch_headers_size, parked_headers
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
@@ -193,13 +192,5 @@ def _no_room(queue: str, letter: DeadLetter, problem: str) -> str:
 
 def _parked_size(letter: DeadLetter, why: str) -> int:
     death = letter.death
-    headers = record_headers(
-        death,
-        subject=letter.subject,
-        time=letter.time,
-        headers=letter.headers,
-        writer="park",
-        parked=why,
-        origin=letter.origin,
-    )
+    headers = parked_headers(letter, why)
     return stored_size(parked_subject(death.stream, death.consumer, death.sequence), headers, letter.body)

@@ -1,4 +1,4 @@
-"""Builds the new jobs of dead letters, within what the server and the queue store."""
+"""Builds what a redrive stores: the new jobs of dead letters, within what the server accepts, and parked records."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_SEQUENCE,
     REDRIVE_STREAM,
 )
+from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.publishing.job_identity import (
     body_field,
@@ -211,3 +212,19 @@ def batch_headers_size() -> int:
 def batch_headers(batch: str, number: int) -> tuple[tuple[str, str], ...]:
     """Return the headers of a message of a batch, but for the commit of the last one."""
     return (("Nats-Batch-Id", batch), ("Nats-Batch-Sequence", str(number)))
+
+
+def parked_headers(letter: DeadLetter, why: str) -> Headers:
+    """Build the headers of a letter's parked record.
+
+    :param why: the reason
+    """
+    return record_headers(
+        letter.death,
+        subject=letter.subject,
+        time=letter.time,
+        headers=letter.headers,
+        writer="park",
+        parked=why,
+        origin=letter.origin,
+    )
