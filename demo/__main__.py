@@ -3,7 +3,6 @@
 First ``orders``, then ``dead_letter_pipeline`` with Spark on this machine.
 """
 
-import json
 import os
 import shutil
 import signal
@@ -20,6 +19,7 @@ from demo.background_load import SHOP, background_load, dags_folder
 from demo.output import ROOT, DemoError, failure_text, show, task_seconds
 from demo.spark import connections, redrive_demo, report_settings
 from testbed.airflow import Airflow, AirflowNotReadyError
+from testbed.ledger import read_ledger
 from testbed.nats_server import NatsServer
 from testbed.processes import Process
 from testbed.text_table import text_table
@@ -119,7 +119,7 @@ def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
     """Count what happened to the orders, from the tasks' XComs and from the workers' record."""
     published = airflow.xcom(DAG_ID, run_id, "publish")
     redriven = airflow.xcom(DAG_ID, run_id, "redrive")
-    runs = Counter(json.loads(line)["order"] for line in ledger.read_text().splitlines())
+    runs = Counter(line["order"] for line in read_ledger(ledger))
     lost = published["published"] - len(runs)
     twice = sum(count > 1 for count in runs.values())
     counts = text_table(

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from demo.output import ROOT, DemoError, failure_text, show, task_seconds
 from testbed.airflow import Airflow, AirflowNotReadyError
+from testbed.ledger import read_ledger
 from testbed.nats_server import NatsServer
 from testbed.queues import eventually
 from testbed.text_table import text_table
@@ -137,7 +138,7 @@ def scheduled_run(airflow: Airflow) -> str:
 def summary(airflow: Airflow, run_id: str, ledger: Path) -> str:
     """Count what happened to the dead letters, from the tasks' XComs and from the worker's record."""
     report, redrive = (airflow.xcom(DAG_ID, run_id, name) for name in ("report", "redrive"))
-    done = [json.loads(line)["id"] for line in ledger.read_text().splitlines()]
+    done = [line["id"] for line in read_ledger(ledger)]
     counts: list[tuple[str, Any]] = [
         ("dead letters reported on", report["letters"]),
         ("causes", report["causes"]),

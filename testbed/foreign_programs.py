@@ -139,11 +139,6 @@ def record(**line: object) -> None:
     print(*line.values(), flush=True)
 
 
-def read_ledger(path: Path) -> list[dict[str, Any]]:
-    """Read what programs have recorded."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
-
-
 def start_program(
     name: str,
     module: str,

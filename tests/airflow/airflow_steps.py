@@ -10,7 +10,7 @@ import time
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
@@ -182,8 +182,3 @@ def consumer_of(path: Path) -> str:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
     return WorkQueue.load(path).consumers[0].name
-
-
-def ledger_of(path: Path) -> list[Any]:
-    """Read the workers' records."""
-    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []

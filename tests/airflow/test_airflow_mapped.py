@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 from airflow_handlers import LEDGER
-from airflow_steps import QUEUES, ledger_of, log_text, provisioned, running_workers
+from airflow_steps import QUEUES, log_text, provisioned, running_workers
 
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.ledger import read_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -47,7 +48,7 @@ async def test_mapped_tasks_without_retries_all_succeed(
         airflow.wait_for_run(dag_id, run_id, timeout=400)
     tasks = [task for task in airflow.task_instances(dag_id, run_id) if task["task_id"] == "publish"]
     assert Counter((task["state"], task["try_number"]) for task in tasks) == {("success", 1): TASKS}
-    assert Counter(entry["job"] for entry in ledger_of(ledger)) == {f"job-{number}": 1 for number in range(TASKS)}
+    assert Counter(entry["job"] for entry in read_ledger(ledger)) == {f"job-{number}": 1 for number in range(TASKS)}
     deferred = ["Waiting in the triggerer" in log_text(airflow, dag_id, run_id, "publish", 1, n) for n in range(TASKS)]
     # On a busy machine some jobs end before or after the deferral unlike the others; most of them count.
     assert (sum(deferred) > TASKS / 2) == deferring

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from typing import TYPE_CHECKING
 
-from airflow_steps import ROOT, ledger_of, running_workers, succeeded, wait_for_states
+from airflow_steps import ROOT, running_workers, succeeded, wait_for_states
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.ledger import read_ledger
 
 if TYPE_CHECKING:
     from pathlib import Path
@@ -44,8 +45,8 @@ async def test_each_of_twenty_orders_is_processed_once(
     assert published["dead"] > 0
     assert redriven["redriven"] == redriven["completed"] == published["dead"]
     assert redriven["failed"] == 0
-    assert Counter(entry["order"] for entry in ledger_of(ledger)) == {f"order-{number}": 1 for number in range(20)}
-    assert len({entry["process"] for entry in ledger_of(ledger)}) == 2
+    assert Counter(entry["order"] for entry in read_ledger(ledger)) == {f"order-{number}": 1 for number in range(20)}
+    assert len({entry["process"] for entry in read_ledger(ledger)}) == 2
     assert await stored_orders(connection) == stored
 
 

@@ -7,12 +7,13 @@ import json
 import re
 from typing import TYPE_CHECKING, Any
 
-from airflow_steps import ROOT, ledger_of, log_text, provisioned, running_workers, succeeded, wait_for
+from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for
 
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.ledger import read_ledger
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ async def test_each_kind_is_redriven_repaired_or_parked_and_reported(
         (run,) = await asyncio.to_thread(wait_for, lambda: airflow.runs(DAG_ID), "the scheduled run")
         run_id = run["dag_run_id"]
         await asyncio.to_thread(succeeded, airflow, DAG_ID, run_id)
-        await asyncio.to_thread(wait_for, lambda: len(ledger_of(ledger)) >= 8, "eight processed orders")
+        await asyncio.to_thread(wait_for, lambda: len(read_ledger(ledger)) >= 8, "eight processed orders")
 
     report = airflow.xcom(DAG_ID, run_id, "report")
     assert {
@@ -82,9 +83,9 @@ async def test_each_kind_is_redriven_repaired_or_parked_and_reported(
     assert re.search(r"max_deliveries +KeyError +1 +none", log)
     assert "park_poison: 0 redriven, 2 parked" in log
 
-    amounts = {entry["id"]: entry["amount"] for entry in ledger_of(ledger)}
+    amounts = {entry["id"]: entry["amount"] for entry in read_ledger(ledger)}
     assert amounts == {1: 1, 2: 2, 3: 3, 4: 4, 5: 5.5, 6: 6.5, 7: 7.5, 8: 8.5}
-    assert len(ledger_of(ledger)) == len(amounts)
+    assert len(read_ledger(ledger)) == len(amounts)
     parked = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
     assert {letter.body: letter.parked for letter in parked} == dict.fromkeys(
         (b"no order", b"\xff"), "no order; a person has to inspect it"

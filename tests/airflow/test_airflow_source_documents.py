@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import (
     ROOT,
-    ledger_of,
     provisioned,
     running_workers,
     succeeded,
@@ -34,8 +33,9 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.foreign_programs import LEDGER, read_ledger, start_program
+from testbed.foreign_programs import LEDGER, start_program
 from testbed.foreign_tasks import SECONDS
+from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 
 if TYPE_CHECKING:
@@ -181,7 +181,7 @@ async def test_jobs_of_two_priorities_are_done_by_both_kinds_of_workers(
         succeeded(airflow, "priority_jobs", run_id, timeout=180)
     report = airflow.xcom("priority_jobs", run_id, "report")
     done = Counter(line["sequence"] for line in read_ledger(programs.ledger) if "worker" in line and "task" not in line)
-    done += Counter(line["sequence"] for line in ledger_of(own))
+    done += Counter(line["sequence"] for line in read_ledger(own))
     assert report["completed"] == {"high": JOBS, "low": JOBS}
     assert [letter["deliveries"] for letter in report["dead"]] == [3]
     assert set(done.values()) == {1}
@@ -224,7 +224,7 @@ async def test_tasks_of_one_consumer_and_of_the_partitions_that_follow_it_are_do
     published = airflow.xcom("partitioned_tasks", run_id, "publish")
     assert (published["published"], published["completed"]) == (TASKS, TASKS)
     theirs = [line["task"] for line in read_ledger(programs.ledger) if "task" in line]
-    ours = [line["task"] for path in results.iterdir() for line in ledger_of(path)]
+    ours = [line["task"] for path in results.iterdir() for line in read_ledger(path)]
     expected = [f"{TYPES[number % 3]} {number}" for number in range(TASKS)] + first_tasks()
     assert Counter(theirs + ours) == dict.fromkeys(expected, 1)
 

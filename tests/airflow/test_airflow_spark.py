@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import psutil
 import pytest
-from airflow_steps import ROOT, ledger_of, log_text, provisioned, running_workers, succeeded, wait_for, wait_for_states
+from airflow_steps import ROOT, log_text, provisioned, running_workers, succeeded, wait_for, wait_for_states
 
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.ledger import read_ledger
 from testbed.queues import eventually
 
 if TYPE_CHECKING:
@@ -85,7 +86,7 @@ async def test_letters_are_scanned_reported_repaired_redriven_and_awaited(
         (run,) = await asyncio.to_thread(wait_for, lambda: airflow.runs(DAG_ID), "a run of the schedule")
         run_id = run["dag_run_id"]
         await asyncio.to_thread(succeeded, airflow, DAG_ID, run_id, TIMEOUT)
-    assert {entry["id"]: entry["amount"] for entry in ledger_of(ledger)} == {
+    assert {entry["id"]: entry["amount"] for entry in read_ledger(ledger)} == {
         101: 101.5,
         102: 102.5,
         103: 103.5,

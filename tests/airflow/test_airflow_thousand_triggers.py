@@ -8,10 +8,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow_steps import ROOT, ledger_of
+from airflow_steps import ROOT
 from trigger_steps import store_triggers
 
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
+from testbed.ledger import read_ledger
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue
 from testbed.waiters import store_completions
@@ -80,16 +81,16 @@ async def test_all_fire_after_their_process_was_killed(
     await all_streams_followed(connection, queue, 1)
     # Once one has fired, all others have the end of the shared job, and wait for their own job.
     await store_completions(connection, queue, [shared, jobs[0]])
-    await eventually(lambda: len(ledger_of(ledger)) == 1, within=120)
+    await eventually(lambda: len(read_ledger(ledger)) == 1, within=120)
     first.kill()
     await store_completions(connection, queue, jobs[1:301])
     again = start(started, stored, ledger.with_name("again.jsonl"))
-    await eventually(lambda: len(ledger_of(ledger.with_name("again.jsonl"))) == 301, within=120)
+    await eventually(lambda: len(read_ledger(ledger.with_name("again.jsonl"))) == 301, within=120)
     await store_completions(connection, queue, jobs[301:])
     await eventually(lambda: not again.alive, within=120)
     assert again.returncode == 0, again.tail()
-    assert len(ledger_of(ledger)) == 1
-    assert_each_fired_once(jobs, ledger_of(ledger.with_name("again.jsonl")))
+    assert len(read_ledger(ledger)) == 1
+    assert_each_fired_once(jobs, read_ledger(ledger.with_name("again.jsonl")))
 
 
 async def test_two_processes_with_the_same_triggers_fire_the_same_events(
@@ -103,6 +104,6 @@ async def test_two_processes_with_the_same_triggers_fire_the_same_events(
     await store_completions(connection, queue, [shared, *jobs[400:]])
     await eventually(lambda: not any(process.alive for process in both), within=120)
     assert [process.returncode for process in both] == [0, 0], both[0].tail()
-    one, other = (sorted(ledger_of(path), key=lambda line: int(line["trigger"])) for path in paths)
+    one, other = (sorted(read_ledger(path), key=lambda line: int(line["trigger"])) for path in paths)
     assert_each_fired_once(jobs, one)
     assert one == other

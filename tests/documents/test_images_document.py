@@ -30,7 +30,8 @@ from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
-from testbed.foreign_programs import read_ledger, start_program
+from testbed.foreign_programs import start_program
+from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 

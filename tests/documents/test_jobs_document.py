@@ -21,7 +21,8 @@ from airflow_provider_jetstream.jetstream.publishing.publisher import publish as
 from airflow_provider_jetstream.jetstream.publishing.report import PublishError
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.foreign_programs import read_ledger, start_program
+from testbed.foreign_programs import start_program
+from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 

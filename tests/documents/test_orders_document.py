@@ -20,7 +20,8 @@ from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
-from testbed.foreign_programs import read_ledger, start_program
+from testbed.foreign_programs import start_program
+from testbed.ledger import read_ledger
 from testbed.queues import eventually, stored_count
 from testbed.workers import start_worker
 

@@ -19,8 +19,9 @@ from airflow_provider_jetstream.jetstream.publishing.publisher import publish, p
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_of
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.worker import Delivery, Worker
-from testbed.foreign_programs import read_ledger, start_program
+from testbed.foreign_programs import start_program
 from testbed.foreign_tasks import publish_task, schedule_task
+from testbed.ledger import read_ledger
 from testbed.queues import eventually, running_worker, stored_count
 
 if TYPE_CHECKING:

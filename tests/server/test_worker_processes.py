@@ -19,6 +19,7 @@ import yaml
 from airflow_provider_jetstream.jetstream.client.message_reader import next_message
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from testbed.dead_letters import dead_letter_records
+from testbed.ledger import read_ledger
 from testbed.processes import Process
 from testbed.queues import eventually, make_queue, publish_jobs, stored_count
 from testbed.workers import start_worker
@@ -123,8 +124,11 @@ class Workers:
     def records(self, event: str) -> list[tuple[int, int, int]]:
         """Return sequence, attempt and process id of each recorded event of a kind."""
         ledger = self.folder / "ledger"
-        lines = [json.loads(line) for line in ledger.read_text().splitlines()] if ledger.exists() else []
-        return [(sequence, attempt, process) for recorded, sequence, attempt, process in lines if recorded == event]
+        return [
+            (sequence, attempt, process)
+            for recorded, sequence, attempt, process in read_ledger(ledger)
+            if recorded == event
+        ]
 
     def release(self) -> None:
         (self.folder / "released").touch()
