@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo docker example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults bench-imports bench-monitor bench-redrive bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench-imports bench-monitor bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -105,13 +105,32 @@ test-mapped: $(UV)
 test-waiting-scale: $(UV)
 	WAITING_TASKS=1000 $(RUN) pytest tests/airflow/test_airflow_triggers_moved.py
 
-# More letters, more interleavings, and runs without workers; the test command has the short form.
+# More letters, more interleavings, runs without workers, three hundred redrives killed in mixes of two and three, and ten
+# minutes of random steps against the model of a queue; the test command has the short form.
 test-faults: $(UV)
 	FAULTS=full $(RUN) pytest tests/faults
 	FAULTS=full $(RUN) pytest tests/spark/test_bulk_redrive_faults.py
 
+# Scans and redrives with the oldest server that is supported and the first of each later minor release. What a server
+# lacks is skipped, with the reason.
+SERVERS := 2.10.27 2.11.0 2.12.0 2.14.0
+SERVER_TESTS := $(patsubst %,tests/server/test_%.py,advisory_probe dead_letters gate claims late_ends redrive \
+	redrive_audit redrive_cut_off redrive_faults redrive_in_place redrive_parking redrive_preview redrive_rate \
+	redrive_repair redrive_room redrive_selection)
+
+test-servers: $(UV)
+	$(RUN) pytest -n 4 tests/server/test_server_versions.py
+	for version in $(SERVERS); do \
+		NATS_SERVER_BIN=$$($(RUN) python -m testbed.nats_binaries $$version) OLDER_SERVER=$$version \
+			$(RUN) pytest -n 3 -rs $(SERVER_TESTS) || exit 1; \
+	done
+
 bench-monitor: $(UV)
 	$(RUN) python -m benchmarks.monitor
+
+# The size of a million letters takes about fifteen minutes.
+bench-scan: $(UV)
+	$(RUN) python -m benchmarks.scan
 
 bench-redrive: $(UV)
 	$(RUN) python -m benchmarks.redrive

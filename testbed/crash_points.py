@@ -4,6 +4,7 @@ import asyncio
 import importlib
 import json
 import os
+import re
 import signal
 import socket
 import sys
@@ -17,6 +18,7 @@ from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK
 from testbed.processes import Process
 from testbed.queues import eventually
@@ -28,6 +30,7 @@ Counted = Literal["all", "changes"]
 _PREPARED_AT_ONCE = 10
 
 _API = "$JS.API."
+_NUMBER_OR_ID = re.compile(r"^(\d+|[0-9a-f]{32})$")
 _READS = (
     *("INFO", "STREAM.INFO", "STREAM.NAMES", "STREAM.LIST", "STREAM.MSG.GET", "DIRECT.GET"),
     *("CONSUMER.INFO", "CONSUMER.NAMES", "CONSUMER.LIST", "CONSUMER.MSG.NEXT"),
@@ -155,7 +158,7 @@ def call_kind(subject: str, queue: WorkQueue) -> str:
         return ".".join(subject.split(".")[:2])
     if covered_by_any(queue.subjects, subject):
         return "publish jobs"
-    tokens = ("<queue>" if token == queue.name else "*" if token.isdigit() else token for token in subject.split("."))
+    tokens = ("<queue>" if token == queue.name else _NUMBER_OR_ID.sub("*", token) for token in subject.split("."))
     return f"publish {'.'.join(tokens)}"
 
 
@@ -196,21 +199,34 @@ def _fork_for_each_command(port: int, function: str) -> None:
 
 async def _run(call: Callable[..., Coroutine[Any, Any, object]], command: dict[str, Any], sock: socket.socket) -> None:
     queue = WorkQueue(**command["queue"])
+    shorten_leases()
     async with connect(connection_settings({"servers": tuple(command["servers"])})) as connection:
-        _kill_at_call(connection, queue, command, sock)
+        kill_at_call(connection, queue, command["call"], command["counted"], lambda fields: _send(sock, fields))
         await call(connection, queue, **command["options"])
 
 
-def _kill_at_call(connection: NatsPyConnection, queue: WorkQueue, command: dict[str, Any], sock: socket.socket) -> None:
+def kill_at_call(
+    connection: NatsPyConnection,
+    queue: WorkQueue,
+    call: int,
+    counted: Counted,
+    report: Callable[[dict[str, str]], None],
+) -> None:
+    """Let this process be killed with SIGKILL in place of one of the connection's calls to the server.
+
+    :param call: its number, from 1
+    :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
+    :param report: called just before, with ``kind`` and ``subject`` of the call
+    """
     publish, calls = connection.client.publish, 0
 
     # The client sends everything through publish, its requests too.
     async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
         nonlocal calls
-        if command["counted"] == "all" or changes_state(subject):
+        if counted == "all" or changes_state(subject):
             calls += 1
-            if calls == command["call"]:
-                _send(sock, {"kind": call_kind(subject, queue), "subject": subject})
+            if calls == call:
+                report({"kind": call_kind(subject, queue), "subject": subject})
                 os.kill(os.getpid(), signal.SIGKILL)
         await publish(subject, *args, **kwargs)
 

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, TypeVar, overload
 
 from nats.aio.msg import Msg
+from nats.errors import ConnectionReconnectingError
 
 from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -104,7 +105,10 @@ async def pull_jobs(
             if left <= 0:
                 raise TimeoutError(f"{len(messages)} of {count} jobs arrived within {within:g} s")
             with suppress(TimeoutError):
-                messages += await pull.fetch(count - len(messages), timeout=min(left, 0.5))
+                try:
+                    messages += await pull.fetch(count - len(messages), timeout=min(left, 0.5))
+                except ConnectionReconnectingError:
+                    await asyncio.sleep(0.05)
     finally:
         await pull.unsubscribe()
     return messages

@@ -1,4 +1,4 @@
-"""A TCP proxy between clients and a server that can stop forwarding without closing a connection."""
+"""A TCP proxy between clients and a server that can hold bytes back, and cut and refuse connections."""
 
 import asyncio
 from collections.abc import AsyncIterator
@@ -10,12 +10,17 @@ _CHUNK = 65_536
 
 
 class TcpProxy:
-    """Forwards bytes in tasks directions while it isn't paused; ``port`` is the server's port."""
+    """Forwards bytes in both directions while it isn't paused; ``port`` is the server's port."""
 
     def __init__(self, port: int) -> None:
         self._server_port = port
         self._forwarding = asyncio.Event()
         self._forwarding.set()
+        self._clients: set[asyncio.StreamWriter] = set()
+        self._refuses = False
+        self._generation = 0
+        self._needle = b""
+        self.found = asyncio.Event()
         self.port = 0
 
     @property
@@ -31,12 +36,36 @@ class TcpProxy:
         """Forward what was held back, and all that follows."""
         self._forwarding.set()
 
+    def pause_at(self, text: bytes) -> None:
+        """Hold back all bytes from the moment on at which a client sends this text; ``found`` is set then."""
+        self._needle = text
+        self.found.clear()
+
+    def cut(self) -> None:
+        """Close all connections, and refuse new ones."""
+        self._refuses = True
+        for writer in self._clients:
+            writer.transport.abort()
+
+    def drop(self) -> None:
+        """Forget the bytes that are held back."""
+        self._generation += 1
+        self.resume()
+
+    def mend(self) -> None:
+        """Accept connections again."""
+        self._refuses = False
+
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Forward the bytes of one client and the server."""
+        if self._refuses:
+            writer.transport.abort()
+            return
+        self._clients.add(writer)
         with suppress(OSError):
             from_server, to_server = await asyncio.open_connection(LOOPBACK, self._server_port)
             tasks = [
-                asyncio.create_task(self._pass_on(reader, to_server)),
+                asyncio.create_task(self._pass_on(reader, to_server, from_client=True)),
                 asyncio.create_task(self._pass_on(from_server, writer)),
             ]
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -44,11 +73,21 @@ class TcpProxy:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
             to_server.close()
+        self._clients.discard(writer)
         writer.close()
 
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pass_on(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, from_client: bool = False
+    ) -> None:
         while chunk := await reader.read(_CHUNK):
+            if from_client and self._needle and self._needle in chunk:
+                self._needle = b""
+                self.pause()
+                self.found.set()
+            generation = self._generation
             await self._forwarding.wait()
+            if generation != self._generation:
+                return
             writer.write(chunk)
             await writer.drain()
 

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVa
 from airflow.sdk import BaseHook
 
 from airflow_provider_jetstream.hooks.connection_settings import cached_settings, settings_from
+from airflow_provider_jetstream.hooks.event_loop import require_no_event_loop
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.pool import shared_connection
@@ -19,7 +20,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import (
     summarise_dead_letters,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import EventLoopError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
@@ -208,38 +209,57 @@ class JetStreamHook(BaseHook):
         """Do what :meth:`discover_queue` does, awaited."""
         return await self._awaited(discover_queue, name)
 
-    def find_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Findings:
+    def find_dead_letters(
+        self, queue: QueueSource, selection: SelectionSource | None = None, *, census: bool = False
+    ) -> Findings:
         """Find dead letters and hold all of them in memory; see :meth:`scan_dead_letters` for many.
 
         :param selection: which dead letters; all in circulation where absent
+        :param census: whether to pause consumers until nothing of them is in flight, so that more letters are certain
         :return: the proved dead letters, and the DLQ entries about other jobs
         :raises SelectionError: the selection isn't understood
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(find_dead_letters, WorkQueue.load(queue), Selection.of(selection))
+        return self.blocking(find_dead_letters, WorkQueue.load(queue), Selection.of(selection), census=census)
 
-    async def afind_dead_letters(self, queue: QueueSource, selection: SelectionSource | None = None) -> Findings:
+    async def afind_dead_letters(
+        self, queue: QueueSource, selection: SelectionSource | None = None, *, census: bool = False
+    ) -> Findings:
         """Do what :meth:`find_dead_letters` does, awaited."""
-        return await self._awaited(find_dead_letters, WorkQueue.load(queue), Selection.of(selection))
+        return await self._awaited(find_dead_letters, WorkQueue.load(queue), Selection.of(selection), census=census)
 
     def scan_dead_letters(
-        self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
+        self,
+        queue: QueueSource,
+        selection: SelectionSource | None = None,
+        group_by: Iterable[GroupField] = (),
+        *,
+        census: bool = False,
     ) -> Summary:
         """Count dead letters without holding them, and preserve the bodies of those that are seen for the first time.
 
         :param selection: which dead letters; all in circulation where absent
         :param group_by: the fields that letters of a group share
+        :param census: whether to pause consumers until nothing of them is in flight, so that more letters are certain
         :return: counts, sequences as ranges, and groups with their ages
         :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
         :raises NotFoundError: the queue or its dead letter queue doesn't exist
         """
-        return self.blocking(summarise_dead_letters, WorkQueue.load(queue), Selection.of(selection), group_by)
+        return self.blocking(
+            summarise_dead_letters, WorkQueue.load(queue), Selection.of(selection), group_by, census=census
+        )
 
     async def ascan_dead_letters(
-        self, queue: QueueSource, selection: SelectionSource | None = None, group_by: Iterable[GroupField] = ()
+        self,
+        queue: QueueSource,
+        selection: SelectionSource | None = None,
+        group_by: Iterable[GroupField] = (),
+        *,
+        census: bool = False,
     ) -> Summary:
         """Do what :meth:`scan_dead_letters` does, awaited."""
-        return await self._awaited(summarise_dead_letters, WorkQueue.load(queue), Selection.of(selection), group_by)
+        select = Selection.of(selection)
+        return await self._awaited(summarise_dead_letters, WorkQueue.load(queue), select, group_by, census=census)
 
     def redrive(self, queue: QueueSource, request: RedriveRequest | None = None) -> RedriveReport:
         """Bring dead letters back as jobs with fresh deliveries.
@@ -294,12 +314,14 @@ class JetStreamHook(BaseHook):
         :param operation: a coroutine function whose first parameter is the open connection
         :raises EventLoopError: an event loop is running in this thread; use the awaitable twin
         """
-        if _is_in_event_loop():
-            raise EventLoopError(
-                "expected no running event loop, found one: a blocking call would stop it; await the method of the"
-                ' same name that starts with "a" (aprovision, apublish, …)'
-            )
-        return asyncio.run(_on_own_connection(self.settings(), operation, *args, **kwargs))
+        require_no_event_loop()
+        settings = self.settings()
+
+        async def run() -> _Result:
+            async with connect(settings) as connection:
+                return await operation(connection, *args, **kwargs)
+
+        return asyncio.run(run())
 
     async def _awaited(
         self,
@@ -311,16 +333,6 @@ class JetStreamHook(BaseHook):
             return await operation(connection, *args, **kwargs)
 
 
-async def _on_own_connection(
-    settings: ConnectionSettings,
-    operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
-    *args: _Arguments.args,
-    **kwargs: _Arguments.kwargs,
-) -> _Result:
-    async with connect(settings) as connection:
-        return await operation(connection, *args, **kwargs)
-
-
 def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:
     return None if queue is None else WorkQueue.load(queue)
 
@@ -328,11 +340,3 @@ def _optional_queue(queue: QueueSource | None) -> WorkQueue | None:
 async def _describe(connection: Connection) -> str:
     version = ".".join(map(str, connection.server_version))
     return f"Connected to nats-server {version} with JetStream (API level {connection.api_level})."
-
-
-def _is_in_event_loop() -> bool:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return False
-    return True

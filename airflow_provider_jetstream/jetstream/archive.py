@@ -94,6 +94,24 @@ class ArchiveReader:
         copy = await self._first_copy(lambda copy: job_sequence(copy) >= sequence)
         return copy.sequence if copy else self.last + 1
 
+    async def first_job(self) -> int | None:
+        """Return the stream sequence of the first job of which there is a copy; ``None`` without any."""
+        copy = await self._next_copy(self.first)
+        if copy is not None and _stored_at(copy) < self.created:
+            copy = await self._first_copy(lambda _: True)
+        return job_sequence(copy) if copy else None
+
+    async def first_time(self) -> datetime | None:
+        """Return when the first job was stored of which there is a copy; ``None`` without any."""
+        sequence = await self.first_job()
+        copy = await self.find(sequence) if sequence else None
+        return copy.stored_at if copy else None
+
+    async def first_job_since(self, moment: datetime) -> int | None:
+        """Return the stream sequence of the first job that was stored since a moment, if there is a copy of one."""
+        copy = await self._first_copy(lambda copy: _stored_at(copy) >= moment)
+        return job_sequence(copy) if copy else None
+
     async def has_releasable(self, below: int, before: datetime) -> bool:
         """Return whether :meth:`release` would delete any copy."""
         copy = await self._next_copy(self.first) if self.first < self.last else None

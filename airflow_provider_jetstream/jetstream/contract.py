@@ -125,9 +125,42 @@ def letter_audit_subject(queue: str, sequence: int) -> str:
     return f"audit.{queue}.letters.{sequence}"
 
 
+def lease_subject(queue: str) -> str:
+    """Return the subject of a queue's lease: the right to change its dead letters, held by one operation at a time."""
+    return f"audit.{queue}.lease"
+
+
+def lease_renewal_subject(queue: str) -> str:
+    """Return the subject on which the holder of a queue's lease renews it."""
+    return f"audit.{queue}.lease-renewal"
+
+
 def run_audit_subject(queue: str, run: str) -> str:
     """Return the subject on which a redrive records its progress; ``run`` is its key, one token."""
     return f"audit.{queue}.runs.{run}"
+
+
+def ledger_subject(queue: str) -> str:
+    """Return the subject on which scans record how far the ends of a queue's jobs are accounted for."""
+    return f"audit.{queue}.ledger"
+
+
+def intent_filter(queue: object) -> str:
+    """Return the filter of the subjects on which redrives record what they are about to store."""
+    return f"audit.{queue}.intents.*"
+
+
+def intent_subject(queue: str, operation: str) -> str:
+    """Return the subject on which an operation records what it is about to store; ``operation`` is one token."""
+    return f"audit.{queue}.intents.{operation}"
+
+
+def ordered_key_subject(queue: str, order_key: str, key: str) -> str:
+    """Return the subject on which the audit records which letter of a key was redriven last, where order is kept.
+
+    :param order_key: where letters state their key
+    """
+    return f"audit.{queue}.ordered.{id_token(f'{order_key}={key}')}"
 
 
 def marker_filter(queue: object) -> str:

@@ -31,6 +31,8 @@
     │   ├── WireError                      also ConnectionError
     │   ├── RedriveError
     │   │   └── CopyTooLargeError
+    │   ├── LeaseHeldError
+    │   ├── LeaseLostError
     │   └── QueueFullError
     ├── PublishError                       some jobs aren't known to be stored; names them
     │   ├── PublishRefusedError            also TerminalError
@@ -229,6 +231,18 @@ class CopyTooLargeError(RedriveError):
     """The new job of a dead letter is larger than the queue or the server allows."""
 
     code = "JS212"
+
+
+class LeaseHeldError(TransientError):
+    """Another operation changes the dead letters of the queue at the moment."""
+
+    code = "JS213"
+
+
+class LeaseLostError(TransientError):
+    """The operation may not change the dead letters of the queue any more; what it did so far is done."""
+
+    code = "JS214"
 
 
 class QueueFullError(TransientError):

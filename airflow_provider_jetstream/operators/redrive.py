@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import math
+import time
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,31 +14,51 @@ from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol
+from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
-from airflow_provider_jetstream.operators.spark_redrive import SPARK, SparkRedrivingOperator, refuse_beside_spark
-from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.operators.spark_redrive import (
+    SPARK,
+    SparkRedrivingOperator,
+    refuse_beside_spark,
+    refuse_target_and_order,
+)
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_work_queue
 from airflow_provider_jetstream.tasks.identity import audit_identity, task_key
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.redrive_request import redrive_request
 from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Mapping, Sequence
+    from collections.abc import Iterable, Sequence
+    from datetime import timedelta
 
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
-_REQUEST_FIELDS = ("select", "sequences", "subject", "transform", "rate", "protocol", "max_redrives", "why")
+_REQUEST_FIELDS = (
+    "select",
+    "sequences",
+    "subject",
+    "transform",
+    "rate",
+    "protocol",
+    "max_redrives",
+    "why",
+    "lease_timeout",
+    "census",
+    "target_queue",
+    "order_key",
+)
 
 
 class JetStreamRedriveOperator(SparkRedrivingOperator):
@@ -51,18 +74,28 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         dict, or the text of one; all in circulation where absent
     :param sequences: the same as ``sequences`` in ``select``: stream sequences, as numbers or as pairs of first and
         last, the form of the sensor's result. One that is no dead letter fails the task before anything is done
-    :param subject: the subject of the redriven jobs, one of the same queue; each job's own where absent
+    :param subject: the subject of the redriven jobs, one of the queue that gets them; each job's own where absent
     :param transform: a function that takes a :class:`~airflow_provider_jetstream.jetstream.DeadLetter` and
         returns a :class:`~airflow_provider_jetstream.jetstream.Repair`, or ``None`` for no change
     :param rate: letters a second at most; as fast as possible where absent
     :param protocol: ``auto``, ``copy``, ``atomic`` or ``in_place``
     :param max_redrives: letters that were redriven so often are parked instead; 0 parks all
     :param why: a reason, for the audit and for parked letters
+    :param target_queue: the work queue that gets the new jobs, in any form of ``work_queue``; the same one where
+        absent. It needs ``subject``, a subject of that queue, or a ``transform`` that names one
+    :param order_key: where each letter states its key: ``header:<name>``, ``subject:<number of the token>`` or
+        ``body:<field>``. The task redrives letters of a key one after the other, each once the job before it has
+        completed, and waits for that itself, for ``wait_timeout`` at most
+    :param lease_timeout: how long to wait for another task or program that changes the queue's dead letters: a duration
+        or seconds. One that was killed counts for half a minute
+    :param census: pause the consumers first until none of their jobs is in flight, for their ack wait and half a minute
+        at most, so that letters of a queue that is never idle are certain; needs nats-server 2.11
     :param dry_run: count what would be done, and change nothing
     :param group_by: the fields by which a dry run groups letters: any of reason, error_class, fingerprint,
         traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
     :param engine: ``python`` redrives in the task's own process; ``spark`` runs a Spark application, for dead
-        letters by the hundred thousand. Spark takes neither ``sequences`` nor ``transform``
+        letters by the hundred thousand. Spark takes none of ``sequences``, ``transform``, ``target_queue`` and
+        ``order_key``
     :param repair: for Spark, in place of ``transform``: a function that takes a ``DataFrame`` of letters and returns
         the letters to redrive, with ``subject``, ``body`` and ``headers`` changed as needed
     :param letters: for Spark: the folder in which a report stored the letters (``kept`` of its result); the queue is
@@ -91,6 +124,10 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         "protocol",
         "max_redrives",
         "why",
+        "lease_timeout",
+        "census",
+        "target_queue",
+        "order_key",
         "nats_conn_id",
         *SparkRedrivingOperator.spark_fields,
     )
@@ -98,7 +135,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     # Set where there is an audit. Without one, a retry would find the letters gone and succeed however the jobs ended.
     retry_resumes_waiting = False
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is an argument of its own in a DAG
         self,
         *,
         select: Selection | Mapping[str, Any] | str | None = None,
@@ -109,6 +146,10 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         protocol: Protocol | str = Protocol.AUTO,
         max_redrives: int | str | None = None,
         why: str | None = None,
+        lease_timeout: timedelta | float | str | None = LEASE_TIMEOUT,
+        census: bool | str = False,
+        target_queue: QueueSource | None = None,
+        order_key: str | None = None,
         dry_run: bool = False,
         group_by: Iterable[GroupField] = BY_CAUSE,
         **kwargs: Any,
@@ -123,14 +164,24 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         self.protocol = protocol.value if isinstance(protocol, Protocol) else protocol
         self.max_redrives = max_redrives
         self.why = why
+        self.lease_timeout = lease_timeout
+        self.census = census
+        self.target_queue = target_queue
+        self.order_key = order_key
+        if target_queue is not None:
+            check_work_queue(target_queue, "target_queue")
         # Not named dry_run: every operator has a method of that name.
         self.only_preview = dry_run
         self.group_by = group_fields(group_by)
         self._selective_arguments = tuple(name for name in ("select", "sequences") if getattr(self, name) is not None)
         self._killed = False
         if self.engine == SPARK:
-            refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences)
+            refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences, census=self.census)
+            refuse_target_and_order(target_queue=target_queue, order_key=order_key)
         arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}
+        if is_templated(subject) or not isinstance(target_queue, WorkQueue | Mapping):
+            # Known when the task runs: the subject, or the queue that a file declares.
+            del arguments["target_queue"]
         redrive_request(**{name: None if is_templated(value) else value for name, value in arguments.items()})
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -138,6 +189,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
 
         :raises AirflowFailException: a requested sequence is no dead letter, the request isn't possible, or more
             redriven jobs died than tolerated
+        :raises LeaseHeldError: another task or program changes the queue's dead letters
         :raises RedriveError: some letters stayed where they were
         """
         with fail_on_terminal_errors():
@@ -186,15 +238,22 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
     async def _redrive(
         self, connection: Connection, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[Cursor | None, dict[str, Any], set[int], WaitReport | None]:
-        cursor = await self._take_cursor(connection, queue)
+        cursor = await self._take_cursor(connection, queue, request.target)
+        deadline = time.monotonic() + self.wait_timeout.total_seconds() if request.order_key else math.inf
         report = await redrive_dead_letters(
             connection,
             queue,
             replace(request, keep_open=cursor is not None),
-            stopped=lambda: self._killed,
+            stopped=lambda: self._killed or time.monotonic() > deadline,
         )
         summary = report.as_json()
         self._log_report(summary | {"guarantee": report.guarantee})
+        if report.cancelled and not self._killed:
+            raise DeadlineError(
+                f"expected the jobs of each key to complete one after the other within {self.wait_timeout}, found"
+                f" letters that still wait for the job before them after {len(report.redriven)} were redriven: see"
+                " whether workers take the jobs, or raise wait_timeout; running it again goes on"
+            )
         report.raise_for_failures()
         awaited = report.awaited_sequences()
         if cursor is None:
@@ -215,8 +274,10 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         del summary["guarantee"]
         return cursor and _including_earlier_tries(cursor, summary), summary, awaited
 
-    async def _take_cursor(self, connection: Connection, queue: WorkQueue) -> Cursor | None:
-        cursor = await take_cursor(connection, queue) if self.wait_for_completion else None
+    async def _take_cursor(
+        self, connection: Connection, queue: WorkQueue, target: WorkQueue | None = None
+    ) -> Cursor | None:
+        cursor = await take_cursor(connection, target or queue) if self.wait_for_completion else None
         self.retry_resumes_waiting = await self._audit_log(connection, queue) is not None
         return cursor
 

@@ -95,7 +95,7 @@ class SparkRedrivingOperator(JobWaitingOperator):
     def _run_spark(
         self, context: Context, queue: WorkQueue, request: RedriveRequest, *, dry_run: bool
     ) -> dict[str, Any]:
-        refuse_beside_spark(None, BY_CAUSE, selection_as_json(request.selection), None)
+        refuse_beside_spark(None, BY_CAUSE, selection_as_json(request.selection), None, census=request.census)
         if self._reads_report:
             require_rendered("letters", self.letters)
         arguments = {
@@ -112,6 +112,7 @@ class SparkRedrivingOperator(JobWaitingOperator):
                 "why": request.why,
                 "who": request.who,
                 "run": request.run,
+                "lease_timeout": request.lease_timeout,
                 "keep_open": request.keep_open,
             },
         }
@@ -123,7 +124,19 @@ class SparkRedrivingOperator(JobWaitingOperator):
         super().on_kill()
 
 
-def refuse_beside_spark(transform: object, group_by: object, select: object, sequences: object) -> None:
+def refuse_target_and_order(*, target_queue: object, order_key: object) -> None:
+    """Refuse where new jobs would go, or in which order, which Spark's tasks can't see to.
+
+    :raises RedriveRequestError: says what to use instead
+    """
+    for name, value in (("target_queue", target_queue), ("order_key", order_key)):
+        if value is not None:
+            raise RedriveRequestError(f'expected no {name} with engine="spark", found {value!r}: leave engine out')
+
+
+def refuse_beside_spark(
+    transform: object, group_by: object, select: object, sequences: object, *, census: object = False
+) -> None:
     """Refuse arguments that only the engine ``python`` takes.
 
     :raises RedriveRequestError: says what to use instead
@@ -137,6 +150,8 @@ def refuse_beside_spark(transform: object, group_by: object, select: object, seq
         raise RedriveRequestError(
             f"expected a dry run with Spark to group by {', '.join(BY_CAUSE)}: leave group_by out"
         )
+    if census is True:
+        raise RedriveRequestError('expected no census with engine="spark", found one: leave one of the two out')
     if sequences is not None or (isinstance(select, Mapping) and "sequences" in select):
         raise RedriveRequestError(
             'expected no sequences with engine="spark", found some: select by anything else, filter in a repair, or'

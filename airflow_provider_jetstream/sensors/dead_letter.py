@@ -10,12 +10,14 @@ from airflow.sdk import PokeReturnValue
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import SelectionError
 from airflow_provider_jetstream.jetstream.units import parse_duration
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks.arguments import check_counts
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
+    parse_flag,
     parse_selection,
     require_rendered,
     selection_as_json,
@@ -45,13 +47,15 @@ class JetStreamDeadLetterSensor(PollingSensor):
         as ``"10m"``
     :param group_by: the fields that letters of a group share: any of reason, error_class, fingerprint,
         traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
+    :param census: pause the consumers at each check until none of their jobs is in flight, for their ack wait and half
+        a minute at most, so that letters of a queue that is never idle are certain; needs nats-server 2.11
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     :return: the count, the sequences as ranges, the groups and their ages, and how many entries aren't counted
     :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
     """
 
-    template_fields: Sequence[str] = ("work_queue", "select", "nats_conn_id")
+    template_fields: Sequence[str] = ("work_queue", "select", "census", "nats_conn_id")
     ui_color = "#f5e6d9"
 
     def __init__(
@@ -61,6 +65,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         min_count: int = 1,
         older_than: timedelta | str | None = None,
         group_by: Iterable[GroupField] = (),
+        census: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -69,10 +74,13 @@ class JetStreamDeadLetterSensor(PollingSensor):
         self.min_count = min_count
         self.older_than = older_than
         self.group_by = group_fields(group_by)
+        self.census = census
         self._age = timedelta(microseconds=parse_duration(older_than or "0") / 1_000)
         self._is_selective = select is not None
         if not is_templated(select):
             parse_selection(select)
+        if not is_templated(census):
+            parse_flag("census", census, SelectionError)
 
     def poke(self, context: Context) -> PokeReturnValue:
         """Scan the dead letters once.
@@ -81,7 +89,7 @@ class JetStreamDeadLetterSensor(PollingSensor):
         """
         with fail_on_terminal_errors():
             summary = JetStreamHook(self.nats_conn_id).scan_dead_letters(
-                self.work_queue, self._selection(), self.group_by
+                self.work_queue, self._selection(), self.group_by, census=self._census()
             )
         self.log.info("%s", summary)
         for risk in summary.risks:
@@ -97,12 +105,16 @@ class JetStreamDeadLetterSensor(PollingSensor):
             min_count=self.min_count,
             older_than=self._age.total_seconds(),
             group_by=list(self.group_by),
+            census=self._census(),
             **polling,
         )
 
     def log_result(self, result: Mapping[str, Any]) -> None:
         """Log the result of a trigger."""
         self.log.info("%d dead letters", result["dead"])
+
+    def _census(self) -> bool:
+        return parse_flag("census", self.census, SelectionError)
 
     def _selection(self) -> Selection:
         if self._is_selective:

@@ -14,9 +14,10 @@ from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.tasks.template_values import is_templated
 
 
-def check_work_queue(value: object) -> None:
+def check_work_queue(value: object, name: str = "work_queue") -> None:
     """Refuse what is no work queue; the file of a path is read by the task.
 
+    :param name: the argument's
     :raises QueueDeclarationError: it is none
     """
     if is_templated(value):
@@ -25,7 +26,7 @@ def check_work_queue(value: object) -> None:
         WorkQueue.load(value)
     elif not (isinstance(value, WorkQueue | Path) or (isinstance(value, str) and value.strip())):
         raise QueueDeclarationError(
-            "?", [f"expected a WorkQueue, its dict, or the path of its YAML as work_queue, found {value!r}"]
+            "?", [f"expected a WorkQueue, its dict, or the path of its YAML as {name}, found {value!r}"]
         )
 
 

@@ -5,8 +5,16 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from airflow_provider_jetstream.tasks.template_values import is_absent, parse_number, parse_selection, parse_text
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.tasks.template_values import (
+    is_absent,
+    parse_flag,
+    parse_number,
+    parse_selection,
+    parse_text,
+)
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -27,11 +35,16 @@ def redrive_request(
     protocol: object,
     max_redrives: object,
     why: object,
+    lease_timeout: object = None,
+    census: object = False,
+    target_queue: Any = None,
+    order_key: object = None,
 ) -> RedriveRequest:
     """Parse the arguments of a redrive operator after templating, which may have made text of numbers.
 
     :raises SelectionError: the selection isn't understood
     :raises RedriveRequestError: another argument can't be used, or not together with the others
+    :raises QueueDeclarationError: the target is no work queue
     """
     if transform is not None and not callable(transform):
         raise RedriveRequestError(
@@ -45,6 +58,10 @@ def redrive_request(
         protocol=_parse_protocol(protocol),
         max_redrives=parse_number("max_redrives", max_redrives, int),
         why=parse_text(why),
+        lease_timeout=_parse_lease_timeout(lease_timeout),
+        census=parse_flag("census", census, RedriveRequestError),
+        target=None if is_absent(target_queue) else WorkQueue.load(target_queue),
+        order_key=parse_text(order_key),
     )
 
 
@@ -64,6 +81,15 @@ def request_for_action(
         max_redrives=0 if action == PARK else None,
         protocol=Protocol.IN_PLACE if action == IN_PLACE else Protocol.AUTO,
     )
+
+
+def _parse_lease_timeout(value: object) -> float:
+    if is_absent(value):
+        return LEASE_TIMEOUT
+    try:
+        return parse_seconds(value)
+    except ValueError as error:
+        raise RedriveRequestError(f"lease_timeout: {error}") from None
 
 
 def _parse_protocol(value: object) -> Protocol:

@@ -82,6 +82,19 @@ def parse_time_limit(name: str, value: object) -> float:
         raise JobError(f"{name}: {error}") from None
 
 
+def parse_flag(name: str, value: object, error: type[JetStreamProviderError]) -> bool:
+    """Parse true or false, or the text that a template makes of it; false where it is absent.
+
+    :param error: what is raised where it is neither
+    """
+    flags = {"true": True, "false": False}
+    if is_absent(value):
+        return False
+    if (text := str(value).strip().lower()) not in flags:
+        raise error(f"expected true or false for {name}, found {value!r}")
+    return flags[text]
+
+
 def parse_text(value: object) -> str | None:
     """Return the text; ``None`` where it is absent."""
     return None if is_absent(value) else str(value)

@@ -21,6 +21,7 @@ class DeadLetterTrigger(PollingTrigger):
     :param select: which dead letters, as a dict
     :param older_than: seconds that the first of them has to be dead
     :param group_by: the fields that letters of a group share
+    :param census: whether to pause consumers until nothing of them is in flight, so that more letters are certain
     :param polling: see :class:`PollingTrigger`
     """
 
@@ -31,6 +32,7 @@ class DeadLetterTrigger(PollingTrigger):
         select: Mapping[str, Any] | None = None,
         older_than: float = 0.0,
         group_by: Sequence[GroupField] = (),
+        census: bool = False,
         **polling: Any,
     ) -> None:
         super().__init__(**polling)
@@ -38,6 +40,7 @@ class DeadLetterTrigger(PollingTrigger):
         self.select = dict(select or {})
         self.older_than = older_than
         self.group_by = list(group_by)
+        self.census = census
 
     def criteria(self) -> dict[str, Any]:
         """Return the arguments that make up the condition."""
@@ -46,9 +49,10 @@ class DeadLetterTrigger(PollingTrigger):
             "select": self.select,
             "older_than": self.older_than,
             "group_by": self.group_by,
+            "census": self.census,
         }
 
     async def poll(self, hook: JetStreamHook) -> Mapping[str, Any] | None:
         """Scan the dead letters once; return the summary if there are enough."""
-        summary = await hook.ascan_dead_letters(self.work_queue, self.select, self.group_by)
+        summary = await hook.ascan_dead_letters(self.work_queue, self.select, self.group_by, census=self.census)
         return summary.as_json() if summary.reached(self.min_count, timedelta(seconds=self.older_than)) else None

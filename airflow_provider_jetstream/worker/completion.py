@@ -106,4 +106,6 @@ class CompletionWriter:
                 ", ".join(declared),
             )
             return
-        await self._connection.publish(advisory, payload, trace or None)
+        publish_advisory = partial(self._connection.publish, advisory, payload, trace or None)
+        # Nothing confirms it; but while the connection is lost, it isn't even sent.
+        await send_until_confirmed(publish_advisory, f"the advisory of job {job.id}")

@@ -97,7 +97,8 @@ async def test_the_retry_of_a_killed_process_continues_and_waits_for_the_jobs_of
         task = instance(airflow, "cut_off")
         return (task["state"], task["try_number"]) == ("deferred", 2)
 
-    await asyncio.to_thread(wait_for, waits_again, "the second try to wait", 60)
+    # The lease of the process that was killed runs out after half a minute.
+    await asyncio.to_thread(wait_for, waits_again, "the second try to wait", 120)
     processed += await process_jobs(settings, queue("cut_off"), LETTERS - 2)
     await asyncio.to_thread(succeeded, airflow, "cut_off", RUN)
     result = airflow.xcom("cut_off", RUN, "cut_off")

@@ -18,12 +18,22 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, RedriveError, RedriveRequestError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    LeaseHeldError,
+    RedriveError,
+    RedriveRequestError,
+    SelectionError,
+)
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperator
 
 if TYPE_CHECKING:
+    from pathlib import Path
+
     from airflow.sdk import Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -65,6 +75,20 @@ async def run(queue: WorkQueue, *, try_number: int = 1, **kwargs: Any) -> dict[s
 
 async def jobs(connection: Connection, queue: WorkQueue) -> dict[int, bytes]:
     return {message.sequence: message.data async for message in read_range(connection, queue.name, ">")}
+
+
+async def test_a_task_that_does_not_get_the_lease_can_be_retried(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await make_letters(settings, queue, b"one")
+    other = RedriveRequest(run="other", who={"dag_id": "another"})
+    lease = await take_redrive_lease(connection, queue, other, "redrive")
+    assert lease is not None
+    # Not AirflowFailException, after which a task isn't retried.
+    with pytest.raises(LeaseHeldError, match="held by redrive other of dag_id another, since"):
+        await run(queue, lease_timeout="0.2")
+    await lease.release()
+    assert (await run(queue, lease_timeout="5s"))["redriven"] == 1
 
 
 async def test_only_selected_letters_are_redriven(
@@ -237,13 +261,14 @@ async def test_jobs_that_died_again_fail_the_task_only_once(settings: Connection
     assert (result["from_sequences"], result["resumed"], result["completed"]) == ([[2, 2]], 0, 1)
 
 
-async def test_without_an_audit_there_is_no_retry(settings: ConnectionSettings, name: str) -> None:
+async def test_without_an_audit_nothing_is_redriven(settings: ConnectionSettings, name: str) -> None:
     declared = WorkQueue(**queue_of(name).model_dump(mode="json", exclude_unset=True) | {"audit": False})
     queue = await provisioned(settings, declared)
     await make_letters(settings, queue, b"one")
-    with pytest.raises(AirflowFailException, match="a retry would not know of them, so there is none"):
+    with pytest.raises(
+        AirflowFailException, match=f"expected an audit of {name}, found none: nothing is redriven that"
+    ):
         await run(queue, **WAITING)
-    assert (await run(queue, try_number=2, **WAITING))["run"] is None
 
 
 @pytest.mark.parametrize(
@@ -253,6 +278,8 @@ async def test_without_an_audit_there_is_no_retry(settings: ConnectionSettings, 
         ({"rate": "-1"}, RedriveRequestError, "expected a rate above 0 letters a second, found -1"),
         ({"rate": "fast"}, RedriveRequestError, "expected a number for rate, found 'fast'"),
         ({"max_redrives": -1}, RedriveRequestError, "expected max_redrives of at least 0, found -1"),
+        ({"lease_timeout": "soon"}, RedriveRequestError, "lease_timeout: "),
+        ({"lease_timeout": -1}, RedriveRequestError, "lease_timeout"),
         (
             {"protocol": "magic"},
             RedriveRequestError,
@@ -313,3 +340,44 @@ def test_equal_operators_have_equal_arguments(name: str) -> None:
     task = operator(queue_of(name), select=Selection.of({"reasons": ["terminated", "orphan", "expired"]}))
     assert json.dumps(task.select) == '{"reasons": ["expired", "orphan", "terminated"]}'
     assert "transform" not in JetStreamRedriveOperator.template_fields
+
+
+def renamed(queue: WorkQueue, suffix: str) -> WorkQueue:
+    return queue_of(f"{queue.name}_{suffix}")
+
+
+async def test_letters_become_jobs_of_another_queue_whose_ends_are_awaited(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue, tmp_path: Path
+) -> None:
+    other = await provisioned(settings, renamed(queue, "other"))
+    await make_letters(settings, queue, b"one", b"two")
+    path = tmp_path / "other.yaml"
+    path.write_text(other.to_yaml())
+    working = asyncio.create_task(process_jobs(settings, other, 2))
+    result = await run(
+        queue,
+        target_queue=str(path),
+        subject=f"{other.name}.again",
+        **WAITING | {"wait_timeout": timedelta(seconds=20)},
+    )
+    await working
+    assert (result["redriven"], result["target"], result["completed"]) == (2, other.name, 2)
+    assert (await jobs(connection, queue), await jobs(connection, other)) == ({}, {})
+    # The same queue in another form is no other queue.
+    await make_letters(settings, queue, b"three")
+    result = await run(queue, target_queue=queue.model_dump(mode="json"), subject=f"{queue.name}.again")
+    assert (result["target"], result["to_sequences"]) == (None, [[4, 4]])
+
+
+async def test_an_order_is_kept_until_the_time_limit(
+    connection: Connection, settings: ConnectionSettings, queue: WorkQueue
+) -> None:
+    await make_letters(settings, queue, b'{"customer": "ann", "n": 1}', b'{"customer": "ann", "n": 2}', b"[]")
+    with pytest.raises(DeadlineError, match="found letters that still wait for the job before them after 2 were"):
+        await run(queue, order_key="body:customer", wait_timeout=timedelta(seconds=4))
+    left = {sequence: json.loads(body) for sequence, body in (await jobs(connection, queue)).items()}
+    assert sorted(map(str, left.values())) == ["[]", "{'customer': 'ann', 'n': 1}", "{'customer': 'ann', 'n': 2}"]
+    working = asyncio.create_task(process_jobs(settings, queue, 3))
+    result = await run(queue, order_key="body:customer", wait_for_completion=True, deferrable=False, try_number=2)
+    await working
+    assert (result["redriven"], result["resumed"], result["completed"]) == (3, 2, 3)

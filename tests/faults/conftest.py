@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 
 
 _ROW = "killed redrive"
+_MIX = "mix of killed redrives"
 
 
 @pytest.fixture
@@ -33,6 +34,16 @@ def add_row(request: pytest.FixtureRequest) -> Callable[..., None]:
     return add
 
 
+@pytest.fixture
+def add_mix(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """Return a function that adds a row to the table of mixes."""
+
+    def add(*row: Any) -> None:
+        request.node.user_properties.append((_MIX, row))
+
+    return add
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     # Taken from the reports, since a parallel run has its tests in other processes.
     reports = [*terminalreporter.stats.get("passed", []), *terminalreporter.stats.get("failed", [])]
@@ -40,3 +51,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.section("kill -9 during a redrive, then run again")
         headings = ("protocol", "run again", "workers", "killed instead of", "runs", "jobs lost", "jobs repeated")
         terminalreporter.write_line(text_table(headings, sorted(rows)))
+    if rows := [row for report in reports for name, row in report.user_properties if name == _MIX]:
+        terminalreporter.section("redrives of several kinds at once, killed and run again by others")
+        columns = ("mix", "run again", "redrives", "killed", "jobs lost", "jobs repeated")
+        terminalreporter.write_line(text_table(columns, sorted(rows)))

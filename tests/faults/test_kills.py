@@ -1,4 +1,4 @@
-"""A redrive killed with SIGKILL before each of its calls to the server, then run again: no job is lost, few repeat.
+"""A redrive killed with SIGKILL before each of its calls to the server, then run again: no job is lost or repeated.
 
 The short form has one dead letter of each kind in a queue. ``FAULTS=full`` has several, so that their steps interleave.
 """
@@ -37,13 +37,13 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from testbed.crash_points import CrashRun
     from testbed.nats_server import NatsServer
 
 FULL = os.environ.get("FAULTS") == "full"
 DEAD = ["a", "b", "c"] if FULL else ["a"]
 TERMINATED = ["x", "y"] if FULL else ["x"]
 WINDOW_SECONDS = 1.0
+STORING = {"publish audit.<queue>.intents.*", "publish audit.<queue>.letters.*"}
 
 WHEN = ["inside the duplicate window", "after the duplicate window", "after a restart of the server"]
 WORKERS = ["process the stored jobs first", "are away"]
@@ -83,20 +83,10 @@ async def process_available(connection: NatsPyConnection, queue: WorkQueue) -> C
     return processed
 
 
-def may_repeat(protocol: str, when: str, workers: str, run: CrashRun) -> bool:
-    """Return whether docs/redrive.md says that a redrive killed here may repeat a job."""
-    if protocol == "atomic" or not run.kind.startswith("publish audit.<queue>.letters"):
-        return False
-    if protocol == "in_place" and int(run.subject.rsplit(".", 1)[1]) > len(TERMINATED):
-        # Requeueing in place publishes copies only of jobs that are no longer stored.
-        return False
-    return when == WHEN[1] or (when == WHEN[2] and workers == WORKERS[0])
-
-
 @pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("workers", WORKERS if FULL else WORKERS[:1])
 @pytest.mark.parametrize("protocol", ["copy", "atomic", "in_place"])
-async def test_nothing_is_lost_and_nothing_repeats_beyond_the_documented_cases(
+async def test_nothing_is_lost_and_nothing_repeats(
     own_nats: NatsServer, protocol: str, when: str, workers: str, tmp_path: Path, add_row: Callable[..., None]
 ) -> None:
     async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
@@ -122,16 +112,15 @@ async def test_nothing_is_lost_and_nothing_repeats_beyond_the_documented_cases(
     outcomes: dict[str, list[tuple[int, int]]] = defaultdict(list)
     for run, processed in zip(crashes.runs, map(add, before, after), strict=True):
         lost, repeated = lost_and_repeated(processed)
-        assert lost == 0, (run, processed)
-        assert repeated == 0 or may_repeat(protocol, when, workers, run), (run, processed)
+        assert (lost, repeated) == (0, 0), (run, processed)
         outcomes[run.kind or "nothing"].append((lost, repeated))
     for kind, counts in outcomes.items():
         add_row(protocol, when, workers, kind, len(counts), *map(sum, zip(*counts, strict=True)))
     # A redrive was killed before each kind of change at least once.
     kinds = {run.kind for run in crashes.runs}
     expected = {
-        "copy": {"publish jobs", "publish audit.<queue>.letters.*", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
-        "atomic": {"publish jobs", "publish audit.<queue>.letters.*", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
+        "copy": {*STORING, "publish jobs", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
+        "atomic": {*STORING, "publish jobs", "$JS.ACK", "$JS.API.STREAM.MSG.DELETE"},
         "in_place": {"$JS.API.CONSUMER.PAUSE", "$JS.API.CONSUMER.RESET", "$JS.API.STREAM.MSG.DELETE"},
     }
     assert expected[protocol] <= kinds
@@ -155,23 +144,3 @@ def lost_and_repeated(processed: Counter[str]) -> tuple[int, int]:
     """Count the jobs that were never processed, and those that were processed more than once."""
     jobs = [*DEAD, *TERMINATED]
     return sum(processed[job] == 0 for job in jobs), sum(processed[job] > 1 for job in jobs)
-
-
-async def test_the_documented_repetition_happens(own_nats: NatsServer, tmp_path: Path) -> None:
-    """A repetition that docs/redrive.md allows does happen; otherwise the page would allow too much."""
-    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
-        crashes = await crash_at_every_call(
-            [own_nats.url],
-            "faulty_redrive:redrive_by",
-            lambda call: prepare(connection, f"q{call}", "copy", WHEN[1]),
-            options={"protocol": "copy"},
-            counted="changes",
-            logs=tmp_path,
-        )
-        runs = [run for run in crashes.runs if may_repeat("copy", WHEN[1], WORKERS[1], run)]
-        assert runs
-        await asyncio.sleep(WINDOW_SECONDS + 0.5)
-        for run in runs:
-            await redrive_dead_letters(connection, run.queue, redrive_request("copy"))
-            assert (await process_all(connection, run.queue)).total() > len([*DEAD, *TERMINATED])
-            assert await stored_count(connection, run.queue.name) == 0

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
+# The server reports each acknowledgement: without that, whether a job ended isn't known, and its copy stays.
+SAMPLED = {"sample_freq": "100%"}
+
+
 async def opened(connection: NatsPyConnection, queue: WorkQueue) -> ArchiveReader:
     created = datetime.fromisoformat((await stream_info(connection, queue.name))["created"])
     archive = await ArchiveReader.open(connection, queue, created)
@@ -167,7 +171,7 @@ def _no_youth(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_young_copies_are_not_purged(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer=SAMPLED)
     await archived(connection, queue, ["a", "b", "c"])
     await process_all(connection, queue)
     assert await keep_and_release(connection, queue) == 0
@@ -176,7 +180,7 @@ async def test_young_copies_are_not_purged(connection: NatsPyConnection, name: s
 
 @pytest.mark.usefixtures("_no_youth")
 async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer=SAMPLED)
     await archived(connection, queue, [str(number) for number in range(50)])
     await process_all(connection, queue)
     assert await keep_and_release(connection, queue) == 49
@@ -192,7 +196,7 @@ async def test_when_all_jobs_have_ended_only_the_last_copy_stays(connection: Nat
 
 @pytest.mark.usefixtures("_no_youth")
 async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 3})
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s", "max_deliver": 3})
     await archived(connection, queue, [str(number) for number in range(10)])
     messages = await pull_jobs(connection, queue, 6)
     for message in (*messages[:3], *messages[4:]):
@@ -206,7 +210,7 @@ async def test_copies_stay_from_the_first_job_that_has_not_ended(connection: Nat
 
 @pytest.mark.usefixtures("_no_youth")
 async def test_a_scan_of_some_letters_purges_nothing(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer=SAMPLED)
     await make_dead_letters(connection, queue, "abc")
     some = Selection(sequences=frozenset({2, 3}))
     assert await keep_and_release(connection, queue, some) == 0
@@ -217,7 +221,7 @@ async def test_a_scan_of_some_letters_purges_nothing(connection: NatsPyConnectio
 
 @pytest.mark.usefixtures("_no_youth")
 async def test_entries_stored_after_the_scan_are_read_before_a_purge(connection: NatsPyConnection, name: str) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s"})
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s"})
     await archived(connection, queue, ["a", "b", "c"])
     messages = await pull_jobs(connection, queue, 3)
     for message in (messages[0], messages[2]):
@@ -290,7 +294,9 @@ class Happenings:
 @pytest.mark.usefixtures("_no_youth")
 @pytest.mark.parametrize("seed", range(6))
 async def test_whatever_happens_a_copy_that_is_needed_stays(connection: NatsPyConnection, name: str, seed: int) -> None:
-    queue = await make_queue(connection, name, consumer={"ack_wait": "30s", "max_deliver": 2, "max_ack_pending": -1})
+    queue = await make_queue(
+        connection, name, consumer=SAMPLED | {"ack_wait": "30s", "max_deliver": 2, "max_ack_pending": -1}
+    )
     happenings, released, preserved = Happenings(connection, queue, seed), 0, set[int]()
     everything = Selection(vanished=True)
     for _ in range(8):

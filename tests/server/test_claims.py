@@ -444,6 +444,6 @@ async def test_beside_a_handler_nothing_is_redriven_while_the_copies_of_its_entr
         await acknowledge(connection.client, message)
     assert queue.audit is not None
     await connection.api(f"STREAM.DELETE.{queue.audit.name}")
-    with pytest.raises(RedriveRequestError, match=rf"the copies of the entries of {name}-dead, found none"):
+    with pytest.raises(RedriveRequestError, match=f"expected an audit of {name}, found none"):
         await redrive_dead_letters(connection, queue)
     assert await stored_count(connection, name) == 2

@@ -153,7 +153,7 @@ async def test_archive_copies_are_purged_only_after_every_letter_was_classified(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
     assert queue.archive is not None
     await publish_jobs(connection, queue, ["done"])
     (job,) = await pull_jobs(connection, queue, 1)

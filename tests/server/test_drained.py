@@ -263,7 +263,7 @@ async def test_uncertain_dead_letters_prevent_draining(
     summary = Summary(datetime.now(UTC), ("consumer",), uncertain=1)
     mocker.patch("airflow_provider_jetstream.jetstream.inspection.drained.summarise_dead_letters", return_value=summary)
     report = await check_drained(connection, queue, nothing_dead=True)
-    assert str(report) == f"{name} is not drained: 1 dead letters that can't be identified yet"
+    assert str(report) == f"{name} is not drained: 1 jobs that may be dead"
 
 
 async def test_some_consumers_can_be_drained_while_others_are_busy(connection: NatsPyConnection, name: str) -> None:

@@ -60,14 +60,16 @@ async def test_a_stream_that_keeps_acknowledged_jobs_is_neither_scanned_nor_awai
     await publish_jobs(connection, queue, "abcdefghij")
     for message in await pull_jobs(connection, queue, 10):
         await message.ack_sync()
-    before = [await stored_count(connection, stream) for stream in (name, *queue.companion_names())]
+    # In the audit, the redrive stores that it takes the lease.
+    unchanged = {name, *queue.companion_names()} - {f"{name}-audit"}
+    before = [await stored_count(connection, stream) for stream in unchanged]
     expected = f"^{name} can't be used as a work queue: expected workqueue retention of {name}, found {retention}: "
     for use in (find_dead_letters, summarise_dead_letters, take_cursor, redrive_dead_letters):
         with pytest.raises(UnsuitableQueueError, match=expected):
             await use(connection, queue)
     with pytest.raises(UnsuitableQueueError, match=expected):
         await preview(connection, queue, RedriveRequest())
-    assert [await stored_count(connection, stream) for stream in (name, *queue.companion_names())] == before
+    assert [await stored_count(connection, stream) for stream in unchanged] == before
 
 
 async def test_a_stream_of_events_that_drops_what_it_acknowledges_is_refused(
@@ -292,3 +294,12 @@ async def test_a_queue_that_only_mirrors_or_sources_gets_its_letters_back_in_pla
     with pytest.raises(RedriveRequestError, match="takes its jobs from other streams only"):
         choose_protocol(RedriveRequest(protocol=Protocol.COPY), snapshot, 5)
     assert "no-copies" in {finding.name for finding in queue_findings(snapshot, queue)}
+
+
+async def test_an_audit_that_drops_records_is_a_risk(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, audit={"name": f"{name}-audit", "max_msgs": 1000})
+    found = await find_dead_letters(connection, queue)
+    assert [finding.name for finding in found.risks] == ["audit-eviction"]
+    assert str(found.risks[0]).startswith(
+        f"{name}-audit drops its oldest records for new ones (max_msgs): what a redrive"
+    )

@@ -21,10 +21,10 @@ from airflow_provider_jetstream.jetstream.errors import (
 )
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.jetstream.redrive import redrive as redrive_module
-from airflow_provider_jetstream.jetstream.redrive import steps
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport, SequenceMap
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 from testbed.dead_letters import publish_raw
 from testbed.queues import (
     exhaust_deliveries,
@@ -263,7 +263,7 @@ async def test_a_copy_that_another_subscriber_answers_leaves_the_original(
     report = await redrive_dead_letters(connection, queue)
     assert report.failed[1].startswith(f"expected a subject of {name} ({name}.elsewhere), found {name}.jobs.plain: ")
     # It may do so just after the scan.
-    monkeypatch.setattr(steps, "check_target", lambda *_: None)
+    monkeypatch.setattr(RedriveTarget, "check_subject", lambda *_: None)
 
     async def respond(answer: bytes, message: Msg) -> None:
         await message.respond(answer)
@@ -291,6 +291,7 @@ async def test_the_report_fits_an_xcom() -> None:
     report = RedriveReport(redriven=redriven, failed={7: "full"}, failures=1, gone=gone, entries_left=1)
     expected = {
         "protocol": "copy",
+        "target": None,
         "redriven": 3,
         "parked": 0,
         "failed": 1,

@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_let
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveError
 from airflow_provider_jetstream.jetstream.redrive import in_place, steps
+from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from testbed.dead_letters import acknowledge_jobs, letter_records, make_terminated_letters, stream_messages
@@ -152,11 +153,12 @@ async def test_a_redrive_that_is_cancelled_in_the_middle_leaves_no_consumer_paus
 
     with monkeypatch.context() as patch:
         if moment == "record":
-            patch.setattr(steps.Steps, "record_requeued", hang)
+            patch.setattr(LetterRecords, "write_requeued", hang)
         else:
             patch.setattr(in_place, moment, hang)
         task = asyncio.create_task(redrive_dead_letters(connection, queue, IN_PLACE))
-        await reached.wait()
+        await asyncio.wait([task, asyncio.create_task(reached.wait())], return_when=asyncio.FIRST_COMPLETED)
+        assert not task.done() or task.result()
         assert await paused(connection, queue)
         task.cancel()
         await asyncio.wait([task])

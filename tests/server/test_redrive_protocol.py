@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream.redrive.protocol import GUARANTEES
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.repair import Repair
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
-from testbed.dead_letters import change_stream, publish_raw, stored_message, stream_messages
-from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs, stored_count
+from testbed.dead_letters import change_stream, letter_records, publish_raw, stored_message, stream_messages
+from testbed.queues import exhaust_deliveries, make_dead_letters, make_queue, process_all, publish_jobs
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -36,7 +36,7 @@ async def assert_refused(
         with pytest.raises(RedriveRequestError, match=expected):
             await work(connection, queue, request)
     assert [await stream_messages(connection, stream) for stream in (queue.name, f"{queue.name}-dead")] == before
-    assert await stored_count(connection, f"{queue.name}-audit") == 0
+    assert await letter_records(connection, queue) == []
 
 
 @pytest.mark.parametrize(

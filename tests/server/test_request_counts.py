@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections import Counter
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
 from testbed.dead_letters import store_task
-from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs
+from testbed.queues import CONSUMER, exhaust_deliveries, make_dead_letters, make_queue, publish_jobs, pull_jobs
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -113,6 +114,25 @@ async def test_finding_two_dead_letters_takes_at_most_ten_requests(
     assert len(subjects) <= 10
 
 
+async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_server_has_been_up(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
+    queue = await make_queue(connection, name, consumer={"ack_wait": "60s"})
+    await make_dead_letters(connection, queue, ["a", "b"])
+    await publish_jobs(connection, queue, ["running"])
+    await pull_jobs(connection, queue, 1)
+    with published_subjects(connection, monkeypatch) as subjects:
+        found = await find_dead_letters(connection, queue)
+    assert [letter.body for letter in found.letters] == [b"a", b"b"]
+    uptime = f"$JS.API.CONSUMER.INFO.{name}-audit.uptime"
+    # The probe, after which the consumers are read again, and what is stored up to the acknowledgement floor.
+    rest = Counter(subjects) - Counter(scan_requests(name))
+    print(rest)
+    assert rest[uptime] == 1
+    assert [subject for subject in rest if f"{name}-audit" in subject] == [uptime]
+
+
 @pytest.mark.parametrize("count", [2, 9])
 async def test_the_letters_of_two_tasks_take_five_requests_and_three_for_each_letter_and_one_for_each_task(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
@@ -138,7 +158,24 @@ async def test_the_letters_of_two_tasks_take_five_requests_and_three_for_each_le
     }
 
 
-async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(
+def leased_scan_requests(name: str) -> list[str]:
+    """Return what a redrive of the dead letters 1 and 2 sends until they are proved."""
+    return [
+        # Whether somebody else has the lease.
+        f"$JS.API.STREAM.MSG.GET.{name}-audit",
+        f"audit.{name}.lease",
+        *scan_requests(name),
+        # The audit isn't empty any more: what the ledger and each letter's last record say.
+        *[f"$JS.API.STREAM.MSG.GET.{name}-audit"] * 3,
+    ]
+
+
+def without_operation(subjects: list[str]) -> list[str]:
+    """Return subjects with ``*`` in place of the id of an operation."""
+    return [re.sub(r"(?<=intents\.)[0-9a-f]{32}$", "*", subject) for subject in subjects]
+
+
+async def test_redriving_two_dead_letters_takes_at_most_twenty_five_requests(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scan, "FRESH_SECONDS", 30.0)
@@ -149,16 +186,32 @@ async def test_redriving_two_dead_letters_takes_at_most_eighteen_requests(
     with published_subjects(connection, monkeypatch) as subjects:
         report = await redrive_dead_letters(connection, queue)
     assert report.redriven == {1: 3, 2: 4}
-    assert subjects == [
-        *scan_requests(name),
+    steps = [
+        # One intent for the batch.
+        f"audit.{name}.intents.*",
         *[f"{name}.jobs.plain"] * 2,
         *[f"audit.{name}.letters.{job}" for job in (1, 2)],
         *[late_ack_subject(name, CONSUMER, job) for job in (1, 2)],
         # Whether an original is still stored.
         f"$JS.API.STREAM.MSG.GET.{name}",
         *[f"$JS.API.STREAM.MSG.DELETE.{name}-dead"] * 2,
+        f"audit.{name}.lease",
     ]
-    assert len(subjects) <= 18
+    assert Counter(subjects[: -len(steps)]) == Counter(leased_scan_requests(name))
+    assert without_operation(subjects[-len(steps) :]) == steps
+    assert len(subjects) <= 25
+
+
+@pytest.mark.parametrize("count", [2, 20])
+async def test_a_redrive_takes_one_message_for_the_intents_of_a_batch(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, count: int
+) -> None:
+    queue = await make_queue(connection, name, consumer={"ack_wait": "50ms"})
+    await make_dead_letters(connection, queue, map(str, range(count)))
+    with published_subjects(connection, monkeypatch) as subjects:
+        report = await redrive_dead_letters(connection, queue)
+    assert len(report.redriven) == count
+    assert without_operation(subjects).count(f"audit.{name}.intents.*") == 1
 
 
 async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_the_letters_once_more(
@@ -172,6 +225,6 @@ async def test_a_redrive_that_waits_for_workers_reads_the_consumers_and_proves_t
     assert report.redriven == {1: 3, 2: 4}
     server_time = f"$JS.API.STREAM.INFO.{name}"
     again = [f"$JS.API.CONSUMER.LIST.{name}", "$JS.API.STREAM.LIST", *[f"$JS.API.STREAM.MSG.GET.{name}"] * 2]
-    expected = [*scan_requests(name), server_time, *again]
-    assert subjects[: len(expected)] == expected
-    assert len(subjects) == 23
+    expected = [*leased_scan_requests(name), server_time, *again, *[f"$JS.API.STREAM.MSG.GET.{name}-audit"] * 3]
+    assert Counter(subjects[: len(expected)]) == Counter(expected)
+    assert len(subjects) == 33

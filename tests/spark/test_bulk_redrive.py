@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import pytest
 from bulk_letters import exhaust_deliveries, letter_records, make_letters, publish, stored_messages, waiting_jobs
@@ -205,12 +205,20 @@ def test_a_preview_changes_nothing(spark: SparkSession, connection_options: dict
     assert letter_records(connection_options, queue) == []
 
 
-@pytest.mark.parametrize("audited", [True, False])
-def test_a_stopped_redrive_leaves_the_other_letters_and_can_be_resumed(
-    spark: SparkSession, connection_options: dict[str, str], name: str, *, audited: bool
+def test_without_an_audit_nothing_is_redriven(
+    spark: SparkSession, connection_options: dict[str, str], name: str
 ) -> None:
-    fields: dict[str, Any] = {} if audited else {"audit": False}
-    queue = make_letters(connection_options, name, 300, **fields)
+    queue = make_letters(connection_options, name, 3, audit=False)
+    for operation in (redrive_letters, preview_letters):
+        with pytest.raises(RedriveRequestError, match=f"^expected an audit of {name}, found none"):
+            operation(spark, sequences(spark, 1, 3), queue, None, connection_options)
+    assert len(stored_messages(connection_options, name)) == 3
+
+
+def test_a_stopped_redrive_leaves_the_other_letters_and_can_be_resumed(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, 300)
     request = RedriveRequest(protocol=Protocol.COPY, run="stopped", rate=60)
 
     def some_are_done() -> bool:
@@ -220,13 +228,11 @@ def test_a_stopped_redrive_leaves_the_other_letters_and_can_be_resumed(
     assert report.cancelled
     done = [message.sequence for message in stored_messages(connection_options, name) if message.sequence > 300]
     assert 0 < len(done) < 300
-    if audited:
-        assert len(report.redriven) == len(done)
+    assert len(report.redriven) == len(done)
     again = RedriveRequest(protocol=Protocol.COPY, run="stopped")
     report = redrive_letters(spark, sequences(spark, 1, 300), queue, again, connection_options)
     assert (report.cancelled, report.failures) == (False, 0)
-    if audited:
-        assert sorted(report.redriven) == list(range(1, 301))
+    assert sorted(report.redriven) == list(range(1, 301))
     assert waiting_jobs(connection_options, queue) == Counter(range(1, 301))
 
 
@@ -280,6 +286,10 @@ def test_invalid_arguments_are_refused_before_anything_changes(
         redrive_letters(spark, rows, queue, RedriveRequest(transform=lambda _: None), connection_options)
     with pytest.raises(SparkOptionError, match="expected letters by the frame's rows"):
         redrive_letters(spark, rows, queue, RedriveRequest(Selection(sequences=frozenset({1}))), connection_options)
+    elsewhere = RedriveRequest(target=queue.model_copy(update={"name": "other"}), subject="other.a")
+    for request, field in ((elsewhere, "target"), (RedriveRequest(order_key="header:Customer"), "order_key")):
+        with pytest.raises(SparkOptionError, match=f"own queue in any order, found {field}: Spark's tasks"):
+            redrive_letters(spark, rows, queue, request, connection_options)
     with pytest.raises(SparkOptionError, match="found tasks 0"):
         redrive_letters(spark, rows, queue, None, connection_options, tasks=0)
     with pytest.raises(QueueDeclarationError, match="declare a dead letter queue"):

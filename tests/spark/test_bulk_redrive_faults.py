@@ -5,42 +5,41 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
+from itertools import count
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-import pyarrow as pa
 import pytest
 from bulk_letters import letter_records, make_letters, stored_messages, waiting_jobs
+from bulk_tasks import begin_task
 from driver_processes import driver_process, read_message, resume
 from failing_tasks import FailingTask, KilledTask
 from process_killer import kill_executor
 from spark_streams import open_stream
 
 from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.redrive import steps as steps_module
+from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 from airflow_provider_jetstream.spark.bulk_redrive import driver as driver_module
 from airflow_provider_jetstream.spark.bulk_redrive.driver import redrive_letters
-from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import begin_run, scan_queue
 from airflow_provider_jetstream.spark.bulk_redrive.entry_cleanup import remove_finished_entries
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import add_outcomes
-from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
-from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
-from airflow_provider_jetstream.spark.connections import run_on_own_connection
-from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
+from testbed.queues import process_all
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
     from pathlib import Path
 
     from pyspark.sql import SparkSession
 
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-    from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
+    from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
     from testbed.nats_server import NatsServer
 
 COUNT = 800
@@ -101,29 +100,13 @@ def test_a_killed_executor_neither_loses_nor_repeats_a_letter(
     assert stored_messages(connection_options, f"{name}-dead") == []
 
 
-def begin(
-    connection_options: dict[str, str], queue: WorkQueue, request: RedriveRequest, report: RedriveReport
-) -> tuple[DriverScan, Callable[[pa.Table], pa.Table], pa.Table]:
-    """Begin a run; return the driver's scan, a function that runs one task, and the rows of all letters."""
-    scan = run_on_own_connection(connection_options, lambda connection: scan_queue(connection, queue, request))
-    run_on_own_connection(connection_options, lambda connection: begin_run(connection, scan, request, report))
-    task = RedriveTask(
-        *(connection_options, scan.server_info, scan.scan.context, frozenset[str](), scan.acknowledged),
-        *(request, scan.choice.protocol, None),
-    )
-    sequences = scan.jobs.column("sequence").to_pylist()
-    entries = [pack_table(scan.jobs), *[None] * len(sequences)]
-    jobs = pa.table({"sequence": [sequences[0], *sequences], PACKED_ENTRIES: pa.array(entries, pa.binary())})
-    return scan, lambda rows: jobs.from_batches(list(task.run(iter(rows.to_batches())))), jobs
-
-
 @pytest.mark.parametrize("protocol", PROTOCOLS)
 def test_two_attempts_at_the_same_time_redrive_each_letter_once(
     connection_options: dict[str, str], name: str, protocol: Protocol
 ) -> None:
     queue = make_letters(connection_options, name, COUNT, atomic_redrive=protocol == Protocol.ATOMIC)
     report = RedriveReport()
-    scan, run_task, jobs = begin(connection_options, queue, RedriveRequest(protocol=protocol, run="twice"), report)
+    scan, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(protocol=protocol, run="twice"), report)
     with ThreadPoolExecutor(2) as threads:
         for outcomes in threads.map(run_task, [jobs] * 2):
             assert add_outcomes(report, outcomes) == frozenset()
@@ -142,7 +125,7 @@ def test_an_interrupted_run_is_finished_by_the_next_one(
 ) -> None:
     queue = make_letters(connection_options, name, COUNT)
     request = RedriveRequest(protocol=Protocol.COPY, run="cut-off")
-    _, run_task, jobs = begin(connection_options, queue, request, RedriveReport())
+    _, run_task, jobs = begin_task(connection_options, queue, request, RedriveReport())
     run_task(jobs.slice(0, 1 + COUNT - 100))
     assert len(stored_messages(connection_options, f"{name}-dead")) == COUNT
 
@@ -159,4 +142,69 @@ def test_an_interrupted_run_is_finished_by_the_next_one(
     report.raise_for_failures()
     assert sorted(report.redriven) == list(range(1, COUNT + 1))
     assert waiting_jobs(connection_options, queue) == Counter(range(1, COUNT + 1))
+    assert stored_messages(connection_options, f"{name}-dead") == []
+
+
+class Killed(BaseException):
+    """Stands for the end of a process."""
+
+
+@pytest.fixture
+def _killed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """End the first batch of a redrive after its new jobs are stored, and before they are recorded."""
+    calls = count()
+
+    async def store_and_end(*args: Any) -> Any:
+        stored = await store_jobs(*args)
+        if not next(calls):
+            raise Killed
+        return stored
+
+    monkeypatch.setattr(steps_module, "store_jobs", store_and_end)
+
+
+async def do_waiting_jobs(connection_options: dict[str, str], queue: WorkQueue) -> Counter[str]:
+    async with connect(socket_settings(connection_options).connection) as connection:
+        return await process_all(connection, queue)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.usefixtures("_killed_once")
+def test_a_task_that_is_retried_past_the_duplicate_window_finds_the_copies_that_have_run(
+    connection_options: dict[str, str], name: str, protocol: Protocol
+) -> None:
+    atomic = protocol == Protocol.ATOMIC
+    queue = make_letters(connection_options, name, 20, atomic_redrive=atomic, duplicate_window="100ms")
+    report = RedriveReport()
+    _, run_task, jobs = begin_task(connection_options, queue, RedriveRequest(protocol=protocol, run="again"), report)
+    with pytest.raises(Killed):
+        run_task(jobs)
+    done = asyncio.run(do_waiting_jobs(connection_options, queue))
+    time.sleep(0.2)
+    assert add_outcomes(report, run_task(jobs)) == frozenset()
+    report.raise_for_failures()
+    assert sorted(report.redriven) == list(range(1, 21))
+    assert done + asyncio.run(do_waiting_jobs(connection_options, queue)) == {str(job): 1 for job in range(1, 21)}
+
+
+@pytest.mark.usefixtures("_killed_once")
+def test_a_bulk_redrive_finishes_what_another_redrive_began(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, 20, duplicate_window="100ms")
+
+    async def redrive_and_end() -> None:
+        async with connect(socket_settings(connection_options).connection) as connection:
+            with pytest.raises(Killed):
+                await redrive_dead_letters(connection, queue)
+
+    asyncio.run(redrive_and_end())
+    done = asyncio.run(do_waiting_jobs(connection_options, queue))
+    time.sleep(0.2)
+    rows = spark.range(1, 6).withColumnRenamed("id", "sequence")
+    report = redrive_letters(spark, rows, queue, RedriveRequest(protocol=Protocol.COPY), connection_options)
+    report.raise_for_failures()
+    # All that was begun, also what the frame leaves out.
+    assert (sorted(report.redriven), report.resumed) == (list(range(1, 21)), 20)
+    assert done + asyncio.run(do_waiting_jobs(connection_options, queue)) == {str(job): 1 for job in range(1, 21)}
     assert stored_messages(connection_options, f"{name}-dead") == []

@@ -25,13 +25,14 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.contract import completion_subject, marker_subject
-from airflow_provider_jetstream.jetstream.dead_letters.death import Reason, is_dead
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
 from airflow_provider_jetstream.spark.dead_letters.entry_table import job_table
@@ -200,13 +201,28 @@ numbers = st.integers(0, 12)
 
 @given(st.lists(st.tuples(numbers, numbers, numbers, st.integers(0, 2), st.booleans()), min_size=1, max_size=30))
 def test_the_columnar_predicate_equals_the_scalar_one(jobs: list[tuple[int, int, int, int, bool]]) -> None:
-    sequences, delivered, ack_floor, in_flight, has_evidence = (np.array(column) for column in zip(*jobs, strict=True))
-    columnar = are_dead(
-        sequences, delivered=delivered, ack_floor=ack_floor, in_flight=in_flight, has_evidence=has_evidence
-    )
+    sequences, delivered, _, _, has_evidence = (np.array(column) for column in zip(*jobs, strict=True))
+    consumers = [consumer_with(delivered=job[1], ack_floor=job[2], in_flight=job[3]) for job in jobs]
+    settled = np.array([consumer.settled for consumer in consumers])
+    columnar = are_dead(sequences, settled=settled, delivered=delivered, has_evidence=has_evidence)
     assert columnar.tolist() == [
-        is_dead(job[0], delivered=job[1], ack_floor=job[2], in_flight=job[3], has_evidence=job[4]) for job in jobs
+        consumer.proves_death(job[0], has_evidence=job[4]) for job, consumer in zip(jobs, consumers, strict=True)
     ]
+
+
+def consumer_with(*, delivered: int, ack_floor: int, in_flight: int) -> ConsumerState:
+    now = datetime.now(UTC)
+    return ConsumerState(
+        *("worker", now, (">",), timedelta(seconds=1)),
+        delivered=delivered,
+        ack_floor=ack_floor,
+        pending=0,
+        in_flight=in_flight,
+        stored=0,
+        dead=0,
+        last_active=now,
+        taken_at=now,
+    )
 
 
 def test_the_fast_path_takes_only_jobs_whose_one_entry_decides(queue: ScannedQueue) -> None:
@@ -224,6 +240,11 @@ def test_the_fast_path_takes_only_jobs_whose_one_entry_decides(queue: ScannedQue
     origins = {(row["dag_id"], row["run_id"], row["task_id"], row["map_index"]) for row in keyed}
     assert origins == {(TASK.dag_id, TASK.run_id, TASK.task_id, 2**31 - 1)}
     assert {row["dag_id"] for row in fast if row not in keyed} == {None, "prints"}
+    # While jobs are in flight, deaths from before the server's last restart prove nothing.
+    restarted = with_consumers(queue.context, up_since=now + timedelta(minutes=1))
+    assert letter_rows(FastPath(queue.options, restarted, ()).find_letters(jobs[0])) == []
+    idle = with_consumers(queue.context, up_since=now + timedelta(minutes=1), in_flight=0)
+    assert letter_rows(FastPath(queue.options, idle, ()).find_letters(jobs[0])) == fast
     task = ClassifyTask(queue.options, context, frozenset(), Selection(), lost=False)
     classified = by_classifier_alone(task, jobs)
     assert letter_rows(task.classify(iter(jobs))) == classified

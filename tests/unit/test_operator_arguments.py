@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from airflow_provider_jetstream.jetstream.errors import JobError, SelectionError
+from airflow_provider_jetstream.jetstream.errors import JobError, RedriveRequestError, SelectionError
 from airflow_provider_jetstream.operators.cancel import JetStreamCancelOperator
 from airflow_provider_jetstream.operators.provision import JetStreamProvisionOperator
 from airflow_provider_jetstream.operators.publish import JetStreamPublishOperator
@@ -183,3 +183,54 @@ def test_what_is_no_id_is_refused(value: object) -> None:
 )
 def test_a_time_limit_in_every_form(value: object, seconds: float) -> None:
     assert parse_time_limit("room_timeout", value) == seconds
+
+
+@pytest.mark.parametrize(("operator", "error"), [(REDRIVE, RedriveRequestError), (DEAD_LETTERS, SelectionError)])
+def test_a_census_is_a_flag_or_a_template(operator: Callable[..., Any], error: type[Exception]) -> None:
+    assert "census" in operator(census=TEMPLATE).template_fields
+    for flag in (True, False, "true", "False", ""):
+        operator(census=flag)
+    with pytest.raises(error, match="expected true or false for census, found 'perhaps'"):
+        operator(census="perhaps")
+
+
+def test_spark_takes_no_census() -> None:
+    with pytest.raises(RedriveRequestError, match='expected no census with engine="spark"'):
+        REDRIVE(engine="spark", census=True)
+
+
+def test_the_trigger_gets_the_census_of_its_sensor() -> None:
+    polling = {"nats_conn_id": "n", "work_queue": QUEUE, "poll_interval": 1.0, "deferred_at": 0.0}
+    trigger = DEAD_LETTERS(census="true").polling_trigger(polling)
+    assert trigger.serialize()[1]["census"] is True
+
+
+OTHER = {"name": "other", "subjects": ["other.>"], "consumers": [{"name": "w", "max_deliver": 2}]}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "problem"),
+    [
+        ({"target_queue": 7, "subject": "other.a"}, "its YAML as target_queue, found 7"),
+        ({"target_queue": {"name": "other"}, "subject": "other.a"}, "stream other has no subjects"),
+        ({"target_queue": OTHER}, "expected a subject of other for the new jobs, found none"),
+        ({"target_queue": OTHER, "subject": "other.a", "protocol": "in_place"}, "found subject, target: a redrive in"),
+        (
+            {"target_queue": OTHER, "subject": "other.a", "engine": "spark"},
+            'expected no target_queue with engine="spark"',
+        ),
+        ({"order_key": "customer"}, "expected header:<name>, subject:<number of the token"),
+        ({"order_key": "header:Customer", "engine": "spark"}, 'expected no order_key with engine="spark"'),
+        ({"order_key": "header:Customer", "protocol": "in_place"}, "found order_key: a redrive in place"),
+    ],
+)
+def test_a_target_and_an_order_are_checked_when_the_dag_is_parsed(arguments: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValueError, match=problem):
+        REDRIVE(**arguments)
+
+
+@pytest.mark.parametrize("value", [TEMPLATE, {**OTHER, "name": TEMPLATE}, Path("queue.yaml"), "queue.yaml"])
+def test_the_target_and_the_key_may_be_templates(value: Any) -> None:
+    operator = REDRIVE(target_queue=value, subject=TEMPLATE, order_key=TEMPLATE)
+    assert {"target_queue", "order_key"} <= set(operator.template_fields)
+    REDRIVE(target_queue=OTHER, subject=TEMPLATE)

@@ -51,6 +51,12 @@ def test_max_redrives_cannot_be_negative() -> None:
         RedriveRequest(max_redrives=-1)
 
 
+@pytest.mark.parametrize("seconds", [-1, float("nan"), float("inf")])
+def test_a_lease_is_waited_for_during_a_limited_time(seconds: float) -> None:
+    with pytest.raises(RedriveRequestError, match=r"^expected a lease_timeout of at least 0 seconds, found "):
+        RedriveRequest(lease_timeout=seconds)
+
+
 def test_in_place_excludes_every_field_that_selects_or_changes_letters() -> None:
     RedriveRequest(protocol=Protocol.IN_PLACE, why="fixed", run="a", who={"dag_id": "d"})
     named = re.escape("selection, subject, transform, rate, max_redrives")

@@ -13,19 +13,20 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import PydanticSerializationError
 
+from airflow_provider_jetstream.jetstream.audit.fence import WRONG_LAST_SEQUENCE
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
 from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, store, store_each
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, letter_audit_subject, run_audit_subject
-from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, NotFoundError, TransientError
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Sequence
 
+    from airflow_provider_jetstream.jetstream.audit.fence import Fence
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -48,6 +49,8 @@ class LetterRecord(_Record):
     :param action: ``redriven`` as a new job, ``requeued`` in place, ``parked``, or found to be ``handled`` by a handler
         of the dead letter queue
     :param new_sequence: the new job's stream sequence, or the sequence of the parked letter in the dead letter queue
+    :param new_stream: the new job's stream, where it isn't the letter's own
+    :param copy_of: the letter of this queue of which the job was a copy, if it was one
     :param subject: the new job's subject
     :param consumer: the consumer that delivered the job, if any did
     :param left_out: headers for which the new job had no room
@@ -64,6 +67,8 @@ class LetterRecord(_Record):
     sequence: int
     action: Action
     new_sequence: int | None = None
+    new_stream: str | None = None
+    copy_of: int | None = None
     subject: str
     consumer: str | None = None
     left_out: dict[str, str] | None = None
@@ -115,13 +120,17 @@ class AuditLog:
     :param stream: the audit's stream
     :param queue: the work queue
     :param created: when the work queue was created, in the server's own text
+    :param fence: the lease without which nothing is stored, for an operation that changes dead letters
     """
 
-    def __init__(self, connection: Connection, stream: str, queue: str, created: str) -> None:
+    def __init__(
+        self, connection: Connection, stream: str, queue: str, created: str, fence: Fence | None = None
+    ) -> None:
         self._connection = connection
         self.stream = stream
         self.queue = queue
         self.created = created
+        self.fence = fence
 
     @classmethod
     async def open(cls, connection: Connection, queue: WorkQueue, created: str) -> AuditLog | None:
@@ -144,6 +153,20 @@ class AuditLog:
             return None
         return cls(connection, queue.audit.name, queue.name, snapshot.created)
 
+    def fenced(self, fence: Fence) -> AuditLog:
+        """Return the same audit for the holder of a lease: it stores records only while the lease is the holder's."""
+        return AuditLog(self._connection, self.stream, self.queue, self.created, fence)
+
+    async def require_lease(self) -> None:
+        """Return once the operation is sure to have its lease for another request, or needs none.
+
+        To be called before each step that changes something.
+
+        :raises LeaseLostError: it doesn't have the lease any more
+        """
+        if self.fence:
+            await self.fence.require()
+
     async def last_record(self, sequence: int) -> LetterRecord | None:
         """Read the last action on a job.
 
@@ -165,17 +188,61 @@ class AuditLog:
                 yield record
 
     async def write(self, records: Sequence[LetterRecord]) -> list[ApiError | TransientError | None]:
-        """Store records; return for each ``None``, or why it isn't known to be stored."""
+        """Store records; return for each ``None``, or why it isn't known to be stored.
+
+        :raises LeaseLostError: the operation doesn't have its lease any more; not all of them are stored
+        """
+        if not records:
+            return []
         messages = [(letter_audit_subject(self.queue, record.sequence), _encode(record)) for record in records]
-        headers = [Headers([(MSG_ID, self._message_id(record))]) for record in records]
+        condition = await self._condition()
+        headers = [Headers([(MSG_ID, self._message_id(record)), *condition]) for record in records]
+        if self.fence and self.fence.conflicts:
+            return [
+                await self._write_one(self.fence, *message, record)
+                for message, record in zip(messages, records, strict=True)
+            ]
         answers = await store_each(self._connection, messages, headers)
-        return [None if isinstance(answer, PubAck) else answer for answer in answers]
+        errors = [None if isinstance(answer, PubAck) else answer for answer in answers]
+        for index, error in enumerate(errors):
+            if self.fence and _is_wrong_sequence(error):
+                errors[index] = await self._write_one(self.fence, *messages[index], records[index])
+        return errors
+
+    async def _write_one(
+        self, fence: Fence, subject: str, body: bytes, record: LetterRecord
+    ) -> ApiError | TransientError | None:
+        try:
+            await fence.store(subject, body, ((MSG_ID, self._message_id(record)),))
+        except LeaseLostError:
+            raise
+        except (ApiError, TransientError) as error:
+            return error
+        return None
+
+    async def store(self, subject: str, body: bytes, message_id: str | None = None) -> PubAck:
+        """Store any other message of the operation.
+
+        :param subject: a subject of the audit
+        :param message_id: an id under which it is stored once
+        :raises LeaseLostError: the operation doesn't have its lease any more
+        :raises ApiError: the audit's stream refused it
+        :raises TransientError: it isn't known to be stored
+        """
+        named = ((MSG_ID, message_id),) if message_id else ()
+        if self.fence:
+            return await self.fence.store(subject, body, named)
+        return await store(self._connection, subject, body, Headers(named))
+
+    async def _condition(self) -> tuple[tuple[str, str], ...]:
+        return await self.fence.headers() if self.fence else ()
 
     def _message_id(self, record: LetterRecord) -> str:
         """Return an id that concurrent redrives of the same letter share, so that the action is stored once."""
         # A job that was requeued keeps its sequence: only the time of its death tells one requeue from the next.
         result = record.died_at if record.leaves_job else record.new_sequence
-        return f"audit:{self.created}:{record.sequence}:{record.action}:{result or record.at}"
+        place = f"{record.new_stream}:{result}" if record.new_stream else result or record.at
+        return f"audit:{self.created}:{record.sequence}:{record.action}:{place}"
 
     async def begin_run(self, run: str, who: dict[str, Any], why: str | None) -> RunRecord:
         """Begin a redrive, or continue one of the same key that was cut off.
@@ -194,11 +261,11 @@ class AuditLog:
     async def record_progress(self, record: RunRecord) -> None:
         """Store the progress of a redrive.
 
+        :raises LeaseLostError: the operation doesn't have its lease any more
         :raises ApiError: the audit's stream refused it
         :raises TransientError: it isn't known to be stored
         """
-        subject = run_audit_subject(self.queue, record.run)
-        await store(self._connection, subject, _encode(record))
+        await self.store(run_audit_subject(self.queue, record.run), _encode(record))
 
     async def finish_run(self, run: str) -> None:
         """Record that a redrive which was left open is finished.
@@ -219,6 +286,10 @@ class AuditLog:
             letter = _read(LetterRecord, message)
             if letter and letter.run == record.run and letter.created == self.created:
                 yield letter
+
+
+def _is_wrong_sequence(error: ApiError | TransientError | None) -> bool:
+    return isinstance(error, ApiError) and error.err_code in WRONG_LAST_SEQUENCE
 
 
 def _encode(record: _Record) -> bytes:

@@ -21,7 +21,8 @@ from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamDisab
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import JetStreamClient, NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
@@ -31,6 +32,7 @@ MINIMUM_SERVER = (2, 10, 27)
 # says "unavailable".
 _FIRST_LIMIT = 1.0
 _PAUSE = 0.25
+_CLOSE_SECONDS = 5.0
 
 
 @asynccontextmanager
@@ -62,9 +64,10 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Nats
     # Imported here, since nats-py takes long to import and Airflow parses DAG files often.
     from nats import errors as nats_errors
 
-    from airflow_provider_jetstream.jetstream.client.nats_py import JetStreamClient, NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
-    client = JetStreamClient(encrypted=settings.encrypted)
+    client = JetStreamClient(encrypted=settings.encrypted, timeout=settings.timeout)
     connection = NatsPyConnection(client, settings.timeout)
 
     async def record_error(error: Exception) -> None:
@@ -122,6 +125,8 @@ async def _account_info(connection: NatsPyConnection, failures: list[Exception])
             return decode_answer((await client.request("$JS.API.INFO", timeout=limit)).data, "INFO")
         except nats_errors.NoRespondersError:
             raise JetStreamDisabledError(NO_JETSTREAM) from None
+        except nats_errors.ConnectionReconnectingError:
+            await client.wait_until_connected()
         except ApiError as error:
             if error.err_code in NOT_ENABLED:
                 raise JetStreamDisabledError(NO_JETSTREAM) from None
@@ -140,4 +145,7 @@ async def _close(client: JetStreamClient) -> None:
     # The client raises from close() while it is reconnecting with buffered data (TypeError among others), and nothing
     # is left to do about a connection that is being closed.
     with suppress(Exception):
-        await client.close()
+        async with asyncio.timeout(_CLOSE_SECONDS):
+            await client.close()
+    # Where the server takes nothing more, what is left would be sent whenever it does.
+    client.abort()

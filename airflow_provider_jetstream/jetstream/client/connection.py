@@ -89,25 +89,38 @@ class Connection(Protocol):
     def is_closed(self) -> bool:
         """Whether the connection is closed for good; a lost one is restored by itself."""
 
-    async def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def wait_until_connected(self, seconds: float) -> bool:
+        """Wait while a lost connection is restored, and return whether it is there.
+
+        :param seconds: for how long
+        """
+        return self.is_connected
+
+    async def api(
+        self, subject: str, request: Mapping[str, Any] | None = None, *, time_limit: float | None = None
+    ) -> dict[str, Any]:
         """Send a request to JetStream's API and return every field of the answer.
 
         Protocol: the JSON API described by the NATS documentation, "JetStream wire API reference".
 
         :param subject: the API subject after the prefix
         :param request: the body, as JSON
+        :param time_limit: seconds; the connection's own where absent
         :raises ApiError: the server refused
         :raises TransientError: no answer, as while a cluster elects a leader, or JetStream is unavailable just now
         """
         payload = json.dumps(request).encode() if request is not None else b""
-        return decode_answer(await self.api_request(subject, payload), subject)
+        return decode_answer(await self.api_request(subject, payload, time_limit=time_limit), subject)
 
-    async def api_request(self, subject: str, payload: bytes = b"") -> bytes:
+    async def api_request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send an encoded request to JetStream's API and return the answer as it is."""
-        return await self.request(f"{self.api_prefix}.{subject}", payload)
+        return await self.request(f"{self.api_prefix}.{subject}", payload, time_limit=time_limit)
 
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer.
+
+        While the connection is lost, the request waits for it. Once the time limit has passed, a request that changes
+        something isn't sent any more, nor is what is left of it in the buffers of this machine (:mod:`.unsent`).
 
         :param time_limit: seconds; the connection's own where absent
         :raises TransientError: no answer, no connection, or no responder on the subject just now
@@ -144,7 +157,7 @@ class Connection(Protocol):
         """Send a message without waiting for an answer.
 
         :param reply: the subject for answers
-        :raises UnreachableError: the message isn't sent
+        :raises UnreachableError: the connection is lost; the message isn't sent, now or later
         """
 
     async def publish_acknowledged(

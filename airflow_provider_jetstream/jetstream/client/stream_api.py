@@ -9,7 +9,7 @@ from airflow_provider_jetstream.jetstream.client.diagnostics import not_found
 from airflow_provider_jetstream.jetstream.errors import ApiError, UnreachableError
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Container, Mapping
+    from collections.abc import AsyncGenerator, Collection, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
 
@@ -29,12 +29,17 @@ class SequenceSet:
 
     first: int
     last: int
-    deleted: Container[int] = ()
+    deleted: Collection[int] = ()
     exact: bool = True
 
     def __contains__(self, sequence: int) -> bool:
         # An empty stream begins and ends with 0.
         return max(1, self.first) <= sequence <= self.last and sequence not in self.deleted
+
+    def count(self, first: int, last: int) -> int:
+        """Count the sequences of a range, both ends included."""
+        low, high = max(1, self.first, first), min(self.last, last)
+        return max(0, high - low + 1) - sum(low <= sequence <= high for sequence in self.deleted)
 
 
 async def stream_info(connection: Connection, stream: str) -> dict[str, Any]:

@@ -7,7 +7,6 @@ entries are about the very message that is stored now, or about one of which a c
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
@@ -24,7 +23,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     letter_audit_subject,
     marker_subject,
 )
-from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason, is_dead
+from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     Entry,
     EntryKind,
@@ -35,9 +34,10 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import (
     valid_since,
 )
 from airflow_provider_jetstream.jetstream.dead_letters.entry_merge import ADVISORIES, merge_entries, read_parked
+from airflow_provider_jetstream.jetstream.dead_letters.gone_jobs import GoneJobs
+from airflow_provider_jetstream.jetstream.dead_letters.late_ends import ended_late
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter, origin_of
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.units import parse_duration
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Iterator, Sequence
@@ -72,6 +72,7 @@ class Classifier:
     :param inconsistent_consumers: consumers that have fewer dead letters than entries state: the server forgot a death
         in a crash
     :param vanished: whether a job that vanished counts as a dead letter
+    :param named_unaccounted: jobs that are gone without evidence of their end and whose sequences a request names
     """
 
     connection: Connection
@@ -85,6 +86,7 @@ class Classifier:
     audit: AuditLog | None = None
     inconsistent_consumers: Collection[str] = ()
     vanished: bool = False
+    named_unaccounted: frozenset[int] = frozenset()
 
     async def classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
         """Classify jobs.
@@ -143,8 +145,13 @@ class Classifier:
         named, taker = last_consumer(current), self.snapshot.consumer_for(message.subject) if message else None
         audit = self.audit if self.audit and self.audit.stream not in empty else None
         result: DeadLetter | Status
-        if self.events not in empty and await self._is_completed(sequence, {named, taker.name if taker else None}):
+        completed_at = None
+        if self.events not in empty:
+            completed_at = await self._completed_at(sequence, {named, taker.name if taker else None})
+        if completed_at:
             result = Status.COMPLETED
+        elif message is None and sequence in self.named_unaccounted:
+            result = await self._classify_unaccounted(sequence, entries, audit)
         elif message is None:
             result = await self._classify_gone(sequence, current, audit) if current else Status.STALE
         else:
@@ -153,7 +160,8 @@ class Classifier:
         if isinstance(result, Status):
             consumer, stored = named or (taker.name if taker else None), message is not None
             reported = result == Status.HANDLED and self.handled.is_reported(sequence)
-            return NotDead(sequence, result, entry_sequences, consumer, stored=stored, reported=reported)
+            late = ended_late(result, current, completed_at)
+            return NotDead(sequence, result, entry_sequences, consumer, stored, reported, late)
         # Entries about an earlier stream's job of the same number are removed together with this letter's.
         return result if result.entries == entry_sequences else replace(result, entries=entry_sequences)
 
@@ -174,15 +182,12 @@ class Classifier:
         since = valid_since(message, consumer, audited)
         # The job is stored, so an advisory that it was deleted is wrong.
         valid = [entry for entry in entries if entry.recorded_at >= since and entry.kind != EntryKind.DELETION]
-        has_evidence = bool(death_entries(valid)) and consumer.name not in self.inconsistent_consumers
-        if not is_dead(
-            message.sequence,
-            delivered=consumer.delivered,
-            ack_floor=consumer.ack_floor,
-            in_flight=consumer.in_flight,
-            held_above=consumer.held_above,
-            has_evidence=has_evidence,
-        ):
+        deaths, consistent = death_entries(valid), consumer.name not in self.inconsistent_consumers
+        has_evidence = consistent and any(consumer.believes(entry.recorded_at) for entry in deaths)
+        requeued_at = audited.at if audited and audited.in_place else None
+        if not consumer.proves_death(message.sequence, has_evidence=has_evidence, requeued_at=requeued_at):
+            if deaths and consistent and not has_evidence:
+                return Status.UNCERTAIN
             return Status.ALIVE if valid or not entries else Status.STALE
         preserved, origin = False, None
         if valid:
@@ -208,7 +213,7 @@ class Classifier:
     async def _with_copy_sequence(self, letter: DeadLetter, audited: LetterRecord | None) -> DeadLetter:
         """Add the new job's sequence, where a redrive was cut off after it stored the new job."""
         if audited and audited.action == "redriven":
-            return replace(letter, copy_sequence=audited.new_sequence)
+            return replace(letter, copy_sequence=audited.new_sequence, copy_stream=audited.new_stream)
         if self.snapshot.captures_markers:
             queue = self.snapshot.queue
             marker = await last_message(self.connection, queue, marker_subject(queue, letter.sequence))
@@ -229,6 +234,23 @@ class Classifier:
             reason=Reason.ORPHAN if consumer else Reason.UNDELIVERABLE,
             died_at=died_at,
         )
+
+    async def _classify_unaccounted(
+        self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None
+    ) -> DeadLetter | Status:
+        audited = await audit.last_record(sequence) if audit else None
+        if audited and not audited.in_place:
+            return Status.HANDLED if audited.action == "handled" else Status.REDRIVEN
+        if (message := await self.archive.find(sequence) if self.archive else None) is None:
+            return Status.GONE
+        message = await with_archived_subject(self.archive, message)
+        consumer = self.snapshot.consumer_for(message.subject)
+        if consumer and await self._completed_at(sequence, {consumer.name}):
+            return Status.COMPLETED
+        death = replace(self._death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
+        letter = self._letter(message, BodySource.ARCHIVE, death, consumer, preserved=False, entries=entries)
+        since = audited.at if audited else message.stored_at
+        return await self._unless_handled(await self._with_copy_sequence(letter, None), [], since)
 
     async def _classify_gone(
         self, sequence: int, entries: Sequence[Entry], audit: AuditLog | None
@@ -254,7 +276,8 @@ class Classifier:
         message, source = merged.job, BodySource.COPY
         if message is None and self.archive:
             message, source = await self.archive.find(sequence), BodySource.ARCHIVE
-        status = await self._status_of_gone(message, merged.death, {entry.kind for entry in valid})
+        gone = GoneJobs(self.snapshot, self.metrics, self.vanished)
+        status = await gone.status(message, merged.death, {entry.kind for entry in valid})
         if status is not None or message is None:
             return status or Status.GONE
         message = await with_archived_subject(self.archive, message)
@@ -262,32 +285,6 @@ class Classifier:
         letter = self._letter(message, source, merged.death, None, preserved=preserved, origin=merged.origin)
         since = audited.at if audited else message.stored_at if message.time else self.snapshot.created_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), valid, since)
-
-    async def _status_of_gone(
-        self, message: StoredMessage | None, death: Death, kinds: Collection[EntryKind]
-    ) -> Status | None:
-        """Return the status of a job that is gone; ``None`` where it is a dead letter."""
-        # A worker that gives up an expired job terminates it. Where only the server reports the deletion, the report
-        # may be wrong.
-        if (
-            death.reason == Reason.EXPIRED
-            and EntryKind.DELETION in kinds
-            and not {EntryKind.PROVEN_COPY, EntryKind.TERMINATION} & set(kinds)
-        ):
-            if message is None:
-                return Status.LOST if await self._may_have_expired(death) else Status.SPURIOUS
-            return None if await self._has_expired(message, death) else Status.SPURIOUS
-        # A worker stores its record before it terminates the job, and may have been stopped in between: another one may
-        # have finished the job since.
-        is_proved = bool({EntryKind.TERMINATION, EntryKind.PROVEN_COPY} & set(kinds))
-        if death.reason in (Reason.TERMINATED, Reason.EXPIRED) and is_proved:
-            return Status.LOST if message is None else None
-        if message is None:
-            return Status.GONE
-        if not self.vanished:
-            return Status.VANISHED
-        # A job that was acknowledged would run a second time.
-        return Status.COMPLETED if await self.metrics.is_acknowledged(death.sequence) else None
 
     def _letter(
         self,
@@ -316,31 +313,23 @@ class Classifier:
             origin=origin_of(message.headers, {origin.key: origin} if origin else {}),
         )
 
-    async def _is_completed(self, sequence: int, consumers: Collection[str | None]) -> bool:
+    async def _completed_at(self, sequence: int, consumers: Collection[str | None]) -> datetime | None:
+        """Return when a job's completion was stored; ``None`` where none is."""
         if self.events is None:
-            return False
+            return None
         for consumer in consumers:
             if consumer is not None:
                 subject = completion_subject(self.snapshot.queue, consumer, sequence)
                 last = await last_message(self.connection, self.events, subject)
                 if last is not None and last.stored_at >= self.snapshot.created_at:
-                    return True
-        return False
+                    return last.stored_at
+        return None
 
-    async def _has_expired(self, message: StoredMessage, death: Death) -> bool:
-        max_age = self.snapshot.max_age
-        if self.snapshot.config.get("allow_msg_ttl") and (ttl := message.header("Nats-TTL")):
-            with suppress(ValueError, OverflowError):
-                nanoseconds = 0 if ttl == "never" else parse_duration(f"{ttl}s" if ttl.isdecimal() else ttl)
-                max_age = timedelta(microseconds=nanoseconds / 1_000)
-        # A difference: the sum may be later than any time.
-        if not message.time or max_age <= timedelta() or death.died_at - message.stored_at < max_age:
-            return False
-        return not await self.metrics.is_acknowledged(death.sequence)
 
-    async def _may_have_expired(self, death: Death) -> bool:
-        """Return whether a job without a copy may have expired; its copy in the archive expires as well."""
-        max_age = self.snapshot.max_age
-        by_age = max_age > timedelta() and death.died_at - self.snapshot.created_at >= max_age
-        by_ttl = bool(self.snapshot.config.get("allow_msg_ttl"))
-        return (by_age or by_ttl) and not await self.metrics.is_acknowledged(death.sequence)
+def is_preserved(entries: Sequence[Entry], result: DeadLetter | NotDead) -> bool:
+    """Return whether a job has a copy in the dead letter queue, or needs none."""
+    if isinstance(result, DeadLetter):
+        return result.preserved
+    if result.status == Status.VANISHED:
+        return any(entry.kind in (EntryKind.COPY, EntryKind.PROVEN_COPY) for entry in entries)
+    return result.status in (Status.COMPLETED, Status.HANDLED) or not result.stored

@@ -1,4 +1,4 @@
-"""The death of one job, in the form that workers record and scans find; and when a job counts as dead."""
+"""The death of one job, in the form that workers record and scans find."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from enum import StrEnum
 from hashlib import sha256
 from typing import TYPE_CHECKING
-
-from airflow_provider_jetstream.jetstream.queue.consumer_state import settled_sequence
 
 if TYPE_CHECKING:
     from datetime import datetime
@@ -33,6 +31,8 @@ class Reason(StrEnum):
     """It is dead and has no advisory: found by counting."""
     UNDELIVERABLE = "undeliverable"
     """It matches no consumer's filter: not dead, but never delivered."""
+    UNACCOUNTED = "unaccounted"
+    """It is gone without evidence of its end, so it may have been done; a letter only where a request names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,29 +75,3 @@ class Death:
         text = _VARYING.sub("#", self.error_message or self.explanation or "")[:_FINGERPRINT_TEXT]
         parts = (self.reason, self.consumer or "", self.error_class or "", text)
         return sha256("\n".join(parts).encode("utf-8", "surrogateescape")).hexdigest()[:_FINGERPRINT_DIGITS]
-
-
-def is_dead(
-    sequence: int,
-    *,
-    delivered: int,
-    ack_floor: int,
-    in_flight: int,
-    held_above: int | None = None,
-    has_evidence: bool = False,
-) -> bool:
-    """Return whether a consumer will never again deliver a job that is still stored.
-
-    At or below the consumer's settled sequence the numbers alone prove the death, with or without an advisory. Above
-    it, while other jobs are in flight, only evidence does, and only for a job that was delivered.
-
-    :param sequence: the job's stream sequence
-    :param delivered: the highest stream sequence that the consumer delivered
-    :param ack_floor: the stream sequence up to which every delivery ended
-    :param in_flight: the number of open deliveries (``num_ack_pending``)
-    :param held_above: the sequence above which jobs that are done may be stored still, if there is one
-    :param has_evidence: whether an entry proves a death of this very message: newer than the message, its consumer and
-        the last requeue in place, and of a consumer whose numbers agree with the entries
-    """
-    settled = settled_sequence(delivered, ack_floor, in_flight, held_above)
-    return sequence <= settled or (has_evidence and sequence <= delivered)

@@ -129,6 +129,23 @@ class EntryIndex:
                 yield sequence
             current = sequence
 
+    def has_end(self, sequence: int, since: datetime) -> bool:
+        """Return whether a job is one of :meth:`jobs_with_ends`."""
+        entries = self.entries_of(sequence)
+        return any(entry.kind != EntryKind.DELETION and entry.recorded_at >= since for entry in entries)
+
+    def jobs_with_ends(self, since: datetime) -> Iterator[int]:
+        """Return in no order the stream sequences of the jobs of which an entry proves the end, once they are gone.
+
+        Not that they were deleted while a worker had them: the server states that also of jobs that were done.
+
+        :param since: entries of earlier times are about other jobs
+        """
+        first = (since - _EPOCH) // _MICROSECOND
+        for sequence, kind, recorded_at in zip(self._sequences, self._kinds, self._recorded_at, strict=True):
+            if kind != EntryKind.DELETION and recorded_at >= first:
+                yield sequence
+
     def jobs(self, after: int = 0) -> Iterator[tuple[int, tuple[Entry, ...]]]:
         """Return in order each job's stream sequence and its entries.
 

@@ -28,9 +28,11 @@ class Findings:
 
     :param letters: dead letters, in the order of the jobs
     :param dismissed: jobs that have entries in the dead letter queue and are no dead letters
-    :param uncertain: how many more dead letters there are that can't be identified yet
+    :param uncertain: how many more jobs may be dead: letters that can't be identified yet, and unaccounted jobs
     :param undeliverable: how many jobs match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
+    :param unaccounted: the jobs that are gone without evidence of their end, as ranges of first and last; a selection
+        of their sequences finds them
     """
 
     letters: tuple[DeadLetter, ...]
@@ -38,24 +40,32 @@ class Findings:
     uncertain: int
     undeliverable: int
     risks: tuple[Finding, ...]
+    unaccounted: tuple[tuple[int, int], ...] = ()
 
 
-async def find_dead_letters(connection: Connection, queue: WorkQueue, selection: Selection | None = None) -> Findings:
+async def find_dead_letters(
+    connection: Connection, queue: WorkQueue, selection: Selection | None = None, *, census: bool = False
+) -> Findings:
     """Find a queue's dead letters, each with its body.
 
     :param selection: which dead letters; all in circulation where absent
+    :param census: whether to pause consumers until nothing of them is in flight, for their ack wait and half a minute
+        at most, so that numbers prove which jobs are dead
+    :raises ServerTooOldError: a census needs nats-server 2.11
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection = selection or Selection()
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished)
+    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census)
     letters: list[DeadLetter] = []
     dismissed: list[NotDead] = []
     async for page in scan.pages(selection):
         letters += page.letters
         dismissed += page.dismissed
-    return Findings(tuple(letters), tuple(dismissed), scan.reconciliation.uncertain, scan.undeliverable, scan.risks)
+    unaccounted = tuple((await scan.account(persist=False)).unaccounted.pairs())
+    counts = scan.uncertain, scan.undeliverable
+    return Findings(tuple(letters), tuple(dismissed), *counts, scan.risks, unaccounted)
 
 
 _REPORTED_RANGES = 1_000
@@ -72,7 +82,11 @@ class Summary:
     :param ranges: their stream sequences as ranges of first and last; the first thousand
     :param ranges_left_out: how many ranges there are beyond those
     :param groups: the groups; one of all letters where ``group_by`` is empty
-    :param uncertain: how many more dead letters there are that can't be identified yet; not counted in ``dead``
+    :param uncertain: how many more jobs may be dead: letters that can't be identified yet, and unaccounted jobs; not
+        counted in ``dead``
+    :param unaccounted: the stream sequences of the jobs that are gone without evidence of their end, as ranges of first
+        and last; the first thousand
+    :param unaccounted_left_out: how many ranges there are beyond those
     :param undeliverable: how many jobs match no consumer
     :param dismissed: how many jobs with entries are no dead letters, by status
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
@@ -86,6 +100,8 @@ class Summary:
     ranges_left_out: int = 0
     groups: LetterGroups = field(default_factory=LetterGroups)
     uncertain: int = 0
+    unaccounted: list[tuple[int, int]] = field(default_factory=list)
+    unaccounted_left_out: int = 0
     undeliverable: int = 0
     dismissed: dict[str, int] = field(default_factory=dict)
     risks: tuple[Finding, ...] = ()
@@ -118,7 +134,7 @@ class Summary:
 
     def __str__(self) -> str:
         others = (
-            f"{self.uncertain} more that can't be identified yet",
+            f"{self.uncertain} more jobs that may be dead",
             f"{self.undeliverable} jobs that no consumer takes",
         )
         counts = [f"{self.dead} dead letters", *(text for text in others if not text.startswith("0 "))]
@@ -145,6 +161,8 @@ class Summary:
             ],
             "groups_left_out": len(largest[_REPORTED_GROUPS:]),
             "uncertain": self.uncertain,
+            "unaccounted": [list(span) for span in self.unaccounted],
+            "unaccounted_left_out": self.unaccounted_left_out,
             "undeliverable": self.undeliverable,
             "dismissed": dict(self.dismissed),
             "kept": self.preserved,
@@ -157,19 +175,25 @@ class Summary:
 
 
 async def summarise_dead_letters(
-    connection: Connection, queue: WorkQueue, selection: Selection | None = None, group_by: Iterable[str] = ()
+    connection: Connection,
+    queue: WorkQueue,
+    selection: Selection | None = None,
+    group_by: Iterable[str] = (),
+    *,
+    census: bool = False,
 ) -> Summary:
     """Count a queue's dead letters, and copy the bodies of letters that have no copy yet.
 
     :param selection: which dead letters are counted; all in circulation where absent
     :param group_by: the fields whose values the letters of a group share
+    :param census: as of :func:`find_dead_letters`
     :raises SelectionError: ``group_by`` names an unknown field
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     :raises UnsuitableQueueError: its dead letters can't be told from other jobs
     """
     selection, fields = selection or Selection(), group_fields(group_by)
-    scan = await Scan.begin(connection, queue, vanished=selection.vanished)
+    scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census)
     preserver = BodyPreserver(connection, scan)
     summary = Summary(datetime.now(UTC), fields)
     # A body may be purged from the archive only if every letter was classified, so the uncounted ones are read too.
@@ -181,10 +205,14 @@ async def summarise_dead_letters(
         for letter in page.letters:
             if selection.matches(letter, now):
                 summary.add(letter)
+    ledger = await scan.account()
     if read_all:
         await preserver.release_archive()
     summary.at = datetime.now(UTC)
-    summary.uncertain, summary.undeliverable = scan.reconciliation.uncertain, scan.undeliverable
+    summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
+    unaccounted = list(ledger.unaccounted.pairs())
+    summary.unaccounted = unaccounted[:_REPORTED_RANGES]
+    summary.unaccounted_left_out = len(unaccounted[_REPORTED_RANGES:])
     summary.dismissed = {status.value: count for status, count in sorted(scan.dismissed.items())}
     summary.risks, summary.preserved = scan.risks, preserver.preserved
     return summary

@@ -8,6 +8,7 @@ a handler may be deleted, or created anew with other settings or another name.
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -19,14 +20,18 @@ from airflow_provider_jetstream.jetstream.contract import handled_filter, handle
 from airflow_provider_jetstream.jetstream.dead_letters.entry import is_handled, stored_entries
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 
 if TYPE_CHECKING:
     from collections.abc import Collection, Sequence
     from datetime import datetime
 
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(slots=True)
@@ -106,6 +111,22 @@ class HandledJobs:
             return await get_message(self.connection, self.dead_letter_queue, entry.sequence) is None
 
         return any(await map_concurrently(is_removed, entries))
+
+
+async def record_handled(audit: AuditLog, records: Sequence[LetterRecord]) -> None:
+    """Record in the audit that jobs are handled; where that isn't possible, the log says what it means."""
+    error: JetStreamProviderError | None
+    try:
+        error = next((error for error in await audit.write(records) if error), None)
+    except JetStreamProviderError as denial:
+        error = denial
+    if error:
+        log.warning(
+            "Which letters of %s are handled couldn't be recorded, and won't be known once the handler's consumer"
+            " is deleted or created anew: %s",
+            audit.queue,
+            error,
+        )
 
 
 def _record(letter: DeadLetter) -> LetterRecord:

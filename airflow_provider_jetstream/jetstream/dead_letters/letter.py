@@ -12,6 +12,8 @@ from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
     DAG_ID,
     MAP_INDEX,
+    REDRIVE_SEQUENCE,
+    REDRIVE_STREAM,
     RUN_ID,
     TASK_ID,
 )
@@ -50,6 +52,7 @@ class DeadLetter:
     :param preserved: whether the dead letter queue has a copy of the body
     :param ready_at: when no worker can be working on it any more
     :param copy_sequence: the new job's sequence, where a redrive was cut off after it stored the copy
+    :param copy_stream: the new job's stream, where it isn't the letter's own
     :param parked: why it is out of circulation, if it is
     :param origin: the Airflow task that published it, if one did and it is known
     """
@@ -64,6 +67,7 @@ class DeadLetter:
     preserved: bool
     ready_at: datetime
     copy_sequence: int | None = None
+    copy_stream: str | None = None
     parked: str | None = None
     origin: Origin | None = None
 
@@ -86,6 +90,17 @@ class DeadLetter:
 def task_key_of(headers: Pairs) -> str | None:
     """Return the key of the Airflow task that published a job, if the job's headers hold one."""
     return first(headers, AIRFLOW_TASK)
+
+
+def copied_from(letter: DeadLetter) -> int | None:
+    """Return the sequence of the letter of the same queue of which a letter's job was a copy, if it says so.
+
+    Where the copy had no room for the queue's name, the letter may have been one of another queue.
+    """
+    if first(letter.headers, REDRIVE_STREAM) not in (None, letter.death.stream):
+        return None
+    sequence = _number(first(letter.headers, REDRIVE_SEQUENCE), 0)
+    return sequence if 0 < sequence < letter.sequence else None
 
 
 def origin_of(headers: Pairs, known: Mapping[str, Origin] = _NONE_KNOWN) -> Origin | None:

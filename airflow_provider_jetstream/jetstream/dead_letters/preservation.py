@@ -8,6 +8,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.audit.intent import archive_floor
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.headers import Headers, wire_size
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
@@ -88,8 +89,9 @@ class BodyPreserver:
     async def release_archive(self) -> int:
         """Purge the archive's copies that aren't needed any more, and return how many.
 
-        These are the copies of jobs that have ended, up to the first job without a copy in the dead letter queue; young
-        copies stay. The scan has to have classified every job. Waits until two seconds after the scan began.
+        These are the copies of jobs that have ended, up to the first job that the ledger doesn't account for, or that
+        has no copy in the dead letter queue; young copies stay. The scan has to have classified every job. Waits until
+        two seconds after the scan began.
         """
         scan = self._scan
         consumers = scan.snapshot.consumers.values()
@@ -98,6 +100,14 @@ class BodyPreserver:
         last = int(scan.snapshot.state["last_seq"])
         ended = min(consumer.settled if consumer.pending or consumer.in_flight else last for consumer in consumers)
         needed, before = min(scan.unpreserved | {ended + 1}), scan.snapshot.taken_at - _MIN_COPY_AGE
+        if not await scan.archive.has_releasable(needed, before):
+            return 0
+        ledger = await scan.account()
+        # What has no copy any more can't be needed.
+        kept = ledger.needed.first_from(await scan.archive.first_job() or 0)
+        needed = min(needed, ledger.last + 1, needed if kept is None else kept)
+        if scan.audit and (floor := await archive_floor(scan.connection, scan.audit)):
+            needed = min(needed, floor)
         if not await scan.archive.has_releasable(needed, before):
             return 0
         await asyncio.sleep((scan.loaded_at + _ADVISORY_DELAY - datetime.now(UTC)).total_seconds())

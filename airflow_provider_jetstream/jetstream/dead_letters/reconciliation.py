@@ -2,8 +2,13 @@
 
 A stored job is pending, in flight or dead; so ``stored - num_pending - num_ack_pending`` is the number of dead ones,
 whatever happened to their advisories. Which jobs these are is certain only up to the consumer's settled sequence: its
-last delivery where nothing is in flight, its ack floor otherwise. Deliveries that the server doesn't look at, as those
-of a paused consumer, may have been the last ones: each counts as uncertain.
+last delivery where nothing is in flight, its ack floor otherwise. Above it, an entry is evidence only as far as the
+server hasn't restarted since. Deliveries that the server doesn't look at, as those of a paused consumer, may have been
+the last ones: each counts as uncertain.
+
+A consumer whose numbers never stand still can't be subtracted from each other. Its dead jobs are bounded: of the jobs
+that it had delivered at one moment, those that are stored a little later were dead or in flight at that moment, since
+what was acknowledged before has left the stream by then.
 """
 
 from __future__ import annotations
@@ -19,9 +24,9 @@ from airflow_provider_jetstream.jetstream.client.connection import ReadPlan
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stored_sequences
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.dead_letters.death import is_dead
 from airflow_provider_jetstream.jetstream.dead_letters.entry import death_entries, valid_since
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.queue.finding import Restriction
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:
@@ -51,12 +56,14 @@ class Reconciliation:
         were dead are alive again
     :param doubtful: stream sequences of dead jobs without an entry that a handler may have handled, in order; they
         count as uncertain too
+    :param findings: why dead letters are uncertain, a sentence each
     """
 
     orphans: array[int] = field(default_factory=lambda: array("Q"))
     uncertain: int = 0
     inconsistent_consumers: set[str] = field(default_factory=set)
     doubtful: array[int] = field(default_factory=lambda: array("Q"))
+    findings: list[Restriction] = field(default_factory=list)
 
     def doubt(self, below: int) -> None:
         """Count the orphans below a stream sequence as uncertain: whether they are handled isn't known."""
@@ -81,18 +88,23 @@ async def reconcile(
     orphans: list[int] = []
     unknown: dict[str, int] = {}
     for consumer in relevant:
-        if consumer.dead is not None and consumer.dead <= known[consumer.name] and consumer.in_flight == 0:
+        name = consumer.name
+        if consumer.dead is not None and consumer.dead <= known.jobs[name] and consumer.in_flight == 0:
             continue
         certain = await _find_orphans(connection, snapshot, consumer, index)
         orphans += certain
         if consumer.dead is None:
-            continue
-        rest = consumer.dead - known[consumer.name] - len(certain)
-        if rest < 0:
-            reconciliation.inconsistent_consumers.add(consumer.name)
-        if rest > 0:
-            unknown[consumer.name] = rest
-    reconciliation.uncertain = await _count_again(connection, snapshot, unknown) if unknown else 0
+            delivered = await _count_delivered(connection, snapshot, consumer)
+            _add_bounds(reconciliation, consumer, delivered - known.above_settled[name])
+        else:
+            rest = consumer.dead - known.jobs[name] - len(certain)
+            if rest < 0:
+                reconciliation.inconsistent_consumers.add(name)
+            if rest > 0:
+                unknown[name] = rest
+        if count := known.disbelieved[name]:
+            reconciliation.findings.append(_restart_finding(snapshot.queue, consumer, count))
+    reconciliation.uncertain += await _count_again(connection, snapshot, unknown) if unknown else 0
     reconciliation.uncertain += sum(consumer.undecided for consumer in relevant)
     reconciliation.orphans = array("Q", sorted(orphans))
     return reconciliation
@@ -110,42 +122,97 @@ async def _count_again(connection: Connection, snapshot: QueueSnapshot, unknown:
     return total
 
 
+def _add_bounds(reconciliation: Reconciliation, consumer: ConsumerState, most: int) -> None:
+    """Count the dead jobs of a consumer that couldn't be counted.
+
+    :param most: jobs that it had delivered, of which nothing is known and which are still stored
+    """
+    # A stalled consumer's open deliveries are counted by themselves.
+    least = max(0, most - consumer.in_flight)
+    reconciliation.uncertain += least
+    if most > least and not consumer.stalled:
+        text = (
+            f"consumer {consumer.name} delivers jobs all the time, so its dead jobs can't be counted: besides those"
+            f" found there are between {least} and {most}, of which {least} count as uncertain; look with a census"
+        )
+        reconciliation.findings.append(Restriction("busy-consumer", text))
+
+
+def _restart_finding(queue: str, consumer: ConsumerState, count: int) -> Restriction:
+    what = "another server led" if consumer.clustered else "the server restarted, as far as is known,"
+    since = f"{consumer.up_since:%Y-%m-%dT%H:%M:%SZ}"
+    return Restriction(
+        "deaths-before-restart",
+        f"{count} jobs of consumer {consumer.name} of {queue} died before {since}, when {what} and may have forgotten"
+        f" that: while {consumer.in_flight} jobs are in flight, those that are still dead count as uncertain; look once"
+        " nothing is in flight, or with a census",
+    )
+
+
+async def _count_delivered(connection: Connection, snapshot: QueueSnapshot, consumer: ConsumerState) -> int:
+    """Count the stored jobs that a consumer had delivered and its numbers don't prove to be dead."""
+    first, last = consumer.settled + 1, consumer.delivered
+    if consumer.held_above is not None:
+        last = min(last, consumer.held_above)
+    if first > last:
+        return 0
+    await sleep(REMOVAL_DELAY)
+    if _only_consumer(snapshot) is consumer:
+        stored = await stored_sequences(connection, snapshot.queue)
+        if stored.exact:
+            return stored.count(first, last)
+    count = 0
+    for subject in consumer.filters:
+        async for _ in read_range(connection, snapshot.queue, subject, first, last):
+            count += 1
+    return count
+
+
+@dataclass(slots=True)
+class _KnownDeaths:
+    """By consumer, how many jobs have an entry.
+
+    :param jobs: that were dead when the consumer was counted
+    :param above_settled: that were dead, which only their entry proves
+    :param disbelieved: whose death a restart of the server may have undone
+    """
+
+    jobs: Counter[str] = field(default_factory=Counter)
+    above_settled: Counter[str] = field(default_factory=Counter)
+    disbelieved: Counter[str] = field(default_factory=Counter)
+
+
 async def _count_known(
     connection: Connection, snapshot: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
-) -> Counter[str]:
+) -> _KnownDeaths:
     """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
+    known = _KnownDeaths()
 
-    async def consumer_of_death(job: tuple[int, tuple[Entry, ...]]) -> str | None:
+    async def count(job: tuple[int, tuple[Entry, ...]]) -> None:
         sequence, entries = job
         message = await get_message(connection, snapshot.queue, sequence)
         consumer = snapshot.consumer_for(message.subject) if message else None
         if message is None or consumer is None or sequence > consumer.delivered:
-            return None
-        has_evidence = False
+            return
         if sequence > consumer.settled:
             since = valid_since(message, consumer, await audit.last_record(sequence) if audit else None)
-            has_evidence = any(since <= entry.recorded_at <= consumer.taken_at for entry in death_entries(entries))
-        dead = is_dead(
-            sequence,
-            delivered=consumer.delivered,
-            ack_floor=consumer.ack_floor,
-            in_flight=consumer.in_flight,
-            held_above=consumer.held_above,
-            has_evidence=has_evidence,
-        )
-        return consumer.name if dead else None
+            deaths = [entry for entry in death_entries(entries) if since <= entry.recorded_at <= consumer.taken_at]
+            if not any(consumer.believes(entry.recorded_at) for entry in deaths):
+                known.disbelieved[consumer.name] += bool(deaths)
+                return
+            known.above_settled[consumer.name] += 1
+        known.jobs[consumer.name] += 1
 
     only = _only_consumer(snapshot)
     stored = await stored_sequences(connection, snapshot.queue, snapshot.state) if only else None
-    known: Counter[str] = Counter()
     jobs = index.jobs()
     if only and stored and stored.exact:
         # The jobs of a consumer that takes every subject are known without reading them.
-        known[only.name] = sum(sequence in stored for sequence in index.sequences(only.settled))
+        known.jobs[only.name] = sum(sequence in stored for sequence in index.sequences(only.settled))
         jobs = index.jobs(only.settled)
     for batch in _batches(jobs, _batch_size(snapshot)):
         async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in batch])]):
-            known.update(name for name in await map_concurrently(consumer_of_death, batch) if name)
+            await map_concurrently(count, batch)
     return known
 
 

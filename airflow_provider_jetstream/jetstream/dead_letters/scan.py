@@ -12,23 +12,26 @@ from collections import Counter
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from heapq import merge
+from operator import itemgetter
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
+from airflow_provider_jetstream.jetstream.dead_letters.classifier import is_preserved
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex, read_index
-from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.handled import record_handled
+from airflow_provider_jetstream.jetstream.dead_letters.late_ends import late_end_risks
+from airflow_provider_jetstream.jetstream.dead_letters.ledger import Ledger, last_ledger
+from airflow_provider_jetstream.jetstream.dead_letters.ledger_update import account
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import Reconciliation, reconcile
 from airflow_provider_jetstream.jetstream.dead_letters.removed_entries import add_removed_entries
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext, require_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
-from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.jetstream.queue.gate import queue_findings, require_no_refusal
 from airflow_provider_jetstream.jetstream.queue.snapshot import (
     QueueSnapshot,
@@ -37,11 +40,13 @@ from airflow_provider_jetstream.jetstream.queue.snapshot import (
 )
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncGenerator, Iterator, Sequence
+    from collections.abc import AsyncGenerator, Iterable, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
+    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -50,6 +55,7 @@ log = logging.getLogger(__name__)
 PAGE = 250
 # For so long the consumers' states count as current.
 FRESH_SECONDS = 0.2
+_ATTEMPTS = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,19 +106,25 @@ class Scan:
     _newly_handled: list[LetterRecord] = field(default_factory=list)
     complete: bool = False
     page_size: int = PAGE
+    _is_whole: bool = True
+    _ledger: Ledger | None = None
 
     @classmethod
-    async def begin(cls, connection: Connection, queue: WorkQueue, *, vanished: bool = False) -> Scan:
+    async def begin(
+        cls, connection: Connection, queue: WorkQueue, *, vanished: bool = False, census: bool = False
+    ) -> Scan:
         """Read the queue as a whole.
 
         :param vanished: whether a job that vanished counts as a dead letter
+        :param census: whether to pause consumers for a moment so that more is certain; needs an event loop
         :raises QueueDeclarationError: the queue declares no dead letter queue
         :raises NotFoundError: the work queue or its dead letter queue doesn't exist
         :raises UnsuitableQueueError: its dead letters can't be told from other jobs
+        :raises ServerTooOldError: a census needs nats-server 2.11
         """
         dead_letter_queue, loaded_at = require_dead_letters(queue).name, datetime.now(UTC)
         reconnects = connection.reconnects
-        snapshot = await take_snapshot(connection, queue)
+        snapshot = await take_snapshot(connection, queue, census=census)
         context = ScanContext(queue, snapshot, vanished)
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
         state = context.dead_letter_queue["state"]
@@ -137,7 +149,7 @@ class Scan:
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
         )
-        risks = _findings(context, index, doubtful=len(reconciliation.doubtful))
+        risks = context.findings(index, doubtful=len(reconciliation.doubtful), uncertain=reconciliation.findings)
         return cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
             *(audit, archive, loaded_at, classifier, reconnects),
@@ -166,16 +178,23 @@ class Scan:
             inconsistent_consumers=reconciliation.inconsistent_consumers,
             read_metrics=True,
         )
-        risks = _findings(context, index)
-        return cls(
+        risks = context.findings(index)
+        scan = cls(
             *(connection, queue, context, snapshot, index, reconciliation, risks),
             *(audit, archive, loaded_at, classifier, reconnects),
         )
+        scan._is_whole = False
+        return scan
 
     @property
     def dead_letter_queue(self) -> str:
         """The dead letter queue's stream."""
         return require_dead_letters(self.queue).name
+
+    @property
+    def uncertain(self) -> int:
+        """How many more jobs may be dead; of those that are gone only as far as :meth:`account` has looked."""
+        return self.reconciliation.uncertain + (self._ledger.uncertain if self._ledger else 0)
 
     @property
     def undeliverable(self) -> int:
@@ -189,7 +208,8 @@ class Scan:
         """
         batch: list[tuple[int, tuple[Entry, ...]]] = []
         others = [sequence for sequence in await self.without_entry(selection) if sequence > after]
-        for job in _merged(self.index.jobs(after), others):
+        others = sorted({*others, *await self.named_unaccounted(selection)})
+        for job in merge(self.index.jobs(after), ((sequence, ()) for sequence in others), key=itemgetter(0)):
             if selection.sequences is not None and job[0] not in selection.sequences:
                 continue
             batch.append(job)
@@ -200,23 +220,39 @@ class Scan:
             yield await self._page(batch, selection)
         self.complete |= selection.sequences is None and after == 0
 
+    async def account(self, *, persist: bool = True, as_recorded: bool = False) -> Ledger:
+        """Find the jobs that are gone without evidence of their end; only the first call looks.
+
+        :param persist: whether to record in the audit how far the ledger has come, so that the next scan reads less
+        :param as_recorded: whether to return only what an earlier scan has recorded
+        """
+        if self._ledger is None and as_recorded:
+            self._ledger = await last_ledger(self.connection, self.context, self.archive)
+            self.risks += self._ledger.findings
+        elif self._ledger is None:
+            parts = (self.connection, self.context, self.snapshot, self.index, self.archive, self._classifier)
+            self._ledger = await account(*parts, persist=persist)
+            self.risks += self._ledger.findings
+        return self._ledger
+
+    async def named_unaccounted(self, selection: Selection) -> Iterable[int]:
+        """Return the jobs that are gone without evidence of their end and whose sequences a selection names."""
+        if not selection.sequences or not selection.names_unaccounted or not self._is_whole:
+            return ()
+        certain = {*self.reconciliation.orphans, *self.reconciliation.doubtful}
+        since = self.snapshot.created_at
+        if all(job in certain or self.index.has_end(job, since) for job in selection.sequences):
+            return ()
+        unaccounted = (await self.account(persist=False)).unaccounted
+        named = {job for job in selection.sequences if job in unaccounted}
+        self._classifier.named_unaccounted |= named
+        return (job for job in named if job not in self.index)
+
     async def record_handled(self) -> None:
         """Record in the audit the jobs of the last page of which the audit doesn't know yet that they are handled."""
         records, self._newly_handled = self._newly_handled, []
-        if self.audit is None or not records:
-            return
-        error: JetStreamProviderError | None
-        try:
-            error = next((error for error in await self.audit.write(records) if error), None)
-        except JetStreamProviderError as denial:
-            error = denial
-        if error:
-            log.warning(
-                "Which letters of %s are handled couldn't be recorded, and won't be known once the handler's consumer"
-                " is deleted or created anew: %s",
-                self.queue.name,
-                error,
-            )
+        if self.audit and records:
+            await record_handled(self.audit, records)
 
     async def letters(self, selection: Selection | None = None, after: int = 0) -> AsyncGenerator[DeadLetter, None]:
         """Return the dead letters one by one, in the order of the jobs.
@@ -245,24 +281,36 @@ class Scan:
         reconnected = self.connection.reconnects != self._reconnects
         if refresh or reconnected or datetime.now(UTC) - self.loaded_at > timedelta(seconds=FRESH_SECONDS):
             await self._refresh(reconnected=reconnected)
-        if reconnected:
-            # The server may have forgotten deaths whose advisories it had published.
-            reconciliation = await reconcile(self.connection, self.snapshot, self.index, self.audit)
-            self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
-        return await self._classifier.classify_all(
-            [(sequence, self.index.entries_of(sequence)) for sequence in sequences]
-        )
+        return await self._classify_all([(sequence, self.index.entries_of(sequence)) for sequence in sequences])
+
+    async def _classify_all(self, jobs: Sequence[tuple[int, tuple[Entry, ...]]]) -> list[DeadLetter | NotDead]:
+        """Classify jobs, once more if the connection was lost meanwhile, as where the server restarted."""
+        if not self._is_whole:
+            # Numbers say nothing about a part of the entries: the process that began the scan finds out.
+            return await self._classifier.classify_all(jobs)
+        for _ in range(_ATTEMPTS):
+            if self.connection.reconnects != self._reconnects:
+                await self._refresh(reconnected=True)
+            results = await self._classifier.classify_all(jobs)
+            if self.connection.reconnects == self._reconnects:
+                return results
+        raise UnreachableError(f"the connection was lost {_ATTEMPTS} times while letters were proved: try again")
 
     async def _refresh(self, *, reconnected: bool) -> None:
         self._reconnects, self.loaded_at = self.connection.reconnects, datetime.now(UTC)
         snapshot = None if reconnected else await refresh_snapshot(self.connection, self.snapshot)
         self.snapshot = self._classifier.snapshot = snapshot or await take_snapshot(self.connection, self.queue)
+        if snapshot is None:
+            # The server may have forgotten deaths whose advisories it had published, or a consumer was reset.
+            reconciliation = await reconcile(self.connection, self.snapshot, self.index, self.audit)
+            self._classifier.inconsistent_consumers = reconciliation.inconsistent_consumers
+            self.reconciliation.uncertain = reconciliation.uncertain + len(self.reconciliation.doubtful)
 
     async def _page(self, batch: list[tuple[int, tuple[Entry, ...]]], selection: Selection) -> Page:
         letters: list[DeadLetter] = []
         dismissed: list[NotDead] = []
-        for (_, entries), result in zip(batch, await self._classifier.classify_all(batch), strict=True):
-            if not _is_preserved(entries, result):
+        for (_, entries), result in zip(batch, await self._classify_all(batch), strict=True):
+            if not is_preserved(entries, result):
                 self.unpreserved.add(result.sequence)
             if isinstance(result, NotDead):
                 dismissed.append(result)
@@ -272,6 +320,7 @@ class Scan:
             else:
                 letters.append(result)
         self.dismissed.update(job.status for job in dismissed)
+        self.risks += late_end_risks(dismissed, self.snapshot, self.risks)
         self._newly_handled = self._classifier.handled.take_found()
         now = datetime.now(UTC)
         return Page(tuple(letter for letter in letters if selection.matches(letter, now)), tuple(dismissed))
@@ -291,37 +340,3 @@ class Scan:
                     if message.sequence not in self.index:
                         sequences.append(message.sequence)
         return array("Q", sorted(sequences))
-
-
-def _findings(context: ScanContext, index: EntryIndex, *, doubtful: int = 0) -> tuple[Finding, ...]:
-    findings = queue_findings(
-        context.snapshot,
-        context.queue,
-        handlers=context.handler_names,
-        unreadable=index.unreadable,
-        other_domain=index.of_other_domain,
-    )
-    if not doubtful:
-        return findings
-    name = context.dead_letter_queue["config"]["name"]
-    text = (
-        f"whether {doubtful} dead jobs without an entry are handled isn't known, since entries of {name} were removed"
-        " while nothing stored copies of them: they count as uncertain; find out, and redrive by their sequences those"
-        " that aren't"
-    )
-    return (*findings, Risk("perhaps-handled", text))
-
-
-def _is_preserved(entries: Sequence[Entry], result: DeadLetter | NotDead) -> bool:
-    """Return whether a job has a copy in the dead letter queue, or needs none."""
-    if isinstance(result, DeadLetter):
-        return result.preserved
-    if result.status == Status.VANISHED:
-        return any(entry.kind in (EntryKind.COPY, EntryKind.PROVEN_COPY) for entry in entries)
-    return result.status in (Status.COMPLETED, Status.HANDLED) or not result.stored
-
-
-def _merged(
-    jobs: Iterator[tuple[int, tuple[Entry, ...]]], without_entry: list[int]
-) -> Iterator[tuple[int, tuple[Entry, ...]]]:
-    yield from merge(jobs, ((sequence, ()) for sequence in without_entry), key=lambda job: job[0])

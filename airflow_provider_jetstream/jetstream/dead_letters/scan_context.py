@@ -13,9 +13,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
 from airflow_provider_jetstream.jetstream.dead_letters.handled import HandledJobs
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.queue.gate import queue_findings
 
 if TYPE_CHECKING:
-    from collections.abc import Collection, Mapping
+    from collections.abc import Collection, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.archive import ArchiveReader
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
@@ -23,6 +25,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
     from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -72,6 +75,32 @@ class ScanContext:
         """The stream of completions, if it exists."""
         events = self.queue.events
         return events.name if events and events.name in self.snapshot.companions else None
+
+    def findings(
+        self, index: EntryIndex, *, doubtful: int = 0, uncertain: Sequence[Finding] = ()
+    ) -> tuple[Finding, ...]:
+        """Return what is to be known of the queue.
+
+        :param index: the entries of the dead letter queue
+        :param doubtful: how many dead jobs a handler may have handled
+        :param uncertain: why dead letters are uncertain
+        """
+        findings = queue_findings(
+            self.snapshot,
+            self.queue,
+            handlers=self.handler_names,
+            unreadable=index.unreadable,
+            other_domain=index.of_other_domain,
+        )
+        if doubtful:
+            name = self.dead_letter_queue["config"]["name"]
+            text = (
+                f"whether {doubtful} dead jobs without an entry are handled isn't known, since entries of {name} were"
+                " removed while nothing stored copies of them: they count as uncertain; find out, and redrive by their"
+                " sequences those that aren't"
+            )
+            findings += (Risk("perhaps-handled", text),)
+        return (*findings, *uncertain)
 
     async def classifier(
         self,

@@ -90,6 +90,11 @@ class Selection(BaseModel):
         return self == Selection()
 
     @property
+    def names_unaccounted(self) -> bool:
+        """Whether it selects, of the jobs that it names, those that are gone without evidence of their end."""
+        return self.sequences is not None and not self.parked
+
+    @property
     def selects_undeliverable(self) -> bool:
         """Whether it selects the jobs that match no consumer."""
         return self.reasons is not None and Reason.UNDELIVERABLE in self.reasons

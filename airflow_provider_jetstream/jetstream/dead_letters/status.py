@@ -17,6 +17,8 @@ class Status(StrEnum):
     """The audit states that it was redriven, requeued or parked since."""
     ALIVE = "alive"
     """The consumer is about to deliver it again, or a worker has it."""
+    UNCERTAIN = "uncertain"
+    """It was dead before the server restarted, which may have forgotten that, and jobs are in flight."""
     STALE = "stale"
     """Stream, consumer or message is younger than the entry, which is about another job."""
     GONE = "gone"
@@ -39,6 +41,8 @@ _MEANINGS = {
     Status.HANDLED: "a handler of the dead letter queue has acknowledged its entry, or reported it as handled",
     Status.REDRIVEN: "it was redriven, requeued or parked since",
     Status.ALIVE: "its consumer is about to deliver it again, or a worker has it",
+    Status.UNCERTAIN: "it was dead before the server last restarted or changed, which may have undone that, and while"
+    " other jobs are in flight that can't be known; redrive it once nothing is in flight, or with a census",
     Status.STALE: "its entry is about an earlier stream, consumer or message of the same name and number",
     Status.GONE: "its job is no longer stored (finished late, redriven before, or deleted)",
     Status.VANISHED: "its job is no longer stored, though a copy is stored (finished late by a slow worker, or lost"
@@ -61,6 +65,7 @@ class NotDead:
     :param consumer: the consumer that delivered it
     :param stored: whether it is still stored in the work queue
     :param reported: whether a handler itself reported that it is handled
+    :param ended_late: whether it ended after the server had reported that its deliveries were used up
     """
 
     sequence: int
@@ -69,3 +74,4 @@ class NotDead:
     consumer: str | None
     stored: bool = False
     reported: bool = False
+    ended_late: bool = False

@@ -72,7 +72,7 @@ class DrainReport:
             *([_joined(busy)] if busy else []),
             *([f"{sum(undeliverable.values())} jobs that no consumer takes ({subjects})"] if undeliverable else []),
             *(dead if self.dead_letters or self.dead_in_queue else []),
-            *([f"{self.uncertain} dead letters that can't be identified yet"] if self.uncertain else []),
+            *([f"{self.uncertain} jobs that may be dead"] if self.uncertain else []),
             *([f"{self.schedules} jobs for later"] if self.schedules else []),
         ]
         if not self.drained and not causes:

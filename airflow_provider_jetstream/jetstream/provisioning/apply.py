@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     DriftError,
@@ -31,6 +32,7 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
 )
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
 from airflow_provider_jetstream.jetstream.publishing.record_removal import maintain_records
+from airflow_provider_jetstream.jetstream.queue.server_uptime import watch_server
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -133,6 +135,8 @@ async def provision(connection: Connection, queue: WorkQueue, *, migrate: bool =
             if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError):
                 raise
     await maintain_records(connection, queue)
+    if queue.audit:
+        await watch_server(connection, await stream_info(connection, queue.audit.name))
     return executed
 
 

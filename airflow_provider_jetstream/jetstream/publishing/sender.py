@@ -150,6 +150,10 @@ class JobSender:
     async def _wait_for_turn(self) -> None:
         while True:
             await self._wait_for_answers(self._window - 1)
+            while self._is_away() and self._in_flight and not self._not_sent():
+                oldest = next(iter(self._in_flight.values()))
+                await self._connection.wait_until_connected(max(oldest.deadline - time.monotonic(), 0.0))
+                await self._resend_late()
             if self._refused:
                 await self._send_refused()
             if self._not_sent() or (seconds := self._rate_limiter.delay(1)) <= 0:
@@ -252,11 +256,14 @@ class JobSender:
                 flight.job.subject, flight.payload, flight.job.headers, f"{self._inbox}.{index}"
             )
         except UnreachableError as error:
-            if not self._connection.is_connected and not self._connection.is_closed:
-                # The client's buffer for a lost connection is full; the job is sent again after its deadline.
+            if self._is_away():
+                # The job is sent again after its deadline.
                 return
             del self._in_flight[index]
             self._fail(index, flight.job, error, certain=flight.attempts == 1)
+
+    def _is_away(self) -> bool:
+        return not (self._connection.is_connected or self._connection.is_closed)
 
     async def _on_answer(self, message: Msg) -> None:
         index = int(message.subject.rsplit(".", 1)[1])

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+@dataclass(frozen=True, slots=True)
+class Settlement:
+    """What a moment without open deliveries has proved about a consumer; holds until the consumer is reset.
+
+    :param sequence: the sequence up to which every stored job of the consumer was dead
+    :param at: when, by the server's clock
+    """
+
+    sequence: int
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +41,11 @@ class ConsumerState:
     :param stalled: a clause that says why the server doesn't look at its open deliveries; empty where it does
     :param held_above: the sequence above which jobs that are done may be stored still, since a stream that sources the
         queue has yet to acknowledge them; ``None`` where there is none
+    :param up_since: since when the server that keeps its state certainly hasn't restarted; ``None`` where unknown
+    :param clustered: whether another server may come to keep its state
+    :param settlement: what a census has proved
+    :param deliveries: how often it delivered a job since it was created or reset
+    :param sample_freq: the share of acknowledgements that the server reports, in its own form
     """
 
     name: str
@@ -45,6 +62,11 @@ class ConsumerState:
     taken_at: datetime
     stalled: str = ""
     held_above: int | None = None
+    up_since: datetime | None = None
+    clustered: bool = False
+    settlement: Settlement | None = None
+    deliveries: int = 0
+    sample_freq: str = ""
 
     @property
     def undecided(self) -> int:
@@ -54,7 +76,32 @@ class ConsumerState:
     @property
     def settled(self) -> int:
         """The sequence up to which every stored job of the consumer is dead."""
-        return settled_sequence(self.delivered, self.ack_floor, self.in_flight, self.held_above)
+        settled = settled_sequence(self.delivered, self.ack_floor, self.in_flight, self.held_above)
+        return max(settled, self.settlement.sequence) if self.settlement else settled
+
+    def proves_death(self, sequence: int, *, has_evidence: bool, requeued_at: datetime | None = None) -> bool:
+        """Return whether the consumer will never again deliver a job that is still stored.
+
+        At or below the settled sequence the numbers alone prove the death, with or without an entry. Above it, while
+        other jobs are in flight, only evidence does, and only for a job that was delivered.
+
+        :param sequence: the job's stream sequence
+        :param has_evidence: whether an entry proves a death of this very message: newer than the message, its consumer,
+            the last requeue in place and ``up_since``, and of a consumer whose numbers agree with the entries
+        :param requeued_at: when the job was last requeued in place, if it was
+        """
+        if self.settlement and requeued_at and requeued_at >= self.settlement.at:
+            return replace(self, settlement=None).proves_death(sequence, has_evidence=has_evidence)
+        return sequence <= self.settled or (has_evidence and sequence <= self.delivered)
+
+    def believes(self, recorded_at: datetime) -> bool:
+        """Return whether a death of this time still holds, as far as restarts of the server go.
+
+        A server that is killed right after it published a death has forgotten it when it is back: it delivers the job
+        again. Measured with a kill -9: 90 to 100 of 100. Where it isn't known when the server started, or another one
+        took over, every death is believed whose consumer has as many dead jobs as entries.
+        """
+        return self.up_since is None or recorded_at >= self.up_since
 
 
 def settled_sequence(delivered: int, ack_floor: int, in_flight: int, held_above: int | None = None) -> int:
@@ -85,7 +132,7 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
     :param held_above: the sequence above which jobs that are done may be stored still, if there is one
     """
     config, taken_at = info["config"], datetime.fromisoformat(info["ts"])
-    last_active = info["delivered"].get("last_active")
+    last_active, cluster = info["delivered"].get("last_active"), info.get("cluster") or {}
     max_ack_wait = max([config.get("ack_wait", 0), *(config.get("backoff") or [])])
     return ConsumerState(
         name=info["name"],
@@ -102,6 +149,11 @@ def consumer_state(info: Mapping[str, Any], stored: int, dead: int | None, held_
         taken_at=taken_at,
         stalled=_why_stalled(info),
         held_above=held_above,
+        # Since 2.12. Another server that takes over may not have what the last one did just before.
+        up_since=datetime.fromisoformat(cluster["leader_since"]) if "leader_since" in cluster else None,
+        deliveries=info["delivered"]["consumer_seq"],
+        clustered=bool(cluster.get("name")),
+        sample_freq=config.get("sample_freq") or "",
     )
 
 

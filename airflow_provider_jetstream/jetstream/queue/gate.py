@@ -20,6 +20,7 @@ from airflow_provider_jetstream.jetstream.units import format_duration
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping, Sequence
 
+    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -80,6 +81,18 @@ def queue_findings(
     for companion in (queue.events, queue.audit):
         if companion and (info := snapshot.companions.get(companion.name)):
             findings += record_refusals(info["config"])
+    if (
+        queue.audit
+        and (info := snapshot.companions.get(queue.audit.name))
+        and (dropping := eviction_limits(info["config"]))
+    ):
+        findings.append(
+            Risk(
+                "audit-eviction",
+                f"{queue.audit.name} drops its oldest records for new ones ({', '.join(dropping)}): what a redrive that"
+                " was cut off had begun is forgotten with them, and may run twice; remove the limit",
+            )
+        )
     findings += _queue_restrictions(snapshot)
     findings += _queue_risks(snapshot, queue)
     if queue.dead_letters and (letters := snapshot.companions.get(queue.dead_letters.name)):
@@ -107,6 +120,12 @@ def _queue_restrictions(snapshot: QueueSnapshot) -> Iterator[Restriction]:
                 f" {consumer.undecided} open deliveries, each of which may have been a job's last, so these jobs count"
                 " as uncertain",
             )
+    for name, in_flight in snapshot.census.incomplete.items() if snapshot.census else ():
+        yield Restriction(
+            "census-incomplete",
+            f"{in_flight} jobs of consumer {name} of {queue} stayed in flight, or waited for another delivery, while"
+            " the census paused it: which of its jobs are dead isn't certain; try again when fewer jobs run or fail",
+        )
     if held := held_problem(queue, snapshot.held_above):
         yield Restriction("sourced-queue", f"{held}, so dead ones without an entry count as uncertain")
     if limits := eviction_limits(config):
@@ -155,7 +174,7 @@ def copy_problem(config: Mapping[str, Any]) -> str:
     return ""
 
 
-def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Risk]:
+def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Finding]:
     name = snapshot.queue
     if not _exists(snapshot, queue.archive) or not snapshot.config.get("republish"):
         yield Risk(
@@ -170,6 +189,15 @@ def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Risk]:
                 f"{name} has fewer jobs than consumer {consumer.name} has in flight, as after a crash: its dead letters"
                 " can't be told from live jobs until its ack wait is over; if that stays so, recreate the consumer",
             )
+    unknown = [consumer for consumer in snapshot.consumers.values() if consumer.in_flight and not consumer.up_since]
+    if unknown:
+        yield Risk(
+            "restart-unknown",
+            f"since when the server of {', '.join(consumer.name for consumer in unknown)} of {name} has been up isn't"
+            f" known ({_why_unknown(snapshot, queue, unknown[0])}): one that is killed delivers jobs again that it had"
+            " just reported dead, and while others are in flight such a job counts as dead where as many deaths went"
+            " unreported",
+        )
     if snapshot.config.get("allow_msg_ttl") and not snapshot.config.get("allow_atomic"):
         yield Risk(
             "jobs-with-ttl",
@@ -177,11 +205,19 @@ def _queue_risks(snapshot: QueueSnapshot, queue: WorkQueue) -> Iterator[Risk]:
             " that expires while a worker has it is lost; have a max_age instead",
         )
     if not _exists(snapshot, queue.audit):
-        yield Risk(
+        yield Restriction(
             "no-audit",
-            f"{name} has no audit: a redrive of terminated jobs that is cut off may repeat them after the duplicate"
-            " window; provision the queue with an audit",
+            f"{name} has no audit: nothing is redriven or parked, since a redrive that is cut off couldn't be told from"
+            " one that never began; provision the queue with an audit",
         )
+
+
+def _why_unknown(snapshot: QueueSnapshot, queue: WorkQueue, consumer: ConsumerState) -> str:
+    if consumer.clustered:
+        return "clusters tell since nats-server 2.12, and of consumers with several replicas"
+    if not _exists(snapshot, queue.audit):
+        return "the queue has no audit, on which a consumer in memory would show it"
+    return "the audit's consumer in memory that shows it can't be created, or isn't in memory"
 
 
 def _capture_risks(queue: str, config: Mapping[str, Any]) -> Iterator[Finding]:

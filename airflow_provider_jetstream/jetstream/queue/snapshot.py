@@ -18,13 +18,16 @@ from airflow_provider_jetstream.jetstream.client.stream_api import list_consumer
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, covers
 from airflow_provider_jetstream.jetstream.contract import companion_filter, marker_filter, reserved_subjects
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.queue.census import take_census
 from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState, consumer_state, filter_subjects
+from airflow_provider_jetstream.jetstream.queue.server_uptime import server_up_since, watch_server
 
 if TYPE_CHECKING:
     from collections.abc import AsyncGenerator, Mapping
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.stream_api import ListedConsumers
+    from airflow_provider_jetstream.jetstream.queue.census import Census
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 _MAX_COUNTS = 5
@@ -45,6 +48,8 @@ class QueueSnapshot:
     :param taken_at: when this was so, by the server's clock
     :param unconsumed: subjects that match no consumer's filter, with their number of jobs
     :param companions: by name the server's STREAM.INFO of each declared companion that exists
+    :param audit: the audit's stream, if it exists
+    :param census: what a census has proved, where one was taken
     """
 
     queue: str
@@ -55,6 +60,8 @@ class QueueSnapshot:
     taken_at: datetime
     unconsumed: Mapping[str, int] = field(default_factory=dict)
     companions: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    audit: str | None = None
+    census: Census | None = None
 
     @property
     def created_at(self) -> datetime:
@@ -92,26 +99,58 @@ class QueueSnapshot:
         return None
 
 
-async def take_snapshot(connection: Connection, queue: WorkQueue) -> QueueSnapshot:
+async def take_snapshot(connection: Connection, queue: WorkQueue, *, census: bool = False) -> QueueSnapshot:
     """Read a queue's stream, companions and consumers, after the server has published every advisory that is due.
 
+    :param census: whether to pause consumers with open deliveries until they have none, so that numbers prove more
     :raises NotFoundError: the work queue doesn't exist
+    :raises ServerTooOldError: a census needs a newer server
     """
     probed = await probe_consumers(connection, queue.name)
+    taken = None
+    if census:
+        taken = await take_census(connection, queue.name, probed)
+        probed = await probe_consumers(connection, queue.name)
     consumers, counts = await _count_between_reads(connection, queue.name, probed)
     # Read after the consumers: an advisory of each death that their numbers include is in the dead letter queue then.
     companions = await read_companions(connection, queue)
     info = counts.info
+    audit = companions.get(queue.audit.name) if queue.audit else None
+    if audit is not None:
+        # Even if nothing is in flight: deaths from now on are believed by later looks.
+        await watch_server(connection, audit)
+        consumers = await _with_uptime(connection, consumers, audit, needed=taken is not None)
     return QueueSnapshot(
         queue=queue.name,
         created=info["created"],
         config=info["config"],
         state=info["state"],
-        consumers=consumers,
+        consumers={name: _with_settlement(consumer, taken) for name, consumer in consumers.items()},
         taken_at=datetime.fromisoformat(info["ts"]),
         unconsumed=counts.unconsumed,
         companions=companions,
+        audit=audit["config"]["name"] if audit else None,
+        census=taken,
     )
+
+
+async def _with_uptime(
+    connection: Connection, consumers: dict[str, ConsumerState], audit: Mapping[str, Any], *, needed: bool = False
+) -> dict[str, ConsumerState]:
+    """Add to the consumers since when the server has been up, where it matters: where deliveries are open."""
+    alone = [consumer for consumer in consumers.values() if not consumer.clustered]
+    if not alone or not (needed or any(consumer.in_flight for consumer in alone)):
+        return consumers
+    up_since = await server_up_since(connection, audit)
+    return consumers | {consumer.name: replace(consumer, up_since=up_since) for consumer in alone}
+
+
+def _with_settlement(consumer: ConsumerState, census: Census | None) -> ConsumerState:
+    if census is None or census.created.get(consumer.name) != consumer.created:
+        return consumer
+    settlement = census.settlements[consumer.name]
+    # One that was reset since delivers jobs again.
+    return replace(consumer, settlement=settlement) if consumer.delivered >= settlement.sequence else consumer
 
 
 async def count_consumers(connection: Connection, queue: str) -> dict[str, ConsumerState]:
@@ -161,12 +200,32 @@ async def refresh_snapshot(connection: Connection, snapshot: QueueSnapshot) -> Q
         return None
     consumers: dict[str, ConsumerState] = {}
     for name, before in snapshot.consumers.items():
-        after = consumers[name] = consumer_state(infos[name], before.stored, before.dead, infos.held_above)
+        after = consumer_state(infos[name], before.stored, before.dead, infos.held_above)
         same = after.created == before.created and after.filters == before.filters
-        if not same or after.delivered < before.delivered:
+        if not same or _moved_back(before, after):
             return None
+        consumers[name] = after
+    if snapshot.audit:
+        needed = any(consumer.up_since for consumer in snapshot.consumers.values())
+        audit = snapshot.companions[snapshot.audit]
+        consumers = await _with_uptime(connection, consumers, audit, needed=needed)
+    for name, before in snapshot.consumers.items():
+        # A server that restarted, or another one, may have forgotten deaths that a census proved.
+        after = consumers[name]
+        if before.settlement and after.up_since == before.up_since and (after.up_since or not after.clustered):
+            consumers[name] = replace(after, settlement=before.settlement)
     taken_at = max((consumer.taken_at for consumer in consumers.values()), default=snapshot.taken_at)
     return replace(snapshot, consumers=consumers, taken_at=taken_at)
+
+
+def _moved_back(before: ConsumerState, after: ConsumerState) -> bool:
+    """Return whether a consumer was reset, or has lost state in a crash, also if it has delivered as far again."""
+    pairs = (
+        (before.delivered, after.delivered),
+        (before.deliveries, after.deliveries),
+        (before.ack_floor, after.ack_floor),
+    )
+    return any(later < earlier for earlier, later in pairs)
 
 
 @dataclass(slots=True)
@@ -183,6 +242,7 @@ async def _count_between_reads(
 ) -> tuple[dict[str, ConsumerState], _JobCounts]:
     """Count each consumer's stored jobs between two reads of the consumer that agree."""
     states: dict[str, ConsumerState] = {}
+    calmest = dict(before)
     for attempt in range(_MAX_COUNTS):
         if attempt:
             await sleep(_COUNT_PAUSE)
@@ -198,11 +258,15 @@ async def _count_between_reads(
                 # A job that is done may have left only after the jobs were counted.
                 floors = [held for held in (before.held_above, after.held_above) if held is not None]
                 states[name] = consumer_state(info, stored, dead, min(floors, default=None))
+        calmest |= {
+            name: info for name, info in after.items() if name not in calmest or not _is_calmer(calmest[name], info)
+        }
         before = after
         if len(states) == len(after):
             break
     for name in before.keys() - states.keys():
-        states[name] = consumer_state(before[name], counts.stored[name], None, before.held_above)
+        # The fewer deliveries are open, the more its numbers prove.
+        states[name] = consumer_state(calmest[name], counts.stored[name], None, before.held_above)
     return {name: states[name] for name in before}, counts
 
 
@@ -240,6 +304,12 @@ async def _subject_pages(
         offset += len(subjects)
         if not subjects or offset >= info.get("total", 0):
             return
+
+
+def _is_calmer(info: Mapping[str, Any], later: Mapping[str, Any]) -> bool:
+    """Return whether a consumer had fewer deliveries open than later, and was the same one."""
+    same = info["created"] == later["created"] and info["delivered"]["stream_seq"] <= later["delivered"]["stream_seq"]
+    return same and bool(info["num_ack_pending"] < later["num_ack_pending"])
 
 
 def _position(info: Mapping[str, Any]) -> tuple[Any, ...]:

@@ -91,15 +91,15 @@ def _stored_sequence(job: RedrivenJob, answer: PubAck | ApiError | TransientErro
     """Return the stream sequence of a copy, or why it isn't known to be stored."""
     letter = job.letter
     if isinstance(answer, ApiError):
-        return RedriveError(_refused(letter, answer))
+        return RedriveError(_refused(job, answer))
     if isinstance(answer, TransientError):
         return answer
-    if answer.stream != letter.death.stream:
+    if answer.stream != job.stream:
         return RedriveError(
-            f"expected {letter.death.stream} to store the copy of {letter.sequence}, found an answer of"
+            f"expected {job.stream} to store the copy of {letter.sequence}, found an answer of"
             f" {answer.stream}: original kept"
         )
-    if answer.sequence == letter.sequence:
+    if answer.sequence == letter.sequence and job.stream == letter.death.stream:
         return RedriveError(f"the server took the copy for the original (sequence {letter.sequence})")
     return answer.sequence
 
@@ -119,7 +119,7 @@ async def _explain(connection: Connection, job: RedrivenJob, error: ApiError) ->
     if error.err_code == _DUPLICATE_IN_BATCH:
         # Stored without a marker, before the queue allowed batches.
         return (await store_copies(connection, [job]))[0]
-    refused = RedriveError(_refused(job.letter, error))
+    refused = RedriveError(_refused(job, error))
     if error.err_code != _WRONG_LAST_SEQUENCE:
         return refused
     try:
@@ -166,8 +166,8 @@ def _letter_marker(letter: DeadLetter) -> str:
     return marker_subject(letter.death.stream, letter.sequence)
 
 
-def _refused(letter: DeadLetter, error: ApiError) -> str:
-    return f"{letter.death.stream} refused the copy of {letter.sequence}: {error.description}"
+def _refused(job: RedrivenJob, error: ApiError) -> str:
+    return f"{job.stream} refused the copy of {job.letter.sequence}: {error.description}"
 
 
 async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_queue: str, why: str) -> int:
@@ -197,7 +197,8 @@ async def store_parked(connection: Connection, letter: DeadLetter, dead_letter_q
     return ack.sequence
 
 
-def _is_record_of(letter: DeadLetter, stored: StoredMessage) -> bool:
+def is_record_of(letter: DeadLetter, stored: StoredMessage) -> bool:
+    """Return whether a message of the dead letter queue is the parked record of a letter."""
     record = read_record(stored, letter.death.stream)
     if record is None or record.parked is None or record.death.created != letter.death.created:
         return False
@@ -216,7 +217,7 @@ async def _store_parked(connection: Connection, letter: DeadLetter, headers: Hea
         ack = await store(connection, subject, letter.body, headers)
         if not ack.duplicate:
             return ack
-        if (stored := await get_message(connection, ack.stream, ack.sequence)) and _is_record_of(letter, stored):
+        if (stored := await get_message(connection, ack.stream, ack.sequence)) and is_record_of(letter, stored):
             return ack
         headers = Headers(
             (name, f"{value}:{ack.sequence}" if name == MSG_ID else value) for name, value in headers.items()

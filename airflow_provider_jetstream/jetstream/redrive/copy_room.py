@@ -43,7 +43,7 @@ _ADVICE = "raise the limit, declare discard new, or redrive all letters in place
 class CopyRoom:
     """The room in the streams in which a redrive stores.
 
-    :param config: the work queue's configuration on the server
+    :param config: the configuration on the server of the queue that gets the new jobs
     :param letters_config: the dead letter queue's, if it is known
     """
 
@@ -128,7 +128,8 @@ class CopyRoom:
     async def _is_oldest(self, letter: DeadLetter, subject: str) -> bool:
         """Return whether the job that a copy on a subject would drop is the letter's own original."""
         oldest = await next_message(self._connection, self._config["name"], 1, subject)
-        return letter.source == BodySource.QUEUE and oldest is not None and oldest.sequence == letter.sequence
+        is_stored_there = letter.source == BodySource.QUEUE and letter.death.stream == self._config["name"]
+        return is_stored_there and oldest is not None and oldest.sequence == letter.sequence
 
 
 def copied_messages(job: RedrivenJob) -> tuple[int, int]:
@@ -149,9 +150,9 @@ def take_room(room: StreamRoom, job: RedrivenJob) -> None:
     letter = job.letter
     messages, size = copied_messages(job)
     if problem := room.problem(messages, size):
-        raise RedriveError(_no_room(letter.death.stream, letter, problem))
+        raise RedriveError(_no_room(job.stream, letter, problem))
     room.take(messages, size)
-    if letter.source == BodySource.QUEUE:
+    if letter.source == BodySource.QUEUE and letter.death.stream == job.stream:
         room.take(-1, -stored_size(letter.subject, Headers(letter.headers), letter.body))
 
 

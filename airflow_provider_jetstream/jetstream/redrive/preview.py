@@ -5,17 +5,20 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.audit.intent import no_audit
 from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.errors import CopyTooLargeError, RedriveError
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.copy_room import take_room
-from airflow_provider_jetstream.jetstream.redrive.protocol import check_target, choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.redrive import require_sequences
+from airflow_provider_jetstream.jetstream.redrive.key_order import check_order
+from airflow_provider_jetstream.jetstream.redrive.protocol import choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, redriven_job
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
+from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
+from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,7 +26,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
-    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
 
@@ -39,19 +41,21 @@ class Preview:
 
     :param protocol: how letters would be brought back
     :param guarantee: what the protocol guarantees
+    :param target: the queue that would get the new jobs, where it is another one
     :param redriven: how many letters would be redriven
     :param parked: how many would be parked
     :param failed: original sequence → why it would stay a dead letter; the first hundred
     :param failures: how many would stay dead letters
     :param groups: the letters by cause
     :param sample: the first few letters
-    :param uncertain: dead letters that can't be identified yet
+    :param uncertain: more jobs that may be dead: they can't be identified yet, or are gone unaccounted for
     :param undeliverable: jobs that match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     """
 
     protocol: Protocol
     guarantee: str
+    target: str | None = None
     redriven: int = 0
     parked: int = 0
     failed: dict[int, str] = field(default_factory=dict)
@@ -77,6 +81,7 @@ class Preview:
             "dry_run": True,
             "protocol": self.protocol.value,
             "guarantee": self.guarantee,
+            "target": self.target,
             "redriven": self.redriven,
             "parked": self.parked,
             "failed": self.failures,
@@ -100,26 +105,36 @@ async def preview(
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
-    scan = await Scan.begin(connection, queue, vanished=request.selection.vanished)
-    choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
+    request = own_request(request, queue)
+    check_order(request, queue)
+    scan = await Scan.begin(connection, queue, vanished=request.selection.vanished, census=request.census)
+    if scan.audit is None:
+        raise no_audit(queue.name)
+    target = await read_target(connection, request, scan)
+    choice = choose_protocol(
+        *(request, scan.snapshot, connection.api_level, scan.context.handler_names), target=target.other_snapshot
+    )
     await require_sequences(scan, request.selection)
+    await scan.account(persist=False)
     result = Preview(
         choice.protocol,
         choice.guarantee,
-        uncertain=scan.reconciliation.uncertain,
+        target.stream if target.is_other else None,
+        uncertain=scan.uncertain,
         undeliverable=scan.undeliverable,
-        risks=scan.risks,
     )
     limits = CopyLimits.of(
-        *(connection, scan.snapshot.config, choice.protocol, request.protocol), in_place=choice.rest_in_place
+        *(connection, target.snapshot.config, choice.protocol, request.protocol), in_place=choice.rest_in_place
     )
-    state = scan.snapshot.state
-    room = StreamRoom(scan.snapshot.config, state["messages"], state["bytes"])
+    state = target.snapshot.state
+    room = StreamRoom(target.snapshot.config, state["messages"], state["bytes"])
     async for letter in scan.letters(request.selection):
         preview_letter(
-            *(result, request, letter, scan.snapshot, group_by, limits),
+            *(result, request, letter, target, group_by, limits),
             room=None if choice.protocol == Protocol.IN_PLACE else room,
         )
+    # Some are found only while the letters are read.
+    result.risks = (*scan.risks, *target.risks)
     return result
 
 
@@ -127,7 +142,7 @@ def preview_letter(
     result: Preview,
     request: RedriveRequest,
     letter: DeadLetter,
-    snapshot: QueueSnapshot,
+    target: RedriveTarget,
     group_by: Sequence[GroupField],
     limits: CopyLimits,
     *,
@@ -135,8 +150,9 @@ def preview_letter(
 ) -> None:
     """Add to a preview what a redrive would do with one letter.
 
+    :param target: the queue that would get the new job
     :param limits: the largest sizes of new jobs
-    :param room: what the queue stores without dropping a job, where that is known; the new job is counted in it
+    :param room: what that queue stores without dropping a job, where that is known; the new job is counted in it
     """
     result.groups.add(letter, group_by)
     if letter.copy_sequence is not None:
@@ -148,7 +164,7 @@ def preview_letter(
         return
     try:
         content = repaired_content(letter, request.transform)
-        check_target(content.subject, request.subject or letter.subject, snapshot)
+        target.check_subject(content.subject, request.subject or letter.subject)
         job = redriven_job(letter, content, request.subject, limits)
         if room:
             take_room(room, job)

@@ -9,10 +9,11 @@ from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import marker_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE
-from airflow_provider_jetstream.jetstream.errors import RedriveError, RedriveRequestError
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.queue.gate import copy_problem, held_problem
 from airflow_provider_jetstream.jetstream.queue.stream_room import StreamRoom
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.redrive.target import subject_problem
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -22,18 +23,20 @@ if TYPE_CHECKING:
 _BATCHES_LEVEL = 2
 _RESET_LEVEL = 4
 
+_ONCE = "nothing is lost and nothing runs twice, at whatever point it is cut off and whenever any redrive comes next"
+
 GUARANTEES = {
     Protocol.COPY: (
-        "nothing is lost at any point; a job can run twice only if the redrive is cut off between storing the copy and"
-        " recording it, and is run again after the queue's duplicate window, or after a restart of the server"
+        f"{_ONCE}; where the queue's archive doesn't show whether a copy was stored, the letter is set aside until a"
+        " request names it"
     ),
     Protocol.ATOMIC: (
-        "nothing is lost at any point; a job can run twice only if the redrive is cut off before the original is"
-        " removed, and is run again more than a day later"
+        f"{_ONCE}; more than a day later, where the queue's archive doesn't show whether a copy was stored, the letter"
+        " is set aside until a request names it"
     ),
     Protocol.IN_PLACE: (
-        "nothing is lost and nothing runs twice, at whatever point it is cut off and run again; letters that are no"
-        " longer stored come back by copies"
+        f"{_ONCE}, unless the reset is held back by the network for half a minute; letters that are no longer stored"
+        " come back by copies"
     ),
 }
 
@@ -58,48 +61,60 @@ class ProtocolChoice:
 
 
 def choose_protocol(
-    request: RedriveRequest, snapshot: QueueSnapshot, api_level: int, handlers: Sequence[str] = ()
+    request: RedriveRequest,
+    snapshot: QueueSnapshot,
+    api_level: int,
+    handlers: Sequence[str] = (),
+    *,
+    target: QueueSnapshot | None = None,
 ) -> ProtocolChoice:
     """Choose how to bring letters back.
 
     :param api_level: the API level of the server
     :param handlers: the consumers of the dead letter queue that handle letters
+    :param target: the queue that gets the new jobs, where it is another one
     :raises RedriveRequestError: the request isn't possible for this queue
     """
     no_batches, no_reset = _no_batches(snapshot, api_level), _no_reset(api_level)
-    _check_subject(request, snapshot)
+    storing = target or snapshot
+    _check_subject(request, storing, is_other=target is not None)
     _check_undeliverable(request, snapshot)
     _check_protocol(request, snapshot, no_batches, no_reset, handlers)
     if request.protocol == Protocol.IN_PLACE:
         return ProtocolChoice(request.protocol, "the request names it")
     held = held_problem(snapshot.queue, snapshot.held_above)
     can_reset = not (request.impossible_in_place or no_reset or handlers or held)
-    if request.max_redrives != 0 and (no_copies := copy_problem(snapshot.config)):
+    if request.max_redrives != 0 and (no_copies := copy_problem(storing.config)):
         if request.protocol == Protocol.AUTO and can_reset:
             return ProtocolChoice(Protocol.IN_PLACE, no_copies)
         raise RedriveRequestError(
             f"expected a queue that stores copies, found otherwise: {no_copies}; redrive all of them in place, or park"
             " them with max_redrives 0"
         )
-    full = capacity_problem(request, snapshot, markers=request.protocol != Protocol.COPY and not no_batches)
+    markers = target is None and request.protocol != Protocol.COPY and not no_batches
+    full = capacity_problem(request, snapshot, markers=markers, target=target)
     if full and request.protocol == Protocol.AUTO and can_reset:
         return ProtocolChoice(Protocol.IN_PLACE, full)
-    if full and (no_room := _no_room(snapshot, markers=request.protocol != Protocol.COPY and not no_batches)):
+    if full and (no_room := _no_room(storing, markers=markers)):
         raise RedriveRequestError(
             f"expected room for copies, found otherwise: {no_room}, and discards its oldest jobs for new ones; raise"
             " its limits, park letters with max_redrives 0, or redrive all of them in place"
         )
     if request.protocol != Protocol.AUTO:
         return ProtocolChoice(request.protocol, "the request names it")
-    if not no_batches:
+    if target is None and not no_batches:
         return ProtocolChoice(Protocol.ATOMIC, "the queue allows atomic batches", can_reset)
-    return ProtocolChoice(Protocol.COPY, no_batches, can_reset)
+    reason = f"the new jobs go to {target.queue}, another stream" if target else no_batches
+    return ProtocolChoice(Protocol.COPY, reason, can_reset)
 
 
-def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, markers: bool) -> str:
+def capacity_problem(
+    request: RedriveRequest, snapshot: QueueSnapshot, *, markers: bool, target: QueueSnapshot | None = None
+) -> str:
     """Return a clause that says why a queue can't store copies before the originals are removed; empty if it can.
 
     :param markers: whether each copy leaves a marker
+    :param target: the queue that stores the copies, where it is another one
     """
     if request.max_redrives == 0:
         return ""
@@ -112,10 +127,14 @@ def capacity_problem(request: RedriveRequest, snapshot: QueueSnapshot, *, marker
     copies = min(dead, PAGE)
     needed = copies + dead + copies if markers else copies
     average = state["bytes"] / state["messages"] if state["messages"] else 0
+    storing = target or snapshot
+    if target is not None:
+        # Nothing is removed there for what is stored.
+        state, needed = target.state, dead
     for limit, used, size in (("max_msgs", state["messages"], 1), ("max_bytes", state["bytes"], average)):
-        maximum = snapshot.config.get(limit, -1)
+        maximum = storing.config.get(limit, -1)
         if needed and 0 < maximum < used + needed * size:
-            return f"{snapshot.queue} has no room for copies ({limit} {maximum}, {used} used)"
+            return f"{storing.queue} has no room for copies ({limit} {maximum}, {used} used)"
     return ""
 
 
@@ -126,49 +145,9 @@ def _no_room(snapshot: QueueSnapshot, *, markers: bool) -> str:
     return f"{snapshot.queue} has no room for copies ({problem})" if problem else ""
 
 
-def _check_subject(request: RedriveRequest, snapshot: QueueSnapshot) -> None:
-    if request.subject is not None and (problem := target_problem(request.subject, snapshot)):
+def _check_subject(request: RedriveRequest, snapshot: QueueSnapshot, *, is_other: bool) -> None:
+    if request.subject is not None and (problem := subject_problem(request.subject, snapshot, is_other=is_other)):
         raise RedriveRequestError(problem)
-
-
-def check_target(repaired: str | None, subject: str, snapshot: QueueSnapshot) -> None:
-    """Raise unless a letter can become a job of a subject.
-
-    :param repaired: the subject that its repair names, if it names one
-    :param subject: the subject otherwise
-    :raises RedriveError: the queue wouldn't store the subject, or no consumer matches the one of the repair
-    """
-    problem = _capture_problem(subject, snapshot) if repaired is None else target_problem(repaired, snapshot)
-    if problem:
-        raise RedriveError(f"{problem}; the letter is untouched")
-
-
-def _capture_problem(subject: str, snapshot: QueueSnapshot) -> str:
-    """Return a sentence that says why the queue wouldn't store a message on a subject; empty if it would."""
-    subjects, transform = snapshot.config.get("subjects") or [], snapshot.config.get("subject_transform") or {}
-    if not covered_by_any(subjects, subject):
-        return (
-            f"expected a subject of {snapshot.queue} ({', '.join(subjects)}), found {subject}: a dead letter comes back"
-            " as a job of the same queue"
-        )
-    if transform and covered_by_any([transform.get("src") or ">"], subject):
-        return (
-            f"expected a subject that {snapshot.queue} stores as it is, found {subject}: it would store the copy as"
-            f" {transform.get('dest')} (subject_transform), once more; redrive all letters in place"
-        )
-    return ""
-
-
-def target_problem(subject: str, snapshot: QueueSnapshot) -> str:
-    """Return a sentence that says why a subject can't have jobs; empty if it can."""
-    if problem := _capture_problem(subject, snapshot):
-        return problem
-    if snapshot.consumer_for(subject) is None:
-        return (
-            f"expected a subject that a consumer of {snapshot.queue} takes, found {subject}: no worker would get the"
-            " jobs"
-        )
-    return ""
 
 
 def _check_protocol(

@@ -5,38 +5,44 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from array import array
 from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
-from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource, DeadLetter
-from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Page, Scan
+from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.errors import ApiError, DeadLetterGoneError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.errors import (
+    LeaseLostError,
+)
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.claims import Claims
-from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
+from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
-from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
+from airflow_provider_jetstream.jetstream.redrive.recovery import recover
+from airflow_provider_jetstream.jetstream.redrive.redrive_lease import redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.redrive.requested_sequences import require_sequences
+from airflow_provider_jetstream.jetstream.redrive.requeueing import Requeueing
+from airflow_provider_jetstream.jetstream.redrive.run_progress import RunProgress, finish_run
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
+from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget, own_request, read_target
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Collection, Iterator, Sequence
+    from collections.abc import Callable, Sequence
     from datetime import datetime
 
-    from airflow_provider_jetstream.jetstream.audit.log import RunRecord
+    from airflow_provider_jetstream.jetstream.audit.lease import Lease
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
 
-_PROGRESS_SECONDS = 5.0
 # A letter that was proved longer ago than this is proved again before anything is done with it.
 _PROOF_SECONDS = 0.5
 
@@ -52,22 +58,72 @@ async def redrive_dead_letters(
     """Bring dead letters back as jobs with fresh deliveries.
 
     Waits until no worker can be working on a letter any more: at most the consumer's ack wait after the letter's death.
+    Waits before that until nobody else changes the queue's letters: it holds the queue's lease until it returns. With
+    an ``order_key`` it doesn't hold the lease while it waits for jobs to complete.
 
     :param queue: the work queue, with its dead letter queue
     :param request: which letters, and how; all in circulation, unchanged, where absent
     :param progress: called every five seconds
-    :param stopped: called before each batch; true leaves the remaining letters where they are
+    :param stopped: called before each batch, and while jobs are awaited; true leaves the remaining letters where they
+        are
     :return: the report, which includes letters that failed; nothing is raised for them
     :raises RedriveRequestError: the request isn't possible for this queue; nothing was done
     :raises DeadLetterGoneError: a requested sequence is no dead letter (any more); nothing was done
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
+    :raises LeaseHeldError: another operation changes the queue's letters; nothing was done
+    :raises LeaseLostError: another operation took the lease, since this one was cut off from the server for too long;
+        what it did so far is done
     """
-    request = request or RedriveRequest()
-    scan = await Scan.begin(connection, queue, vanished=request.selection.vanished)
-    choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
-    log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
-    return await _Redrive(connection, queue, request, scan, choice, progress, stopped).run()
+    request, report = own_request(request or RedriveRequest(), queue), RedriveReport()
+    if request.order_key is None:
+        await _redrive_once(connection, queue, request, report, progress, stopped)
+        return report
+    check_order(request, queue)
+    async with KeyOrder(connection, queue, request, stopped) as order:
+        while True:
+            await _redrive_once(connection, queue, request, report, progress, stopped, order)
+            order.take_results(report)
+            if report.cancelled or not await order.wait():
+                break
+        order.close(report)
+    if request.run and not (request.keep_open or report.cancelled or report.failures):
+        await finish_run(connection, queue, request.run)
+    return report
+
+
+async def _redrive_once(
+    connection: Connection,
+    queue: WorkQueue,
+    request: RedriveRequest,
+    report: RedriveReport,
+    progress: Callable[[RedriveReport], None],
+    stopped: Callable[[], bool],
+    order: KeyOrder | None = None,
+) -> None:
+    # What was scanned before another operation released the lease isn't so any more.
+    async with redrive_lease(connection, queue, request, stopped) as lease:
+        # The jobs of earlier waves are in flight.
+        census = request.census and (order is None or not order.is_listed)
+        scan = await Scan.begin(connection, queue, vanished=request.selection.vanished, census=census)
+        if lease is None or scan.audit is None:
+            raise no_audit(queue.name)
+        scan.audit = scan.audit.fenced(lease)
+        target = await read_target(connection, request, scan)
+        choice = choose_protocol(
+            *(request, scan.snapshot, connection.api_level, scan.context.handler_names), target=target.other_snapshot
+        )
+        log.info("Redriving %s by %s (%s): %s", queue.name, choice.protocol.value, choice.reason, choice.guarantee)
+        await scan.account()
+        intents = IntentLog(connection, scan.audit, lease.operation)
+        running = RunProgress(scan.audit, queue.name, request, report, progress)
+        redrive = _Redrive(
+            *(connection, queue, request, scan, intents, target, choice, report, running, stopped), order=order
+        )
+        await redrive.begin(lease, intents)
+        await redrive.run()
+        if intents.open_since is not None:
+            lease.leave_open()
 
 
 class _Redrive:
@@ -77,9 +133,14 @@ class _Redrive:
         queue: WorkQueue,
         request: RedriveRequest,
         scan: Scan,
+        intents: IntentLog,
+        target: RedriveTarget,
         choice: ProtocolChoice,
-        progress: Callable[[RedriveReport], None],
+        report: RedriveReport,
+        progress: RunProgress,
         stopped: Callable[[], bool],
+        *,
+        order: KeyOrder | None = None,
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -87,63 +148,90 @@ class _Redrive:
         self._scan = scan
         self._progress = progress
         self._stopped = stopped
-        self._rate_limiter = RateLimiter(request.rate)
-        self._record: RunRecord | None = None
-        self._reported_at = time.monotonic()
-        self._report = RedriveReport(
-            protocol=choice.protocol,
-            guarantee=choice.guarantee,
-            uncertain=scan.reconciliation.uncertain,
-            undeliverable=scan.undeliverable,
-            risks=scan.risks,
-        )
+        self._order = order
+        self._rate_limiter = order.rate_limiter if order else RateLimiter(request.rate)
+        report.protocol, report.guarantee = choice.protocol, choice.guarantee
+        report.target = target.stream if target.is_other else None
+        report.uncertain, report.undeliverable = scan.uncertain, scan.undeliverable
+        report.risks = (*scan.risks, *target.risks)
+        self._report = report
         self._claims = Claims.of_scan(connection, scan.context)
         self._steps = Steps(
-            *(connection, queue, scan.snapshot, request, choice.protocol, scan.audit, self._report),
+            *(connection, queue, scan.snapshot, request, choice.protocol, intents, self._report),
             claims=self._claims,
             rest_in_place=choice.rest_in_place,
+            target=target,
         )
 
-    async def run(self) -> RedriveReport:
-        async with self._claims or nullcontext():
-            return await self._run()
+        self._requeueing = Requeueing(
+            *(scan, self._steps, report, stopped),
+            wait_until=lambda moment: _wait_until(scan, moment),
+            on_requeued=progress.report_now,
+        )
 
-    async def _run(self) -> RedriveReport:
-        await self._resume()
-        await require_sequences(self._scan, self._request.selection, {*self._report.redriven, *self._report.parked})
-        selection = self._request.selection
+    async def begin(self, lease: Lease, intents: IntentLog) -> None:
+        """Add to the report what earlier tries did, and finish what redrives began that were cut off."""
+        scan = self._scan
+        await self._progress.begin(resumes=self._is_first)
+        await recover(self._connection, scan.context, scan.classify, self._steps, intents, lease.open_since)
+        # What they left open that still is, this redrive has recorded once more.
+        lease.open_since = intents.open_since
+
+    @property
+    def _is_first(self) -> bool:
+        return self._order is None or not self._order.is_listed
+
+    async def run(self) -> None:
+        try:
+            async with self._claims or nullcontext():
+                await self._run()
+        except LeaseLostError as error:
+            done = f"{len(self._report.redriven)} letters were redriven and {len(self._report.parked)} parked before"
+            raise LeaseLostError(f"{error}; {done}") from None
+
+    async def _run(self) -> None:
+        order, selection = self._order, self._request.selection
+        if self._is_first:
+            await require_sequences(self._scan, selection, {*self._report.redriven, *self._report.parked})
         if self._report.protocol == Protocol.IN_PLACE:
-            selection = Selection(sequences=frozenset(await self._requeue_all(Selection())))
+            selection = Selection(sequences=frozenset(await self._requeueing.requeue_all(Selection())))
+        if order and self._scan.audit:
+            await self._redrive_wave(order, self._scan.audit, selection)
+        else:
+            await self._redrive_pages(selection)
+        await self._requeueing.requeue_rest()
+        self._report.risks = tuple(dict.fromkeys((*self._report.risks, *self._scan.risks)))
+        complete = not self._report.cancelled and not self._report.failures
+        finished = complete and not self._request.keep_open and self._order is None
+        await self._progress.report_now(finished=finished)
+
+    async def _redrive_pages(self, selection: Selection) -> None:
         async for page in self._scan.pages(selection):
             if self._report.cancelled:
                 break
             await self._scan.record_handled()
             await self._steps.clean_up(page.dismissed)
             await self._redrive(page.letters)
-        await self._requeue_rest()
-        complete = not self._report.cancelled and not self._report.failures
-        await self._report_progress(finished=complete and not self._request.keep_open)
-        return self._report
 
-    async def _resume(self) -> None:
-        audit, run = self._scan.audit, self._request.run
-        if run is None or audit is None:
-            return
-        try:
-            self._record = await audit.begin_run(run, self._request.who, self._request.why)
-        except (ApiError, TransientError) as error:
-            raise RedriveError(
-                f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: see to it that"
-                " the audit takes records, then run it again"
-            ) from None
-        async for letter in audit.letters_of_run(self._record):
-            if letter.action == "parked":
-                self._report.add_parked(letter.sequence)
-            else:
-                self._report.redriven.add(letter.sequence, letter.new_sequence or letter.sequence)
-            self._report.resumed += 1
-        if self._report.resumed:
-            log.info("Continuing a redrive that has already handled %d letters", self._report.resumed)
+    async def _redrive_wave(self, order: KeyOrder, audit: AuditLog, selection: Selection) -> None:
+        """Redrive the first letter of each key, as far as the jobs before have completed."""
+        if order.is_listed:
+            await self._scan.named_unaccounted(selection)
+        else:
+            async for page in self._scan.pages(selection):
+                await self._scan.record_handled()
+                await self._steps.clean_up(page.dismissed)
+                await order.add(page.letters, audit)
+            order.end_listing()
+        wave = await order.next_wave(audit)
+        for start in range(0, len(wave), PAGE):
+            # Not by a selection: these letters were selected, but the request doesn't name them.
+            results = await self._scan.classify(wave[start : start + PAGE])
+            letters = [job for job in results if isinstance(job, DeadLetter)]
+            dismissed = [job for job in results if isinstance(job, NotDead)]
+            order.dismiss(dismissed)
+            await self._steps.clean_up(dismissed)
+            await self._redrive([letter for letter in letters if (letter.parked is not None) == selection.parked])
 
     async def _redrive(self, letters: Sequence[DeadLetter]) -> None:
         proved_at, waiting = time.monotonic(), list(letters)
@@ -163,8 +251,7 @@ class _Redrive:
             self._rate_limiter.consume(len(batch))
             await self._steps.redrive(batch)
             self._rate_limiter.record_stored(len(batch))
-            if time.monotonic() - self._reported_at > _PROGRESS_SECONDS:
-                await self._report_progress()
+            await self._progress.report_if_due()
 
     async def _claim(self, claims: Claims, letters: Sequence[DeadLetter]) -> tuple[list[DeadLetter], list[DeadLetter]]:
         """Return the letters that no handler can get, and those to be claimed once more after them."""
@@ -191,99 +278,14 @@ class _Redrive:
                 self._report.add_failure(job.sequence, "its consumer or its stream was deleted or recreated meanwhile")
             else:
                 ended.append(job)
+        if self._order:
+            self._order.dismiss(ended)
         await self._steps.clean_up(ended)
         return dead
 
     def _is_selected(self, letter: DeadLetter) -> bool:
         reason = letter.death.reason
         return reason != Reason.UNDELIVERABLE or reason in (self._request.selection.reasons or ())
-
-    async def _requeue_rest(self) -> None:
-        """Requeue in place the letters whose copies are too large for the queue."""
-        rest = dict(self._steps.without_room)
-        # A reset would run the job of a letter once more whose copy is stored.
-        if rest and not self._report.failures and not self._report.cancelled:
-            log.info("%d copies are too large for %s: requeueing these letters in place", len(rest), self._queue.name)
-            unstored = set(await self._requeue_all(Selection(sequences=frozenset(rest))))
-            rest = {sequence: why for sequence, why in rest.items() if sequence in unstored}
-        for sequence, why in rest.items():
-            self._report.add_failure(sequence, why)
-
-    async def _requeue_all(self, selection: Selection) -> list[int]:
-        """Requeue stored letters in place; return the sequences of the others, which copies bring back."""
-        waiting: dict[str, datetime] = {}
-        unstored: list[int] = []
-        async for page in self._scan.pages(selection):
-            # A job that has ended, or has a new job, would be delivered once more.
-            await self._steps.clean_up(page.dismissed)
-            await self._steps.redrive([letter for letter in page.letters if letter.copy_sequence is not None])
-            unstored += (letter.sequence for letter in page.letters if letter.source != BodySource.QUEUE)
-            for name, letter in self._requeueable(page):
-                waiting[name] = max(waiting.get(name, letter.ready_at), letter.ready_at)
-        for name, ready_at in waiting.items():
-            if self._stopped():
-                self._report.cancelled = True
-                break
-            # A slow worker may still be working on a job.
-            await _wait_until(self._scan, ready_at)
-            await self._requeue(self._scan.snapshot.consumers[name], selection)
-        return unstored
-
-    async def _requeue(self, consumer: ConsumerState, selection: Selection) -> None:
-        letters, entries = array("Q"), array("Q")
-
-        async def record() -> int:
-            async for page in self._scan.pages(selection):
-                if handled := [job.sequence for job in page.dismissed if job.status == Status.HANDLED and job.stored]:
-                    raise RedriveError(
-                        f"expected no handled job in {self._queue.name}, found {handled[0]}: a reset would deliver it"
-                        " once more; use another protocol"
-                    )
-                stored = [letter for name, letter in self._requeueable(page) if name == consumer.name]
-                letters.extend(letter.sequence for letter in stored)
-                entries.extend(entry for letter in stored for entry in letter.entries)
-                await self._steps.record_requeued(stored)
-            return letters[0] if letters else 0
-
-        try:
-            await requeue(self._connection, self._queue.name, consumer, record)
-        except (RedriveError, TransientError) as error:
-            await self._fail_all(consumer.name, selection, str(error))
-            return
-        for sequence in letters:
-            self._report.redriven.add(sequence, sequence)
-        self._report.entries_left += await remove_entries(
-            self._connection, self._queue, entries, self._scan.context.dead_letter_queue["config"]
-        )
-        await self._report_progress()
-
-    async def _fail_all(self, consumer: str, selection: Selection, why: str) -> None:
-        async for page in self._scan.pages(selection):
-            for name, letter in self._requeueable(page):
-                if name == consumer:
-                    self._report.add_failure(letter.sequence, why)
-
-    def _requeueable(self, page: Page) -> Iterator[tuple[str, DeadLetter]]:
-        """Return the letters that a reset would deliver again, each with the name of the consumer to reset."""
-        for letter in page.letters:
-            consumer = self._scan.snapshot.consumer_for(letter.subject)
-            if consumer and letter.source == BodySource.QUEUE and letter.copy_sequence is None:
-                yield consumer.name, letter
-
-    async def _report_progress(self, *, finished: bool = False) -> None:
-        self._reported_at = time.monotonic()
-        report = self._report
-        log.info(
-            "Redriving %s: %d letters redriven, %d parked, %d failed, %d were no dead letters",
-            *(self._queue.name, len(report.redriven), len(report.parked), report.failures, len(report.gone)),
-        )
-        self._progress(report)
-        if self._record and self._scan.audit:
-            update = {"report": self._report.as_json(), "finished": finished}
-            try:
-                await self._scan.audit.record_progress(self._record.model_copy(update=update))
-            except (ApiError, TransientError) as error:
-                log.warning("The progress of the redrive couldn't be recorded: %s", error)
 
 
 async def _wait_until(scan: Scan, moment: datetime) -> bool:
@@ -294,41 +296,3 @@ async def _wait_until(scan: Scan, moment: datetime) -> bool:
     if (seconds := clock.seconds_until(moment)) > 0:
         await asyncio.sleep(seconds)
     return seconds > 0
-
-
-_NAMED = 5
-_NO_ENTRY = "no entry in the dead letter queue"
-_EXCLUDED = "it is dead, but the rest of the selection excludes it"
-_PARKED = "it is parked; select parked to bring it back"
-
-
-async def require_sequences(scan: Scan, selection: Selection, done: Collection[int] = ()) -> None:
-    """Raise unless every sequence that a selection names is a dead letter that it selects.
-
-    :param done: sequences that an earlier try of the redrive has handled
-    :raises DeadLetterGoneError: a sequence isn't a selected dead letter (any more)
-    """
-    if selection.sequences is None:
-        return
-    missing = set(selection.sequences) - set(done)
-    causes: dict[int, str] = {}
-    async for page in scan.pages(selection):
-        missing -= {letter.sequence for letter in page.letters}
-        causes.update({job.sequence: job.status.meaning for job in page.dismissed})
-    if not missing:
-        return
-    causes |= await _excluded(scan, missing)
-    named = "; ".join(f"{sequence}: {causes.get(sequence, _NO_ENTRY)}" for sequence in sorted(missing)[:_NAMED])
-    raise DeadLetterGoneError(
-        f"expected dead letters of {scan.queue.name}, found otherwise for {len(missing)} of {len(selection.sequences)}"
-        f" sequences ({named}); nothing was redriven: leave them out, or redrive all"
-    )
-
-
-async def _excluded(scan: Scan, sequences: set[int]) -> dict[int, str]:
-    """Return for each dead letter that the rest of a selection excludes why it does."""
-    causes: dict[int, str] = {}
-    for parked, cause in ((False, _EXCLUDED), (True, _PARKED)):
-        every = Selection(sequences=frozenset(sequences), reasons=frozenset(Reason), parked=parked)
-        causes |= {letter.sequence: cause async for letter in scan.letters(every)}
-    return causes

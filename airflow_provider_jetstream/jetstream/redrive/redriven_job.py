@@ -49,6 +49,7 @@ class RedrivenJob:
     :param subject: the new job's subject
     :param content: its body and own headers
     :param headers: all its headers
+    :param stream: the stream that is to store it
     :param left_out: the headers for which there was no room
     :param marked: whether it is stored together with a marker
     """
@@ -57,6 +58,7 @@ class RedrivenJob:
     subject: str
     content: Content
     headers: Headers
+    stream: str
     left_out: Pairs = ()
     marked: bool = False
 
@@ -65,12 +67,14 @@ class RedrivenJob:
 class CopyLimits:
     """The largest new jobs in bytes, their headers included.
 
+    :param stream: the stream that is to store them
     :param what: the limit's name, for messages
     :param marked: with a marker beside it, in one batch; ``None`` where the protocol stores no markers
     :param single: by itself; ``None`` where the protocol allows only batches
     :param in_place: whether letters whose copies are too large are requeued in place
     """
 
+    stream: str
     what: str
     marked: int | None
     single: int | None
@@ -88,7 +92,7 @@ class CopyLimits:
     ) -> CopyLimits:
         """Return the limits of a redrive.
 
-        :param config: the work queue's configuration on the server
+        :param config: the configuration on the server of the queue that gets the new jobs
         :param protocol: the protocol that is used
         :param requested: the protocol that is requested: with ``auto``, a copy that has no room in a batch may be
             stored by itself
@@ -98,6 +102,7 @@ class CopyLimits:
             largest, what = max_msg_size, f"max_msg_size of {config['name']}"
         atomic = protocol == Protocol.ATOMIC
         return cls(
+            config["name"],
             what,
             largest - batch_headers_size() if atomic else None,
             None if atomic and requested != Protocol.AUTO else largest,
@@ -134,7 +139,7 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
     for limit, marked in ((limits.marked, True), (limits.single, False)):
         if limit is not None and (left := _without_optional(headers, size - limit)) is not None:
             left_out = tuple(pair for pair in headers.items() if pair not in left.items())
-            return RedrivenJob(letter, target, content, left, left_out, marked)
+            return RedrivenJob(letter, target, content, left, limits.stream, left_out, marked)
     least = size - sum(_line_size(pair) for pair in headers.items() if pair[0] in OPTIONAL_HEADERS)
     raise CopyTooLargeError(
         f"expected a copy of at most {max(limits.marked or 0, limits.single or 0)} bytes ({limits.what}), found"

@@ -70,14 +70,16 @@ class RedriveReport:
 
     :param protocol: how letters were brought back
     :param guarantee: what the protocol guarantees
-    :param redriven: original sequence → new sequence; the same one where the job was requeued in place
+    :param target: the queue that gets the new jobs, where it is another one
+    :param redriven: original sequence → new sequence; the same one where the job was requeued in place, and 0 where an
+        earlier redrive brought it to another queue than this one does
     :param parked: sequences of letters that were parked
     :param failed: original sequence → why it is still a dead letter; the first thousand
     :param failures: how many are still dead letters
     :param gone: sequences of jobs that are no dead letters (any more)
     :param left_to_handlers: sequences of dead letters whose entries a handler of the dead letter queue still has
     :param entries_left: entries that the dead letter queue doesn't allow to be removed; later scans ignore them
-    :param uncertain: dead letters that can't be identified yet
+    :param uncertain: more jobs that may be dead: they can't be identified yet, or are gone unaccounted for
     :param undeliverable: jobs that match no consumer
     :param risks: what could be lost with the queue as it is, and what isn't possible or known, a sentence each
     :param resumed: how many of the redriven and parked letters an earlier try had handled
@@ -86,6 +88,7 @@ class RedriveReport:
 
     protocol: Protocol = Protocol.COPY
     guarantee: str = ""
+    target: str | None = None
     redriven: SequenceMap = field(default_factory=SequenceMap)
     parked: array[int] = field(default_factory=lambda: array("Q"))
     failed: dict[int, str] = field(default_factory=dict)
@@ -103,13 +106,24 @@ class RedriveReport:
     _highest_gone: int = field(default=0, init=False, repr=False, compare=False)
 
     def add_failure(self, sequence: int, why: str) -> None:
-        """Add a letter that is still a dead letter.
+        """Add a letter that is still a dead letter, once.
 
         :param why: why it is
         """
+        if sequence in self.failed:
+            return
         self.failures += 1
         if len(self.failed) < _NAMED_FAILURES:
             self.failed[sequence] = why
+
+    def add_redriven(self, sequence: int, new_sequence: int | None, stream: str | None) -> None:
+        """Add a letter that has a new job.
+
+        :param sequence: its original sequence
+        :param new_sequence: the new job's
+        :param stream: the new job's stream, where it isn't the letter's own
+        """
+        self.redriven.add(sequence, (new_sequence or 0) if stream == self.target else 0)
 
     def add_parked(self, sequence: int) -> None:
         """Add a letter that was parked."""
@@ -128,13 +142,14 @@ class RedriveReport:
         """Return the stream sequences of the new jobs whose ends can be awaited."""
         pairs = zip(self.redriven, self.redriven.new_sequences(), strict=True)
         # A new job that died between two tries was redriven or parked itself, and its end can't be found any more.
-        superseded = {old for old, new in pairs if old != new} | set(self.parked)
-        return set(self.redriven.new_sequences()) - superseded
+        superseded = {old for old, new in pairs if old != new} | set(self.parked) if self.target is None else set()
+        return set(self.redriven.new_sequences()) - superseded - {0}
 
     def as_json(self) -> dict[str, Any]:
         """Return the report in a form that fits an XCom: counts, and sequences as ranges."""
         return {
             "protocol": self.protocol.value,
+            "target": self.target,
             "redriven": len(self.redriven),
             "parked": len(self.parked),
             "failed": self.failures,
@@ -145,7 +160,7 @@ class RedriveReport:
             "undeliverable": self.undeliverable,
             "resumed": self.resumed,
             "from_sequences": sequence_ranges(self.redriven)[:_REPORTED_RANGES],
-            "to_sequences": sequence_ranges(self.redriven.new_sequences())[:_REPORTED_RANGES],
+            "to_sequences": sequence_ranges(filter(None, self.redriven.new_sequences()))[:_REPORTED_RANGES],
             "failures": dict(sorted(self.failed.items())[:_REPORTED_FAILURES]),
             "risks": [str(risk) for risk in self.risks],
         }

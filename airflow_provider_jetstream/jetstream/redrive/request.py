@@ -11,10 +11,15 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.order_key import order_key_problem
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
+
+# Longer than the lease of a process that was killed.
+LEASE_TIMEOUT = 60.0
 
 
 class Protocol(StrEnum):
@@ -35,14 +40,21 @@ class RedriveRequest:
     """The request for a redrive.
 
     :param selection: which letters; all in circulation where absent
-    :param subject: the subject of the new jobs, one of the same queue; each job's own subject where absent
+    :param subject: the subject of the new jobs, one of the same queue or of the target; each job's own subject where
+        absent
+    :param target: the work queue that gets the new jobs; the same queue where absent
     :param transform: repairs letters before they become jobs
     :param rate: letters per second at most; as fast as possible where absent
     :param protocol: how letters are brought back
     :param max_redrives: letters that were redriven so often are parked instead; 0 parks all
+    :param order_key: where each letter states its key: ``header:<name>``, ``subject:<number of the token>`` or
+        ``body:<field>``. Letters of a key come back one after the other, each once the job before it has completed
     :param why: a reason, for the audit
     :param who: who requests it, for the audit; any JSON value
     :param run: the redrive's key, one token: a redrive with the key of one that was cut off continues it
+    :param lease_timeout: seconds to wait at most for another operation that changes the queue's letters
+    :param census: whether to pause consumers until nothing of them is in flight, for their ack wait and half a minute
+        at most, so that more letters are certain; needs nats-server 2.11
     :param keep_open: whether the redrive stays open in the audit once all letters are handled, because a caller that
         waits for the jobs may be cut off in that too
     :raises RedriveRequestError: a field has an invalid value, or fields exclude each other
@@ -50,13 +62,17 @@ class RedriveRequest:
 
     selection: Selection = field(default_factory=Selection)
     subject: str | None = None
+    target: WorkQueue | None = None
     transform: Transform | None = None
     rate: float | None = None
     protocol: Protocol = Protocol.AUTO
     max_redrives: int | None = None
+    order_key: str | None = None
     why: str | None = None
     who: dict[str, Any] = field(default_factory=dict)
     run: str | None = None
+    lease_timeout: float = LEASE_TIMEOUT
+    census: bool = False
     keep_open: bool = False
 
     def __post_init__(self) -> None:
@@ -64,12 +80,18 @@ class RedriveRequest:
             raise RedriveRequestError(
                 f"expected a rate above 0 letters a second, found {self.rate}: leave it out for all speed"
             )
+        if not (isfinite(self.lease_timeout) and self.lease_timeout >= 0):
+            raise RedriveRequestError(f"expected a lease_timeout of at least 0 seconds, found {self.lease_timeout}")
         if self.max_redrives is not None and self.max_redrives < 0:
             raise RedriveRequestError(f"expected max_redrives of at least 0, found {self.max_redrives}")
         if self.subject is not None and (problem := subject_problem(self.subject, wildcards=False)):
             raise RedriveRequestError(f"expected a subject to redrive to, found {self.subject!r}: {problem}")
         if self.run is not None and ("." in self.run or subject_problem(self.run, wildcards=False)):
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
+        if problem := self._target_problem():
+            raise RedriveRequestError(problem)
+        if self.order_key is not None and (problem := order_key_problem(self.order_key)):
+            raise RedriveRequestError(problem)
         if problem := self._audit_problem():
             raise RedriveRequestError(f"expected who and why to fit a record in JSON, found otherwise: {problem}")
         if self.protocol == Protocol.IN_PLACE and (fields := self.impossible_in_place):
@@ -79,20 +101,47 @@ class RedriveRequest:
             )
 
     @property
+    def operation(self) -> str:
+        """What the holder of the queue's lease does, in words."""
+        if self.max_redrives == 0:
+            return "park"
+        return "redrive in place" if self.protocol == Protocol.IN_PLACE else "redrive"
+
+    @property
     def impossible_in_place(self) -> tuple[str, ...]:
         """The names of the set fields that a redrive in place can't honour."""
         fields = {
             "selection": not self.selection.selects_all,
             "subject": self.subject,
+            "target": self.target is not None,
             "transform": self.transform,
             "rate": self.rate,
             "max_redrives": self.max_redrives is not None,
+            "order_key": self.order_key,
         }
         return tuple(name for name, is_set in fields.items() if is_set)
 
     def must_park(self, letter: DeadLetter) -> bool:
         """Return whether a letter is to be parked rather than redriven."""
         return self.max_redrives is not None and letter.redrives >= self.max_redrives
+
+    def _target_problem(self) -> str:
+        """Return why the target can't get the new jobs; empty if it can, as far as that shows without a server."""
+        if self.target is None:
+            return ""
+        if not isinstance(self.target, WorkQueue):
+            return f"expected a WorkQueue as target, found {type(self.target).__name__}: load it with WorkQueue.load"
+        if self.protocol == Protocol.ATOMIC:
+            return (
+                f"expected protocol copy for a redrive to {self.target.name}, found atomic: a batch stores the new job"
+                " and its marker in one stream"
+            )
+        if self.subject is None and self.transform is None:
+            return (
+                f"expected a subject of {self.target.name} for the new jobs, found none: a letter's own subject belongs"
+                " to its own queue; name one, or have a transform name one for each letter"
+            )
+        return ""
 
     def _audit_problem(self) -> str:
         """Return why the audit couldn't record the request, before a copy is stored; empty if it can."""

@@ -17,8 +17,8 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.dead_letters.death import is_dead
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.queue.consumer_state import settled_sequence
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
 
 if TYPE_CHECKING:
@@ -126,11 +126,10 @@ def _is_dead(message: StoredMessage, consumers: Collection[Mapping[str, Any]], h
         config = info["config"]
         filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
         if covered_by_any(filters, message.subject):
-            return is_dead(
-                message.sequence,
-                delivered=info["delivered"]["stream_seq"],
-                ack_floor=info["ack_floor"]["stream_seq"],
-                in_flight=info["num_ack_pending"],
-                held_above=held_above,
+            return message.sequence <= settled_sequence(
+                info["delivered"]["stream_seq"],
+                info["ack_floor"]["stream_seq"],
+                info["num_ack_pending"],
+                held_above,
             )
     return False

@@ -6,9 +6,8 @@ import json
 from datetime import datetime
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.headers import first
 from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
-from airflow_provider_jetstream.jetstream.contract import REDRIVE_SEQUENCE
+from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
 from airflow_provider_jetstream.plugins.monitor.models.letters import (
     Attempt,
     AuditLine,
@@ -94,6 +93,7 @@ def letter_detail(
                 action=record.action,
                 sequence=record.sequence,
                 new_sequence=record.new_sequence,
+                new_stream=record.new_stream,
                 why=record.why,
                 who=record.who,
             )
@@ -106,9 +106,13 @@ async def read_records(letter: DeadLetter, audit: AuditLog | None) -> list[Lette
     """Read the audit records about a letter and about the letter that it was redriven from, oldest first."""
     if audit is None:
         return []
-    redriven_from = first(letter.headers, REDRIVE_SEQUENCE) or ""
-    sequences = [*([int(redriven_from)] if redriven_from.isdecimal() else []), letter.sequence]
-    return [record for sequence in sequences async for record in audit.history(sequence)]
+    own = [record async for record in audit.history(letter.sequence)]
+    if (redriven_from := copied_from(letter)) is None:
+        return own
+    before = [record async for record in audit.history(redriven_from)]
+    # A letter of another queue may have the same sequence as one of this queue.
+    is_copy = any(record.new_sequence == letter.sequence and not record.new_stream for record in before)
+    return [*before, *own] if is_copy else own
 
 
 def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
@@ -117,7 +121,9 @@ def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
         Attempt(
             at=record.at,
             what=record.action,
-            text=_ACTION_TEXTS[record.action].format(new=record.new_sequence) + (f", {record.why}" * bool(record.why)),
+            text=_ACTION_TEXTS[record.action].format(new=record.new_sequence)
+            + (f" of {record.new_stream}" if record.new_stream else "")
+            + (f", {record.why}" if record.why else ""),
             sequence=record.sequence if record.sequence != letter.sequence else None,
         )
         for record in records

@@ -42,6 +42,11 @@ _LONGEST_PAUSE = 1.0
 class _ParkedOrNot(Selection):
     """Every dead letter, parked or not."""
 
+    @property
+    def names_unaccounted(self) -> bool:
+        """Match no job that is gone without evidence: these sequences are those of changed jobs."""
+        return False
+
     def matches(self, letter: DeadLetter, now: datetime | None = None) -> bool:
         """Match every letter."""
         return True
@@ -153,9 +158,10 @@ class Scanner:
                     index.add(letter.sequence, IndexedLetter.of(letter))
                 queue_scan.letters_seen = len(index)
             queue_scan.completed_at = time.monotonic()
+        await scan.account(as_recorded=True)
         queue_scan.index, queue_scan.scan, queue_scan.risks = index, scan, scan.risks
         seconds, lost = time.monotonic() - started, scan.dismissed[Status.LOST]
-        queue_scan.counts = _counts(index, scan.reconciliation.uncertain, seconds, lost)
+        queue_scan.counts = _counts(index, scan.uncertain, seconds, lost)
 
     async def _update_index(self, queue_scan: QueueScan, scan: Scan) -> LetterIndex | None:
         """Index the letters, reading only jobs with new entries; ``None`` where there are too many of those."""

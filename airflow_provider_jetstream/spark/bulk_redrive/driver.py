@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from airflow_provider_jetstream.jetstream.audit.intent import no_audit
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, RedriveRequestError, TransientError
@@ -17,6 +18,8 @@ from airflow_provider_jetstream.jetstream.redrive.preview import Preview
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
+from airflow_provider_jetstream.spark.bulk_redrive.driver_recovery import recover_letters
 from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import (
     DriverScan,
     audit_log,
@@ -38,6 +41,7 @@ from airflow_provider_jetstream.spark.bulk_redrive.spark_job import (
 from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
 from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from airflow_provider_jetstream.spark.dead_letters.entry_table import load_queue
 from airflow_provider_jetstream.spark.dead_letters.schema import LETTER_SCHEMA, SEQUENCE
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
@@ -47,6 +51,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import DataFrame, SparkSession
 
+    from airflow_provider_jetstream.jetstream.audit.lease import Lease
     from airflow_provider_jetstream.jetstream.audit.log import RunRecord
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -63,7 +68,7 @@ _UNLIMITED = 2**31
 class Progress:
     """The progress of a bulk redrive.
 
-    :param done: letters with a record in the audit; 0 where there is no audit
+    :param done: about how many letters have a record in the audit
     :param letters: about how many the queue has
     :param seconds: since the job began
     """
@@ -100,6 +105,7 @@ def redrive_letters(
     :raises RedriveRequestError: the queue doesn't allow what is requested; nothing was done
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
+    :raises LeaseHeldError: another operation changes the queue's letters; nothing was done
     :raises RedriveError: Spark gave up; the letters done so far are done, and the redrive can be run again
     """
     return _Run(session, letters, queue, request, connection, progress, stopped, tasks).redrive()
@@ -145,19 +151,30 @@ class _Run:
         self._start = self._last_progress = time.monotonic()
         self._stopping = False
         self._audit_start = 0
+        self._lease: Lease | None = None
+        self._set_aside: Mapping[int, str] = {}
 
     def redrive(self) -> RedriveReport:
-        scan, record = self._scan(), None
-        require_no_handler(scan)
-        report = RedriveReport()
-        if scan.choice.protocol == Protocol.IN_PLACE:
-            return self._redrive_in_place(scan)
-        if scan.scan.audit:
-            first_scan = scan
-            record = run_on_own_connection(
-                self._options, lambda connection: begin_run(connection, first_scan, self._request, report)
-            )
-            self._audit_start = record.from_sequence + report.resumed
+        self._queue = run_on_own_connection(self._options, lambda connection: load_queue(connection, self._queue))
+        with driver_lease(self._options, self._queue, self._request, self._stopped) as self._lease:
+            scan = self._scan()
+            require_no_handler(scan)
+            if scan.choice.protocol != Protocol.IN_PLACE:
+                return self._redrive(scan)
+        # It takes the lease, and scans the queue, by itself.
+        return self._redrive_in_place(scan)
+
+    def _redrive(self, scan: DriverScan) -> RedriveReport:
+        report, first_scan, lease = RedriveReport(), scan, self._lease
+        if scan.scan.audit is None or lease is None:
+            raise no_audit(scan.scan.queue.name)
+        record = run_on_own_connection(
+            self._options, lambda connection: begin_run(connection, first_scan, self._request, report, lease.token)
+        )
+        self._audit_start = record.from_sequence + report.resumed
+        self._set_aside = run_on_own_connection(
+            self._options, lambda connection: recover_letters(connection, first_scan, self._request, report, lease)
+        )
         letters = self._letters
         for _ in range(_SCANS):
             to_rescan = self._run_job(scan, record, letters, report)
@@ -171,6 +188,8 @@ class _Run:
             for sequence in to_rescan:
                 report.add_failure(sequence, "the queue, a consumer or the server changed at every scan; run it again")
         self._finish(scan, record, report)
+        if self._set_aside or report.failures or report.cancelled:
+            lease.leave_open()
         return report
 
     def preview(self) -> Preview:
@@ -179,7 +198,7 @@ class _Run:
             preview = Preview(
                 scan.choice.protocol,
                 scan.choice.guarantee,
-                uncertain=scan.scan.reconciliation.uncertain,
+                uncertain=scan.scan.uncertain,
                 undeliverable=scan.scan.undeliverable,
                 risks=scan.scan.risks,
             )
@@ -218,6 +237,10 @@ class _Run:
         with ThreadPoolExecutor(1) as thread:
             return thread.submit(asyncio.run, redrive_all()).result()
 
+    @property
+    def _token(self) -> int | None:
+        return self._lease.token if self._lease else None
+
     def _task(self, scan: DriverScan, *, dry_run: bool = False) -> tuple[RedriveTask, int]:
         """Return what each task does, and how many tasks there are."""
         rate = self._request.rate
@@ -231,21 +254,23 @@ class _Run:
             request=self._request,
             protocol=scan.choice.protocol,
             rate=None if rate is None or dry_run else rate_per_task(rate, tasks),
+            lease_token=self._token,
+            set_aside=self._set_aside,
             dry_run=dry_run,
         )
         return task, tasks
 
     def _run_job(
-        self, scan: DriverScan, record: RunRecord | None, letters: DataFrame, report: RedriveReport
+        self, scan: DriverScan, record: RunRecord, letters: DataFrame, report: RedriveReport
     ) -> frozenset[int]:
         """Run one Spark job; return the letters that need another scan of the queue."""
         report.protocol, report.guarantee = scan.choice.protocol, scan.choice.guarantee
-        report.uncertain = scan.scan.reconciliation.uncertain
+        report.uncertain = scan.scan.uncertain
         report.undeliverable, report.risks = scan.scan.undeliverable, scan.scan.risks
         task, tasks = self._task(scan)
         rows = partition_letters(letters, self._columns, scan.jobs, tasks)
         try:
-            outcomes = run_watched(rows, task, lambda stop: self._tick(scan, record, stop))
+            outcomes = run_watched(rows, task, lambda _: self._tick(scan, record))
         except RedriveError:
             if not self._stopping:
                 raise
@@ -253,14 +278,11 @@ class _Run:
             return frozenset()
         return add_outcomes(report, outcomes)
 
-    def _tick(self, scan: DriverScan, record: RunRecord | None, stop: Callable[[], None]) -> None:
+    def _tick(self, scan: DriverScan, record: RunRecord) -> None:
         if not self._stopping and self._stopped():
             self._stopping = True
-            if record is None:
-                stop()
-            else:
-                # Tasks read the record before each window of letters.
-                self._record(scan, record.model_copy(update={"report": {CANCELLED: True}}))
+            # Tasks read the record before each window of letters.
+            self._record(scan, record.model_copy(update={"report": {CANCELLED: True}}))
         if time.monotonic() - self._last_progress > _PROGRESS_SECONDS:
             self._last_progress = time.monotonic()
             self._progress(Progress(self._done(scan), scan.jobs.num_rows, self._last_progress - self._start))
@@ -273,18 +295,20 @@ class _Run:
         async def last_sequence(connection: BlockingConnection) -> int:
             return int((await stream_info(connection, stream))["state"]["last_seq"])
 
-        return max(0, run_on_own_connection(self._options, last_sequence) - self._audit_start)
+        # Intents and renewals of the lease are few beside the records of letters.
+        stored: int = run_on_own_connection(self._options, last_sequence) - self._audit_start
+        return int(max(0, min(stored, scan.jobs.num_rows)))
 
     def _record(self, scan: DriverScan, record: RunRecord) -> None:
-        run_on_own_connection(self._options, lambda connection: audit_log(connection, scan).record_progress(record))
+        run_on_own_connection(
+            self._options, lambda connection: audit_log(connection, scan, self._token).record_progress(record)
+        )
 
-    def _finish(self, scan: DriverScan, record: RunRecord | None, report: RedriveReport) -> None:
+    def _finish(self, scan: DriverScan, record: RunRecord, report: RedriveReport) -> None:
         log.info(
             "Redrove %s: %d letters redriven, %d parked, %d failed, %d no longer dead letters",
             *(scan.scan.queue.name, len(report.redriven), len(report.parked), report.failures, len(report.gone)),
         )
-        if record is None:
-            return
         report.entries_left += remove_finished_entries(self._options, scan.scan, report.redriven)
         finished = not report.cancelled and not report.failures and not self._request.keep_open
         content = report.as_json() | ({CANCELLED: True} if report.cancelled else {})
@@ -300,6 +324,12 @@ def _check_request(request: RedriveRequest, tasks: int | None) -> RedriveRequest
         raise SparkOptionError("expected repairs in the frame, found a transform in the request: leave it out")
     if request.selection.sequences is not None:
         raise SparkOptionError("expected letters by the frame's rows, found sequences in the request: leave them out")
+    if request.target is not None or request.order_key is not None:
+        name = "order_key" if request.target is None else "target"
+        raise SparkOptionError(
+            f"expected a redrive to the letters' own queue in any order, found {name}: Spark's tasks redrive beside"
+            " each other and check one queue only; redrive without Spark"
+        )
     if tasks is not None and not 1 <= tasks <= MOST_TASKS:
         raise SparkOptionError(f"expected from 1 to {MOST_TASKS} tasks, found tasks {tasks}")
     return request if request.run else replace(request, run=uuid4().hex)

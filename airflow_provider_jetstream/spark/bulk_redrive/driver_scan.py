@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import functions as f
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
+from airflow_provider_jetstream.jetstream.audit.intent import no_audit
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.errors import ApiError, RedriveError, RedriveRequestError, TransientError
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    LeaseLostError,
+    RedriveError,
+    RedriveRequestError,
+    TransientError,
+)
 from airflow_provider_jetstream.jetstream.redrive.copy_room import require_room_for_all
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol
@@ -59,10 +67,15 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
     :raises QueueDeclarationError: the queue declares no dead letter queue
     :raises NotFoundError: the work queue or its dead letter queue doesn't exist
     """
+    if request.census:
+        raise RedriveRequestError("expected no census of a bulk redrive, found one: redrive without Spark")
     declared = await load_queue(connection, queue)
     streams = [declared, declared.archive, declared.audit, declared.events, declared.dead_letters]
     await connection.discover_capabilities(stream.name for stream in streams if stream)
     scan = await Scan.begin(connection, declared, vanished=request.selection.vanished)
+    await scan.account(as_recorded=True)
+    if scan.audit is None:
+        raise no_audit(declared.name)
     choice = choose_protocol(request, scan.snapshot, connection.api_level, scan.context.handler_names)
     jobs = await scanned_jobs(scan, request.selection)
     if choice.protocol != Protocol.IN_PLACE:
@@ -140,20 +153,28 @@ async def _any_dead(connection: BlockingConnection, driver_scan: DriverScan, seq
 
 
 async def begin_run(
-    connection: BlockingConnection, scan: DriverScan, request: RedriveRequest, report: RedriveReport
+    connection: BlockingConnection,
+    scan: DriverScan,
+    request: RedriveRequest,
+    report: RedriveReport,
+    lease_token: int | None = None,
 ) -> RunRecord:
     """Record in the audit that a run begins or resumes, and add to the report what an earlier attempt did.
 
     :param request: with the run's key
+    :param lease_token: the token of the queue's lease
+    :raises LeaseLostError: somebody else has the lease
     :raises RedriveError: it can't be recorded
     """
-    audit = audit_log(connection, scan)
+    audit = audit_log(connection, scan, lease_token)
     try:
         record = await audit.begin_run(request.run or "", request.who, request.why)
         if record.report:
             # An earlier attempt may have been cancelled.
             record = record.model_copy(update={"report": {}})
             await audit.record_progress(record)
+    except LeaseLostError:
+        raise
     except (ApiError, TransientError) as error:
         raise RedriveError(
             f"expected {audit.stream} to record the redrive, found: {error}; nothing was redriven: make sure that the"
@@ -163,14 +184,19 @@ async def begin_run(
         if letter.action == "parked":
             report.add_parked(letter.sequence)
         else:
-            report.redriven.add(letter.sequence, letter.new_sequence or letter.sequence)
+            report.add_redriven(letter.sequence, letter.new_sequence or letter.sequence, letter.new_stream)
         report.resumed += 1
     return record
 
 
-def audit_log(connection: BlockingConnection, scan: DriverScan) -> AuditLog:
-    """Return the queue's audit over another connection; the queue has one."""
+def audit_log(connection: BlockingConnection, scan: DriverScan, lease_token: int | None = None) -> AuditLog:
+    """Return the queue's audit over another connection; the queue has one.
+
+    :param lease_token: the token of the queue's lease, without which nothing is stored
+    """
     audit = AuditLog.from_snapshot(connection, scan.scan.queue, scan.scan.snapshot)
     if audit is None:
         raise ValueError("expected a queue with an audit")
-    return audit
+    if lease_token is None:
+        return audit
+    return audit.fenced(SharedLease(connection, audit.stream, audit.queue, lease_token))

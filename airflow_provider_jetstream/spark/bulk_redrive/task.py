@@ -7,11 +7,15 @@ protocols make that harmless, and what another attempt did counts as done by the
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
+from pyspark import TaskContext
+
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
+from airflow_provider_jetstream.jetstream.audit.fence import SharedLease
+from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit, read_open_intents
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog, RunRecord
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
@@ -24,9 +28,11 @@ from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, St
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.queue.snapshot import refresh_snapshot
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE, Preview, preview_letter
+from airflow_provider_jetstream.jetstream.redrive.recovery import recover_letters
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
 from airflow_provider_jetstream.jetstream.redrive.steps import Steps
+from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 from airflow_provider_jetstream.spark.bulk_redrive.outcomes import CANCELLED, Outcomes
 from airflow_provider_jetstream.spark.bulk_redrive.rows import TaskJob, read_windows
 from airflow_provider_jetstream.spark.connections import blocking_connection
@@ -36,6 +42,7 @@ if TYPE_CHECKING:
 
     import pyarrow as pa
 
+    from airflow_provider_jetstream.jetstream.audit.intent import OpenIntent
     from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
     from airflow_provider_jetstream.jetstream.dead_letters.classifier import Classifier
     from airflow_provider_jetstream.jetstream.dead_letters.scan_context import ScanContext
@@ -73,6 +80,8 @@ class RedriveTask:
     :param acknowledged: jobs with an ack metric, where that matters
     :param request: with the key of the run
     :param rate: letters a second of one task
+    :param lease_token: the token of the lease that the driver holds
+    :param set_aside: letters of which an earlier redrive may have stored a new job, and why that isn't known
     :param dry_run: whether to report only what would be done
     """
 
@@ -84,12 +93,15 @@ class RedriveTask:
     request: RedriveRequest
     protocol: Protocol
     rate: float | None
+    lease_token: int | None = None
+    set_aside: Mapping[int, str] = field(default_factory=dict)
     dry_run: bool = False
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Redrive the letters of a partition, and return their outcomes.
 
         :param batches: rows of :func:`~.spark_job.partition_letters`
+        :raises LeaseLostError: somebody else has the lease; the letters done so far are done
         :raises TransientError: the connection broke; the letters done so far are done
         """
         with blocking_connection(self.options) as connection:
@@ -118,7 +130,23 @@ class _TaskRun:
         # Whether only another scan of the whole queue can prove what is dead.
         self._needs_rescan = _has_restarted(task.server_info, connection.socket.server_info)
         self._audit = AuditLog.from_snapshot(connection, self._queue, self._snapshot)
+        if self._audit and task.lease_token is not None:
+            fence = SharedLease(connection, self._audit.stream, self._queue.name, task.lease_token)
+            self._audit = self._audit.fenced(fence)
         self._classifier: Classifier = connection.run(self._make_classifier())
+        # What an earlier attempt was about to store.
+        self._opened: dict[int, list[OpenIntent]] = {}
+        self._intents: IntentLog | None = None
+        if self._audit and not task.dry_run:
+            self._intents = IntentLog(connection, self._audit, f"{task.request.run}-{_partition()}")
+            self._opened = connection.run(self._read_opened(self._intents))
+
+    async def _read_opened(self, intents: IntentLog) -> dict[int, list[OpenIntent]]:
+        since = self._task.lease_token or 1
+        opened = await read_open_intents(self._connection, intents.audit, since, intents.operation)
+        sequences = (found.sequence for found_for_letter in opened.values() for found in found_for_letter)
+        intents.open_since = min(sequences, default=None)
+        return opened
 
     async def _make_classifier(self) -> Classifier:
         streams = [self._queue, self._queue.archive, self._queue.audit, self._queue.events, self._queue.dead_letters]
@@ -200,16 +228,19 @@ class _TaskRun:
         if self._task.dry_run:
             limits = CopyLimits.of(self._connection, self._snapshot.config, self._task.protocol, request.protocol)
             for letter in letters:
-                preview_letter(self._preview, request, letter, self._snapshot, BY_CAUSE, limits)
+                preview_letter(
+                    *(self._preview, request, letter, RedriveTarget(self._queue, self._snapshot), BY_CAUSE, limits)
+                )
             return
+        if self._intents is None:
+            raise no_audit(self._queue.name)
         self._rate_limiter.consume(len(letters))
         report = RedriveReport()
-        # With an audit, the driver removes all entries at the end.
-        removes_entries = self._audit is None
         protocol = self._task.protocol
+        # The driver removes all entries at the end.
         steps = Steps(
-            *(self._connection, self._queue, self._snapshot, request, protocol, self._audit, report),
-            removes_entries=removes_entries,
+            *(self._connection, self._queue, self._snapshot, request, protocol, self._intents, report),
+            removes_entries=False,
         )
         self._connection.run(self._run_steps(steps, report, letters, dismissed))
         self._rate_limiter.record_stored(len(letters))
@@ -246,9 +277,25 @@ class _TaskRun:
                     if record.action == "parked":
                         report.add_parked(record.sequence)
                     else:
-                        report.redriven.add(record.sequence, record.new_sequence or record.sequence)
+                        report.add_redriven(record.sequence, record.new_sequence or record.sequence, record.new_stream)
         await steps.clean_up(dismissed)
+        steps.set_aside = self._task.set_aside
+        if begun := [letter for letter in letters if letter.sequence in self._opened]:
+            context = self._task.context
+            recovered = await recover_letters(self._connection, context, steps, self._opened, begun)
+            steps.set_aside = {**steps.set_aside, **recovered.unknown}
+            done = {letter.sequence for letter, _ in recovered.stored}
+            done |= {letter.sequence for letter in recovered.repeatable}
+            letters = [
+                letter for letter in letters if letter.sequence not in done or letter.sequence in steps.set_aside
+            ]
         await steps.redrive(letters)
+
+
+def _partition() -> int:
+    """Return the number of the task's partition, which all attempts of a task have in common."""
+    context = TaskContext.get()
+    return int(context.partitionId()) if context else 0
 
 
 def _has_restarted(before: Mapping[str, Any], now: Mapping[str, Any]) -> bool:

@@ -1,8 +1,8 @@
 """A columnar classifier for the common case: jobs whose only entry is the advisory about used-up deliveries.
 
 A few numbers then decide whether the job is dead: the same ones as in
-:func:`~airflow_provider_jetstream.jetstream.dead_letters.death.is_dead`. The core's classifier decides on every other
-letter.
+:meth:`~airflow_provider_jetstream.jetstream.queue.consumer_state.ConsumerState.proves_death`. The core's classifier
+decides on every other letter.
 """
 
 from __future__ import annotations
@@ -76,15 +76,12 @@ _HEADER_COLUMNS = (
 )
 
 
-def are_dead(
-    sequences: Integers, *, delivered: Integers, ack_floor: Integers, in_flight: Integers, has_evidence: Mask
-) -> Mask:
+def are_dead(sequences: Integers, *, settled: Integers, delivered: Integers, has_evidence: Mask) -> Mask:
     """Return for each stored job whether its consumer will never again deliver it.
 
-    The columnar form of :func:`~airflow_provider_jetstream.jetstream.dead_letters.death.is_dead`, with the same
-    parameters as vectors.
+    The columnar form of :meth:`~airflow_provider_jetstream.jetstream.queue.consumer_state.ConsumerState.proves_death`,
+    with its fields and parameters as vectors.
     """
-    settled = np.where(in_flight > 0, ack_floor, delivered)
     return (sequences <= settled) | (has_evidence & (sequences <= delivered))
 
 
@@ -214,12 +211,12 @@ class FastPath:
         same = pc.fill_null(pc.equal(names, rows.entries.column("consumers")), fill_value=False)
         since = np.maximum(per_row(lambda consumer: _to_microseconds(consumer.created)), rows.stored_at)
         has_evidence = trusted & same.to_numpy(zero_copy_only=False) & (rows.died_at >= since)
+        up_since = per_row(lambda consumer: _to_microseconds(consumer.up_since) if consumer.up_since else 0)
         dead = has_evidence & are_dead(
             rows.sequences,
+            settled=per_row(lambda consumer: consumer.settled),
             delivered=per_row(lambda consumer: consumer.delivered),
-            ack_floor=per_row(lambda consumer: consumer.ack_floor),
-            in_flight=per_row(lambda consumer: consumer.in_flight),
-            has_evidence=has_evidence,
+            has_evidence=has_evidence & (rows.died_at >= up_since),
         )
         ack_wait = per_row(lambda consumer: consumer.max_ack_wait // _MICROSECOND)
         return FastPathRows(rows.jobs, rows.entries, ack_wait).where(dead)

@@ -164,7 +164,8 @@ def _row(letter: DeadLetter) -> tuple[Any, ...]:
         letter.entries,
         letter.preserved,
         letter.ready_at,
-        letter.copy_sequence,
+        # A job of another queue has no sequence here.
+        0 if letter.copy_stream else letter.copy_sequence,
     )
 
 

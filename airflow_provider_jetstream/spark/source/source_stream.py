@@ -63,7 +63,9 @@ class _SourceConnection(BlockingConnection):
         self._stream = stream
         self.api_prefix = api_prefix
 
-    async def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    async def api(
+        self, subject: str, request: Mapping[str, Any] | None = None, *, time_limit: float | None = None
+    ) -> dict[str, Any]:
         payload = json.dumps(request).encode() if request is not None else b""
         return self.decode(subject, *self.socket.request(f"{self.api_prefix}.{subject}", payload))
 

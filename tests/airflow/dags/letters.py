@@ -61,11 +61,18 @@ with DAG("letters", schedule=None):
         task_id="deferred_for_two", work_queue=LETTERS, min_count=2, poke_interval=1, timeout=120, deferrable=True
     )
     at_once = JetStreamDeadLetterSensor(
-        task_id="at_once", work_queue=LETTERS, min_count=2, poke_interval=1, timeout=120, deferrable=True
+        task_id="at_once",
+        work_queue=LETTERS,
+        min_count=2,
+        census="{{ true }}",
+        poke_interval=1,
+        timeout=120,
+        deferrable=True,
     )
     redrive = JetStreamRedriveOperator(
         task_id="redrive",
         work_queue=LETTERS,
+        census="{{ ti.task_id == 'redrive' }}",
         wait_for_completion=True,
         wait_timeout=timedelta(minutes=5),
         deferrable=True,

@@ -18,8 +18,14 @@ from airflow_provider_jetstream.jetstream.client.blocking.parser import next_fra
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
+from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
-from airflow_provider_jetstream.jetstream.errors import DeadlineError, JetStreamProviderError, TransientError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    JetStreamProviderError,
+    TransientError,
+    UnreachableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -217,17 +223,29 @@ class CoroutineDriver:
                 self._read_answers()
             self._expire_requests()
         except TransientError as error:
-            self.broken = error
+            self._break(error)
             for pending in dict.fromkeys(self._pending.values()):
                 self._ready.append((pending.task, None, type(error)(str(error))))
             self._pending.clear()
 
+    def _break(self, error: TransientError) -> None:
+        """Give the connection up; nothing that isn't sent yet is sent later."""
+        self.broken = error
+        self.socket.abort()
+
     def _expire_requests(self) -> None:
-        now = time.monotonic()
+        """Fail the requests that aren't answered in time.
+
+        :raises UnreachableError: one that changes something may not have arrived
+        """
+        now, changes = time.monotonic(), False
         while self._pending and (oldest := next(iter(self._pending.values()))).sent_at + self.socket.timeout <= now:
             self._pending = {number: pending for number, pending in self._pending.items() if pending is not oldest}
             error = DeadlineError(f"no answer on {oldest.subject} within {self.socket.timeout:g} s")
             self._ready.append((oldest.task, None, error))
+            changes |= changes_state(oldest.subject)
+        if changes and not self.socket.answers_ping(self._read_answers):
+            raise UnreachableError("the server hasn't answered for too long: the connection is dropped")
 
     def _flush(self) -> None:
         chunk, self._chunk, self._chunk_size = self._chunk, [], 0
@@ -235,7 +253,7 @@ class CoroutineDriver:
             try:
                 self.socket.send(b"".join(chunk))
             except TransientError as error:
-                self.broken = error
+                self._break(error)
         if self.broken:
             raise self.broken
 

@@ -19,6 +19,7 @@ from uuid import uuid4
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, new_sid, next_frame
 from airflow_provider_jetstream.jetstream.client.connect import MINIMUM_SERVER
 from airflow_provider_jetstream.jetstream.client.credentials import credentials
+from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
 from airflow_provider_jetstream.jetstream.errors import (
     AuthenticationError,
     ConnectionSettingsError,
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.settings import SocketSettings
 
-_PONG = b"PONG\r\n"
+_PING, _PONG = b"PING\r\n", b"PONG\r\n"
 _BUFFER_BYTES = 4 << 20
 # Seconds of silence after which a burst counts as over and its bytes are parsed.
 _BURST_PAUSE = 0.002
@@ -59,6 +60,7 @@ class NatsSocket:
         self.buffer = bytearray(_BUFFER_BYTES)
         self.filled = 0
         self._replies = 0
+        self._pongs = 0
         self._socket = self._connect(settings)
 
     @property
@@ -75,6 +77,26 @@ class NatsSocket:
         """Close the connection."""
         with suppress(OSError):
             self._socket.close()
+
+    def abort(self) -> None:
+        """Close the connection and drop all bytes that aren't sent."""
+        with suppress(OSError):
+            drop_when_closed(self._socket)
+        self.close()
+
+    def answers_ping(self, parse: Callable[[], None]) -> bool:
+        """Return whether the server answers a ping in time: it has then received all that was sent before.
+
+        :param parse: parses what is in the buffer
+        :raises TransientError: the connection is lost
+        """
+        pongs, deadline = self._pongs, time.monotonic() + PING_SECONDS
+        self.send(_PING)
+        while self._pongs == pongs and (left := deadline - time.monotonic()) > 0:
+            with suppress(DeadlineError):
+                self.receive(lambda _buffer, _filled: True, left)
+                parse()
+        return self._pongs != pongs
 
     def new_reply_subject(self) -> str:
         """Return a subject of the inbox that no other request has."""
@@ -134,6 +156,8 @@ class NatsSocket:
         """
         if frame.op == b"PING":
             self.send(_PONG)
+        elif frame.op == b"PONG":
+            self._pongs += 1
         elif frame.op == b"-ERR":
             raise _refusal(frame.line.decode(errors="replace"))
         elif frame.op == b"INFO":
@@ -195,6 +219,7 @@ class NatsSocket:
             raise UnreachableError(_reason(error)) from None
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            limit_send_time(self._socket, self.timeout)
             self._read_info(server, deadline)
             self._encrypt(server, host, settings)
             self._authenticate(server, settings, deadline)

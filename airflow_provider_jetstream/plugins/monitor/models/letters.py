@@ -162,6 +162,7 @@ class AuditLine(MonitorModel):
     :param action: ``redriven``, ``requeued`` or ``parked``
     :param sequence: the letter's
     :param new_sequence: the redriven job's
+    :param new_stream: the redriven job's queue, where it is another one
     :param why: the reason of the redrive
     :param who: the Airflow task's identifying fields, or those that another program recorded
     """
@@ -170,6 +171,7 @@ class AuditLine(MonitorModel):
     action: str
     sequence: int
     new_sequence: int | None
+    new_stream: str | None
     why: str | None
     who: dict[str, Any]
 

@@ -139,7 +139,7 @@ const AuditLog = ({ audit }) =>
         ${audit.map(
           (item, index) => html`<li key=${index} class=${item.action}>
             <span>
-              <strong>${item.action}</strong> seq ${item.sequence}${item.new_sequence != null && ` as ${item.new_sequence}`}
+              <strong>${item.action}</strong> seq ${item.sequence}${item.new_sequence != null && ` as ${item.new_sequence}`}${item.new_stream && ` of ${item.new_stream}`}
               ${item.why && html`, ${item.why}`} <${Actor} who=${item.who} />
             </span>
             <time class="hint">${clock(item.at)}</time>

@@ -1,0 +1,228 @@
+"""The intents of redrives: what is about to be stored for which letters, recorded before it is.
+
+An operation that is cut off leaves letters of which only the intent tells that they may have a new job, or may be
+parked. A letter's intent is open until a later record of the audit says what was done to the letter.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from airflow_provider_jetstream.jetstream.audit.lease_record import read_lease
+from airflow_provider_jetstream.jetstream.client.message_reader import last_message, read_range
+from airflow_provider_jetstream.jetstream.contract import intent_filter, intent_subject, letter_audit_subject
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+    from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+
+# Sequence and message id of a letter, as JSON.
+_LETTER_BYTES = 64
+_FIXED_BYTES = 1_024
+
+IntentAction = Literal["redriven", "parked"]
+
+
+class Target(BaseModel):
+    """The stream in which an operation is about to store.
+
+    :param created: when it was created, in the server's own text
+    :param last: a sequence that it had reached before
+    :param archive: the stream with copies of its messages, if there is one
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    stream: str
+    created: str
+    last: int
+    archive: str | None = None
+
+
+class IntentRecord(BaseModel):
+    """What one operation is about to store.
+
+    :param stream: the work queue
+    :param created: when it was created, in the server's own text
+    :param operation: the operation's id
+    :param protocol: the protocol by which the messages are stored
+    :param letters: the stream sequence of each letter, with the message id of what is stored for it
+    :param open_from: the audit's sequence of the operation's first intent that is still open; this one where absent
+    :param begun_at: when the letters' first intent was recorded, where this one only carries it on
+    :param why: why the outcome can't be known, where that was found out
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    version: Literal[1] = 1
+    stream: str
+    created: str
+    operation: str
+    protocol: Literal["copy", "atomic"]
+    action: IntentAction
+    target: Target
+    letters: tuple[tuple[int, str], ...]
+    open_from: int | None = None
+    begun_at: datetime | None = None
+    why: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenIntent:
+    """A letter's intent without a record of its outcome.
+
+    :param sequence: the intent's own sequence in the audit
+    :param message_id: the id of what was to be stored
+    :param at: when the intent was recorded, by the server's clock
+    :param intent: the record
+    """
+
+    sequence: int
+    message_id: str
+    at: datetime
+    intent: IntentRecord
+
+
+@dataclass(slots=True)
+class IntentLog:
+    """Records the intents of one operation.
+
+    :param operation: its id, one token
+    :param open_since: the audit's sequence of its first intent of which a letter's outcome isn't known
+    """
+
+    connection: Connection
+    audit: AuditLog
+    operation: str
+    open_since: int | None = None
+    _open_before: int | None = field(default=None, init=False)
+
+    async def begin(
+        self,
+        protocol: Literal["copy", "atomic"],
+        action: IntentAction,
+        target: Target,
+        letters: Iterable[tuple[int, str]],
+        *,
+        begun_at: datetime | None = None,
+        why: str | None = None,
+    ) -> None:
+        """Record what is about to be stored.
+
+        :param letters: the stream sequence of each letter, with the message id of what is stored for it
+        :raises LeaseLostError: the operation doesn't have its lease any more
+        :raises ApiError: the audit's stream refused it
+        :raises TransientError: it isn't known to be stored
+        """
+        at_once = max(1, (self.connection.max_payload - _FIXED_BYTES) // _LETTER_BYTES)
+        remaining = tuple(letters)
+        while remaining:
+            record = IntentRecord(
+                stream=self.audit.queue,
+                created=self.audit.created,
+                operation=self.operation,
+                protocol=protocol,
+                action=action,
+                target=target,
+                letters=remaining[:at_once],
+                open_from=self.open_since,
+                begun_at=begun_at,
+                why=why,
+            )
+            remaining = remaining[at_once:]
+            body = record.model_dump_json(exclude_none=True).encode()
+            sequence = (await self.audit.store(intent_subject(self.audit.queue, self.operation), body)).sequence
+            self.open_since = self.open_since or sequence
+
+    def mark(self) -> None:
+        """Remember what is open before a batch."""
+        self._open_before = self.open_since
+
+    def close(self) -> None:
+        """Note that the outcome of each letter is known whose intent was recorded since :meth:`mark`."""
+        self.open_since = self._open_before
+
+
+def no_audit(queue: str) -> RedriveRequestError:
+    """Return the refusal to change letters of a queue that has no audit."""
+    return RedriveRequestError(
+        f"expected an audit of {queue}, found none: nothing is redriven that isn't recorded before, since a redrive"
+        " that is cut off couldn't be told from one that never began; declare audit (the default) and provision the"
+        " queue"
+    )
+
+
+async def read_open_intents(
+    connection: Connection, audit: AuditLog, since: int, operation: str | None = None
+) -> dict[int, list[OpenIntent]]:
+    """Return by stream sequence the letters whose outcome isn't recorded, each with its intents.
+
+    :param since: the audit's sequence from which intents may be open
+    :param operation: only the intents of this operation
+    """
+    subject = intent_filter(audit.queue)
+    if operation is not None:
+        subject = intent_subject(audit.queue, operation)
+        message = await last_message(connection, audit.stream, subject)
+        if message is None or message.sequence < since or (last := _read_intent(message, audit)) is None:
+            return {}
+        since = last.open_from or message.sequence
+    intents: dict[int, tuple[datetime, IntentRecord]] = {}
+    of_operation: dict[str, list[int]] = {}
+    async for message in read_range(connection, audit.stream, subject, since):
+        if record := _read_intent(message, audit):
+            before = of_operation.get(record.operation, [])
+            open_from = record.open_from or message.sequence
+            # An operation says by its next intent which of those before are closed.
+            for sequence in before:
+                if sequence < open_from:
+                    del intents[sequence]
+            of_operation[record.operation] = [sequence for sequence in before if sequence >= open_from]
+            of_operation[record.operation].append(message.sequence)
+            intents[message.sequence] = (message.stored_at, record)
+    recorded = await _last_records(connection, audit, min(intents)) if intents else {}
+    opened: dict[int, list[OpenIntent]] = {}
+    for sequence, (at, record) in sorted(intents.items()):
+        for letter, message_id in record.letters:
+            if recorded.get(letter, 0) < sequence:
+                opened.setdefault(letter, []).append(OpenIntent(sequence, message_id, record.begun_at or at, record))
+    return opened
+
+
+async def archive_floor(connection: Connection, audit: AuditLog) -> int | None:
+    """Return the stream sequence from which copies in the archive are evidence of what became of letters.
+
+    :return: ``None`` where no copy is needed for that
+    """
+    lease = await read_lease(connection, audit.stream, audit.queue)
+    if lease is None or lease.open_since is None:
+        return None
+    opened = (await read_open_intents(connection, audit, lease.open_since)).values()
+    targets = (found.intent.target for intents in opened for found in intents)
+    return min((target.last + 1 for target in targets if target.stream == audit.queue), default=None)
+
+
+async def _last_records(connection: Connection, audit: AuditLog, start: int) -> dict[int, int]:
+    """Return for each letter that was recorded from a sequence on the audit's sequence of its last record."""
+    prefix = letter_audit_subject(audit.queue, 0).removesuffix("0")
+    records: dict[int, int] = {}
+    async for message in read_range(connection, audit.stream, f"{prefix}*", start):
+        if (letter := message.subject.removeprefix(prefix)).isdecimal():
+            records[int(letter)] = message.sequence
+    return records
+
+
+def _read_intent(message: StoredMessage, audit: AuditLog) -> IntentRecord | None:
+    try:
+        record = IntentRecord.model_validate_json(message.data)
+    except ValidationError:
+        return None
+    return record if record.created == audit.created else None

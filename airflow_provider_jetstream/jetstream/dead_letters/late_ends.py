@@ -1,0 +1,62 @@
+"""Jobs that ended after their last delivery had run out: their workers take longer than the consumer's ack wait.
+
+A redrive waits for one ack wait after a death, and no longer: nothing on the server tells that a worker is still at it.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
+from airflow_provider_jetstream.jetstream.queue.finding import Risk
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS, format_duration
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+    from datetime import datetime
+
+    from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
+    from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
+    from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
+
+
+def ended_late(status: object, entries: Sequence[Entry], completed_at: datetime | None) -> bool:
+    """Return whether a job that is no dead letter ended after the server had reported its last delivery.
+
+    :param status: what it is
+    :param entries: the entries about it
+    :param completed_at: when its completion was stored, if it was
+    """
+    reported = [entry.recorded_at for entry in entries if entry.kind == EntryKind.DELIVERIES]
+    if not reported:
+        return False
+    if completed_at is not None:
+        return completed_at > min(reported)
+    # A worker acknowledged it, or somebody deleted it: the server keeps a job that has used up its deliveries.
+    return status in (Status.GONE, Status.VANISHED)
+
+
+def late_end_risks(jobs: Iterable[NotDead], snapshot: QueueSnapshot, known: Iterable[Finding]) -> tuple[Risk, ...]:
+    """Return a risk for each consumer of which jobs have ended late.
+
+    :param jobs: jobs that are no dead letters
+    :param known: what was found before; nothing is repeated
+    """
+    late = {job.consumer for job in jobs if job.ended_late}
+    risks = [_risk(consumer, snapshot) for consumer in sorted(name for name in late if name)]
+    texts = {str(finding) for finding in known}
+    return tuple(risk for risk in risks if str(risk) not in texts)
+
+
+def _risk(name: str, snapshot: QueueSnapshot) -> Risk:
+    consumer = snapshot.consumers.get(name)
+    wait = f" of {format_duration(round(consumer.max_ack_wait.total_seconds() * NANOSECONDS))}" if consumer else ""
+    return Risk(
+        "late-ends",
+        f"jobs of consumer {name} of {snapshot.queue} ended after the server had reported that their deliveries were"
+        f" used up: workers take longer than its ack wait{wait} and report no progress (or somebody deleted the jobs),"
+        " so that the server gives a job to a second worker, and a redrive to a third, while the first still has it;"
+        " raise the ack wait, or have workers send in-progress signals",
+    )

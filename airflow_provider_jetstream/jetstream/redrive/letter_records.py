@@ -1,0 +1,131 @@
+"""Records in the audit what a redrive does to each letter."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from airflow_provider_jetstream.jetstream.audit.log import LetterRecord
+from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
+from airflow_provider_jetstream.jetstream.dead_letters.letter import copied_from
+from airflow_provider_jetstream.jetstream.errors import ApiError, LeaseLostError, RedriveError, TransientError
+from airflow_provider_jetstream.jetstream.redrive.removal import RUN_AGAIN
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from airflow_provider_jetstream.jetstream.audit.log import Action, AuditLog
+    from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
+    from airflow_provider_jetstream.jetstream.redrive.redriven_job import RedrivenJob
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+
+# A letter with a new job, or a parked one, and the record of that.
+Done: TypeAlias = "tuple[DeadLetter, LetterRecord]"
+
+
+class LetterRecords:
+    """Builds and stores the records of one redrive.
+
+    :param request: what to do with the letters
+    """
+
+    def __init__(self, audit: AuditLog, request: RedriveRequest) -> None:
+        self._audit = audit
+        self._request = request
+
+    def record(
+        self,
+        letter: DeadLetter,
+        action: Action,
+        *,
+        new_sequence: int,
+        subject: str,
+        changes: dict[str, Any] | None = None,
+        new_stream: str | None = None,
+    ) -> LetterRecord:
+        """Build the record of one action on a letter.
+
+        :param new_sequence: the sequence of the new job or of the parked letter
+        :param subject: the new job's subject
+        :param changes: what a transform changed
+        :param new_stream: the stream of the new job, where it isn't the letter's own
+        """
+        return LetterRecord(
+            stream=letter.death.stream,
+            created=letter.death.created,
+            sequence=letter.sequence,
+            action=action,
+            new_sequence=new_sequence,
+            new_stream=new_stream,
+            copy_of=copied_from(letter),
+            subject=readable_text(subject),
+            consumer=letter.death.consumer,
+            redrives=letter.redrives + (action != "parked"),
+            reason=letter.death.reason.value,
+            died_at=letter.death.died_at,
+            fingerprint=letter.death.fingerprint,
+            why=self._request.why,
+            who=self._request.who,
+            run=self._request.run,
+            changes=changes,
+        )
+
+    def of_copy(self, job: RedrivenJob, sequence: int) -> LetterRecord:
+        """Build the record of a letter whose new job was just stored."""
+        changes, stream = job.content.changes, job.stream if job.stream != job.letter.death.stream else None
+        record = self.record(
+            *(job.letter, "redriven"), new_sequence=sequence, subject=job.subject, changes=changes, new_stream=stream
+        )
+        return record.model_copy(update={"left_out": dict(job.left_out) or None})
+
+    def of_begun(self, letter: DeadLetter) -> LetterRecord:
+        """Build the record of a letter whose new job an earlier redrive has stored."""
+        # The subject that this request names may be one of another queue than the one that stores the new job.
+        subject = letter.subject if self._request.target else self._request.subject or letter.subject
+        sequence, stream = letter.copy_sequence or 0, letter.copy_stream
+        return self.record(letter, "redriven", new_sequence=sequence, subject=subject, new_stream=stream)
+
+    async def write(self, done: Sequence[Done]) -> dict[int, str]:
+        """Store records; return by stream sequence why a record isn't known to be stored.
+
+        :raises LeaseLostError: the operation doesn't have its lease any more
+        """
+        # A redrive that was cut off may have stored the record as well.
+        begun = [letter.sequence for letter, _ in done if letter.copy_sequence is not None]
+        failed: dict[int, Exception] = {}
+        recorded: set[int] = set()
+        for sequence, (answer,) in zip(begun, await map_concurrently(self._has_record, begun), strict=True):
+            if isinstance(answer, Exception):
+                failed[sequence] = answer
+            elif answer:
+                recorded.add(sequence)
+        records = [record for _, record in done if record.sequence not in recorded and record.sequence not in failed]
+        errors = await self._audit.write(records)
+        failed |= {record.sequence: error for record, error in zip(records, errors, strict=True) if error}
+        return {
+            record.sequence: f"it is {record.action}, but that couldn't be recorded ({failed[record.sequence]});"
+            f" {RUN_AGAIN}"
+            for _, record in done
+            if record.sequence in failed
+        }
+
+    async def write_requeued(self, letters: Sequence[DeadLetter]) -> None:
+        """Record that letters are requeued in place, before they are.
+
+        :raises RedriveError: that couldn't be recorded
+        """
+        records = [
+            self.record(letter, "requeued", new_sequence=letter.sequence, subject=letter.subject) for letter in letters
+        ]
+        if error := next((error for error in await self._audit.write(records) if error), None):
+            raise RedriveError(f"nothing was requeued, since that couldn't be recorded ({error}); {RUN_AGAIN}")
+
+    async def _has_record(self, sequence: int) -> tuple[bool | ApiError | TransientError]:
+        # In a tuple, since an error that is a result by itself would be raised for all letters.
+        try:
+            record = await self._audit.last_record(sequence)
+        except LeaseLostError:
+            raise
+        except (ApiError, TransientError) as error:
+            return (error,)
+        return (record is not None and record.action != "handled",)

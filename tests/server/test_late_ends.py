@@ -1,0 +1,96 @@
+"""Workers that outrun their ack wait run jobs twice, which nobody can prevent: everybody who looks is warned."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from testbed.queues import make_queue, publish_jobs, pull_jobs, store_completion, stored_count, wait_for_entries
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.finding import Finding
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+JOBS = 50
+SENTENCE = (
+    "ended after the server had reported that their deliveries were used up: workers take longer than its ack wait of"
+    " 500ms and report no progress"
+)
+
+
+def late(risks: Iterable[Finding | str]) -> list[str]:
+    return [str(risk) for risk in risks if SENTENCE in risk]
+
+
+async def slow_workers(connection: NatsPyConnection, name: str) -> tuple[WorkQueue, Sequence[Msg]]:
+    """Have two slow workers after each other get all jobs, until the server has given up on each job."""
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "500ms"})
+    await publish_jobs(connection, queue, map(str, range(JOBS)))
+    working = await pull_jobs(connection, queue, JOBS)
+    await pull_jobs(connection, queue, JOBS)
+    await asyncio.sleep(0.5)
+    await wait_for_entries(connection, queue, JOBS)
+    return queue, working
+
+
+async def test_jobs_that_slow_workers_acknowledge_late_are_warned_of(connection: NatsPyConnection, name: str) -> None:
+    queue, working = await slow_workers(connection, name)
+    findings = await find_dead_letters(connection, queue)
+    assert (len(findings.letters), late(findings.risks)) == (JOBS, [])
+    for message in working:
+        await message.ack_sync()
+    findings = await find_dead_letters(connection, queue)
+    (risk,) = late(findings.risks)
+    assert risk.startswith(f"jobs of consumer worker of {name} {SENTENCE}")
+    assert (findings.letters, len(findings.dismissed)) == ((), JOBS)
+    assert late((await summarise_dead_letters(connection, queue)).risks) == [risk]
+    report = await redrive_dead_letters(connection, queue)
+    assert late(report.risks) == [risk]
+    assert await stored_count(connection, name) == 0
+
+
+async def test_jobs_that_run_beside_their_copies_are_warned_of_when_they_end(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue, _ = await slow_workers(connection, name)
+    assert len((await redrive_dead_letters(connection, queue)).redriven) == JOBS
+    # The copies are as slow as the originals.
+    working = await pull_jobs(connection, queue, JOBS)
+    await pull_jobs(connection, queue, JOBS)
+    await asyncio.sleep(0.5)
+    await wait_for_entries(connection, queue, JOBS)
+    for message in working:
+        await message.ack_sync()
+    assert len(late((await find_dead_letters(connection, queue)).risks)) == 1
+
+
+async def test_a_completion_after_the_last_delivery_has_run_out_is_warned_of(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue, _ = await slow_workers(connection, name)
+    await store_completion(connection, queue, 7)
+    findings = await find_dead_letters(connection, queue)
+    assert (len(findings.letters), len(late(findings.risks))) == (JOBS - 1, 1)
+    assert len(late((await preview(connection, queue, RedriveRequest())).risks)) == 1
+
+
+async def test_a_worker_that_is_stopped_between_completion_and_acknowledgement_is_not_late(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    (sequence,) = await publish_jobs(connection, queue, ["a"])
+    await pull_jobs(connection, queue, 1)
+    await store_completion(connection, queue, sequence)
+    await asyncio.sleep(0.5)
+    await wait_for_entries(connection, queue, 1)
+    findings = await find_dead_letters(connection, queue)
+    assert (len(findings.dismissed), late(findings.risks)) == (1, [])

@@ -1,0 +1,652 @@
+"""The ledger: jobs that are gone without evidence of their end are counted, named, and come back only by name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from datetime import timedelta
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.bulk_read import read_bulk
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import SequenceSet, stored_sequences
+from airflow_provider_jetstream.jetstream.contract import (
+    ACK_METRIC,
+    completion_subject,
+    handled_subject,
+    ledger_subject,
+)
+from airflow_provider_jetstream.jetstream.dead_letters import ledger_evidence, ledger_update, preservation
+from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import DeadLetterGoneError
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from testbed.dead_letters import change_stream, make_terminated_letters, request_for
+from testbed.foreign_programs import create_or_update_consumer, pull
+from testbed.queues import (
+    CONSUMER,
+    eventually,
+    make_dead_letters,
+    make_queue,
+    process_all,
+    publish_jobs,
+    pull_jobs,
+    store_completion,
+    stored_count,
+)
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncGenerator, Mapping
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from testbed.nats_server import NatsServer
+
+SAMPLED = {"sample_freq": "100%"}
+
+
+async def terminate(connection: NatsPyConnection, queue: WorkQueue, count: int) -> list[int]:
+    """Terminate jobs, and return their sequences once they are gone."""
+    sequences = []
+    for message in await pull_jobs(connection, queue, count):
+        await connection.request(message.reply, b"+TERM no paper")
+        sequences.append(message.metadata.sequence.stream)
+    return sequences
+
+
+async def full_dead_letter_queue(connection: NatsPyConnection, name: str, **fields: Any) -> WorkQueue:
+    """Make a queue with one dead letter, which fills its dead letter queue, and three done jobs."""
+    letters = {"name": f"{name}-dead", "max_msgs": 1, "discard": "new"}
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead_letters=letters, **fields)
+    await make_dead_letters(connection, queue, ["dead"])
+    await publish_jobs(connection, queue, ["done"] * 3)
+    await process_all(connection, queue)
+    return queue
+
+
+async def test_jobs_terminated_while_the_dead_letter_queue_is_full_are_found_and_redriven_by_their_sequences(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
+    queue = await full_dead_letter_queue(connection, name)
+    bodies = ["first", "second", "third"]
+    await publish_jobs(connection, queue, bodies)
+    lost = await terminate(connection, queue, 3)
+    await publish_jobs(connection, queue, ["last"])
+    await process_all(connection, queue)
+    for _ in range(3):
+        summary = await summarise_dead_letters(connection, queue)
+        assert (summary.dead, summary.uncertain, summary.unaccounted) == (1, 3, [(5, 7)])
+        assert summary.as_json()["unaccounted"] == [[5, 7]]
+        assert {"unaccounted-jobs"} <= {risk.name for risk in summary.risks}
+    # A redrive of all leaves them alone.
+    report = await redrive_dead_letters(connection, queue)
+    assert (set(report.redriven), report.uncertain) == ({1}, 3)
+    assert await process_all(connection, queue) == {"dead": 1}
+    named = Selection(sequences=frozenset(lost))
+    findings = await find_dead_letters(connection, queue, named)
+    assert [(letter.sequence, letter.body, letter.source, letter.death.reason) for letter in findings.letters] == [
+        (sequence, body.encode(), BodySource.ARCHIVE, Reason.UNACCOUNTED)
+        for sequence, body in zip(lost, bodies, strict=True)
+    ]
+    report = await redrive_dead_letters(connection, queue, request_for(lost))
+    assert (set(report.redriven), report.failures) == (set(lost), 0)
+    assert await process_all(connection, queue) == dict.fromkeys(bodies, 1)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain, summary.unaccounted) == (0, 0, [])
+    with pytest.raises(DeadLetterGoneError):
+        await redrive_dead_letters(connection, queue, request_for(lost))
+
+
+@pytest.mark.parametrize("purged", [True, False])
+async def test_jobs_that_somebody_purged_or_deleted_are_unaccounted(
+    connection: NatsPyConnection, name: str, *, purged: bool
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "1500ms"})
+    await publish_jobs(connection, queue, ["done", "held", "waiting"])
+    done, _ = await pull_jobs(connection, queue, 2)
+    await done.ack_sync()
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    if purged:
+        await connection.api(f"STREAM.PURGE.{name}")
+    else:
+        for sequence in (2, 3):
+            await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": sequence})
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain, summary.unaccounted) == (0, 2, [(2, 3)])
+    report = await redrive_dead_letters(connection, queue, request_for([2, 3]))
+    assert set(report.redriven) == {2, 3}
+    assert await process_all(connection, queue) == {"held": 1, "waiting": 1}
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+
+
+async def test_a_report_of_a_handler_accounts_for_a_job(connection: NatsPyConnection, name: str) -> None:
+    queue = await full_dead_letter_queue(connection, name)
+    await publish_jobs(connection, queue, "ab")
+    first, second = await terminate(connection, queue, 2)
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(first, second)]
+    await connection.request(handled_subject(name, first), b"{}")
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.uncertain, summary.unaccounted) == (1, [(second, second)])
+    with pytest.raises(DeadLetterGoneError):
+        await redrive_dead_letters(connection, queue, request_for([first]))
+
+
+async def test_a_queue_whose_jobs_leave_no_evidence_has_a_risk_and_keeps_its_copies(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
+    queue = await make_queue(connection, name)
+    await publish_jobs(connection, queue, "abc")
+    await process_all(connection, queue)
+    for _ in range(2):
+        summary = await summarise_dead_letters(connection, queue)
+        assert (summary.uncertain, summary.unaccounted) == (0, [])
+        (risk,) = (risk for risk in summary.risks if risk.name == "ends-unknown")
+        assert "whether 3 jobs" in risk
+        assert "sample_freq" in risk
+    assert await stored_count(connection, f"{name}-archive") == 3
+    # A worker that stores completions is a source of ends from then on.
+    await publish_jobs(connection, queue, "de")
+    await store_completion(connection, queue, 4)
+    for message in await pull_jobs(connection, queue, 2):
+        await message.ack_sync()
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(5, 5)]
+
+
+async def test_an_event_that_comes_a_moment_later_counts(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    await publish_jobs(connection, queue, "ab")
+    await store_completion(connection, queue, 1)
+    for message in await pull_jobs(connection, queue, 2):
+        await message.ack_sync()
+    looking = asyncio.create_task(summarise_dead_letters(connection, queue))
+    await asyncio.sleep(0.3)
+    await store_completion(connection, queue, 2)
+    assert (await looking).uncertain == 0
+
+
+async def test_events_are_read_once_over_all_scans(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, map(str, range(200)))
+    await process_all(connection, queue)
+    read: list[int] = []
+
+    async def counted(connection: NatsPyConnection, info: Mapping[str, Any], start: int) -> AsyncGenerator[Any, None]:
+        async for message in read_bulk(connection, info, start):
+            if info["config"]["name"] == f"{name}-events":
+                read.append(message.sequence)
+            yield message
+
+    monkeypatch.setattr(ledger_evidence, "read_bulk", counted)
+    for _ in range(3):
+        assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert read == list(range(1, 201))
+    await publish_jobs(connection, queue, ["new"])
+    await process_all(connection, queue)
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    assert read[200:] == [201]
+    # One checkpoint is kept.
+    subjects = (await connection.api(f"STREAM.INFO.{name}-audit", {"subjects_filter": ledger_subject(name)}))["state"]
+    assert subjects["subjects"] == {ledger_subject(name): 1}
+
+
+async def test_a_crash_of_the_server_leaves_done_jobs_uncertain_and_never_redriven_by_themselves(
+    own_nats: NatsServer, name: str
+) -> None:
+    async with connect(connection_settings({"servers": (own_nats.url,), "timeout": 5})) as connection:
+        queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "2s", "max_deliver": 20})
+        await publish_jobs(connection, queue, map(str, range(600)))
+        messages = await pull_jobs(connection, queue, 600)
+        for message in messages:
+            await message.ack()
+        await asyncio.sleep(0.001)
+        assert own_nats.pid
+        os.kill(own_nats.pid, signal.SIGKILL)
+        await asyncio.to_thread(own_nats.restart)
+        await eventually(lambda: connection.client.is_connected)
+        again = await process_all(connection, queue, within=30)
+        summary = await summarise_dead_letters(connection, queue)
+        metrics = await stored_count(connection, f"{name}-events")
+        print(f"{600 - metrics} of 600 jobs lost their metric, {len(again)} were done again")
+        assert (summary.dead, summary.uncertain) == (0, 600 - metrics)
+        report = await redrive_dead_letters(connection, queue)
+        assert (len(report.redriven), report.uncertain) == (0, 600 - metrics)
+        assert await stored_count(connection, name) == 0
+
+
+async def test_an_entry_that_a_handler_has_removed_accounts_for_its_job(
+    connection: NatsPyConnection, name: str
+) -> None:
+    letters = {"name": f"{name}-dead", "retention": "workqueue"}
+    queue = await make_queue(connection, name, consumer=SAMPLED, dead_letters=letters)
+    await make_terminated_letters(connection, queue, "abc")
+    await create_or_update_consumer(connection.client, f"{name}-dead", {"durable_name": "handler"})
+    async for message in pull(connection.client, f"{name}-dead", "handler", batch=2, expires=2):
+        await connection.client.request(message.reply, b"+ACK", timeout=5)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.ranges, summary.uncertain) == (1, [(3, 3)], 0)
+
+
+async def test_a_job_that_died_and_was_deleted_is_accounted_for_by_its_entry(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, "ab")
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 1})
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.dead, summary.uncertain, summary.dismissed) == (1, 0, {"vanished": 1})
+
+
+async def test_evidence_about_an_earlier_stream_or_another_domain_does_not_count(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    for sequence in (1, 2):
+        await store_completion(connection, queue, sequence)
+    await connection.api(f"STREAM.DELETE.{name}")
+    await provision(connection, queue)
+    metric = {"type": "io.nats.jetstream.metric.v1.consumer_ack", "timestamp": "2026-01-01T00:00:00Z", "deliveries": 1}
+    metric |= {"stream": name, "consumer": CONSUMER, "stream_seq": 2, "domain": "leaf"}
+    await connection.client.jetstream().publish(f"{ACK_METRIC}.{name}.{CONSUMER}", json.dumps(metric).encode())
+    await publish_jobs(connection, queue, "ab")
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(1, 2)]
+
+
+async def test_markers_of_atomic_redrives_are_no_jobs(connection: NatsPyConnection, name: str) -> None:
+    filtered = SAMPLED | {"filter_subject": f"{name}.jobs.>"}
+    queue = await make_queue(connection, name, atomic_redrive=True, consumer=filtered)
+    await make_dead_letters(connection, queue, "ab")
+    await redrive_dead_letters(connection, queue)
+    await process_all(connection, queue)
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    # As when they expire after a day.
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    await publish_jobs(connection, queue, "c")
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 1
+
+
+async def test_copies_that_the_archive_drops_by_its_limits_are_named(connection: NatsPyConnection, name: str) -> None:
+    queue = await full_dead_letter_queue(connection, name)
+    await publish_jobs(connection, queue, "abc")
+    lost = await terminate(connection, queue, 3)
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 3
+    await change_stream(connection, f"{name}-archive", max_msgs=2)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.uncertain, summary.unaccounted) == (3, [(lost[0], lost[-1])])
+    risks = {risk.name: risk for risk in summary.risks}
+    assert f"({lost[0]})" in risks["copies-dropped"]
+    assert f"({lost[1]}-{lost[2]})" in risks["unaccounted-jobs"]
+
+
+async def test_what_ended_before_the_events_were_dropped_by_age_is_unknown(
+    connection: NatsPyConnection, name: str
+) -> None:
+    events = {"name": f"{name}-events", "max_age": "300ms", "duplicate_window": "100ms"}
+    queue = await make_queue(connection, name, consumer=SAMPLED, events=events)
+    await publish_jobs(connection, queue, "abc")
+    await process_all(connection, queue)
+
+    async def dropped() -> bool:
+        return await stored_count(connection, f"{name}-events") == 0
+
+    await eventually(dropped)
+    summary = await summarise_dead_letters(connection, queue)
+    assert summary.uncertain == 0
+    assert "ends-unknown" in {risk.name for risk in summary.risks}
+
+
+async def test_more_events_than_one_scan_reads_are_read_by_the_next(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_evidence, "MOST_MESSAGES", 4)
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, map(str, range(10)))
+    await process_all(connection, queue)
+    uncertain: list[int] = []
+    for _ in range(4):
+        summary = await summarise_dead_letters(connection, queue)
+        uncertain.append(summary.uncertain)
+        assert ("ledger-behind" in {risk.name for risk in summary.risks}) == bool(summary.uncertain)
+        assert summary.unaccounted == []
+    assert uncertain == [6, 2, 0, 0]
+
+
+async def test_a_queue_with_too_many_gaps_for_one_answer_is_looked_at_job_by_job(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def inexact(connection: NatsPyConnection, stream: str, state: Mapping[str, Any] | None = None) -> SequenceSet:
+        stored = await stored_sequences(connection, stream, state)
+        return SequenceSet(stored.first, stored.last, exact=False)
+
+    monkeypatch.setattr(ledger_update, "stored_sequences", inexact)
+    queue = await full_dead_letter_queue(connection, name)
+    await publish_jobs(connection, queue, "abcde")
+    lost = await terminate(connection, queue, 2)
+    await pull_jobs(connection, queue, 1)
+    for _ in range(2):
+        summary = await summarise_dead_letters(connection, queue)
+        assert summary.unaccounted == [(lost[0], lost[-1])]
+
+
+async def test_without_an_audit_each_scan_looks_from_the_beginning(connection: NatsPyConnection, name: str) -> None:
+    queue = await full_dead_letter_queue(connection, name, audit=False)
+    await publish_jobs(connection, queue, "a")
+    lost = await terminate(connection, queue, 1)
+    for _ in range(2):
+        assert (await summarise_dead_letters(connection, queue)).unaccounted == [(lost[0], lost[0])]
+
+
+@pytest.mark.parametrize("body", [b"", b"{}", b"no json", b'{"version": 1, "open": "AAAA"}'])
+async def test_a_checkpoint_that_is_none_is_replaced(connection: NatsPyConnection, name: str, body: bytes) -> None:
+    queue = await full_dead_letter_queue(connection, name)
+    await publish_jobs(connection, queue, "a")
+    lost = await terminate(connection, queue, 1)
+    await connection.request(ledger_subject(name), body)
+    for _ in range(2):
+        assert (await summarise_dead_letters(connection, queue)).unaccounted == [(lost[0], lost[0])]
+
+
+async def test_an_idle_queue_costs_one_request_more(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "ab")
+    await summarise_dead_letters(connection, queue)
+    before = connection.client.stats["out_msgs"]
+    await summarise_dead_letters(connection, queue)
+    cost = connection.client.stats["out_msgs"] - before
+    await process_all(connection, queue)
+    await summarise_dead_letters(connection, queue)
+    before = connection.client.stats["out_msgs"]
+    await summarise_dead_letters(connection, queue)
+    assert connection.client.stats["out_msgs"] - before == cost + 1
+
+
+async def test_a_job_that_expired_while_a_worker_had_it_is_a_letter_and_not_unaccounted(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(
+        connection, name, max_age="1s", duplicate_window="1s", consumer=SAMPLED | {"ack_wait": "30s"}
+    )
+    await publish_jobs(connection, queue, ["held", "waiting"])
+    await pull_jobs(connection, queue, 1)
+
+    async def expired() -> bool:
+        return await stored_count(connection, name) == 0 and await stored_count(connection, f"{name}-dead") == 1
+
+    await eventually(expired)
+    for _ in range(2):
+        summary = await summarise_dead_letters(connection, queue)
+        assert (summary.ranges, summary.unaccounted) == ([(1, 1)], [(2, 2)])
+
+
+async def test_a_job_that_is_requeued_in_place_has_yet_to_end(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, "a")
+    assert (await summarise_dead_letters(connection, queue)).dead == 1
+    await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    # Nothing reports that the worker terminates it.
+    await change_stream(connection, f"{name}-dead", subjects=[f"dead.{name}.>", f"parked.{name}.>"])
+    await terminate(connection, queue, 1)
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(1, 1)]
+
+
+async def test_a_job_that_was_requeued_in_place_and_then_done_is_accounted_for(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, "ab")
+    await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    await process_all(connection, queue)
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.uncertain, summary.unaccounted) == (0, [])
+
+
+async def test_parked_and_cancelled_jobs_are_accounted_for(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_dead_letters(connection, queue, "ab")
+    await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
+    await connection.request(completion_subject(name, CONSUMER, 3), b"{}")
+    await publish_jobs(connection, queue, "c")
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 3})
+    summary = await summarise_dead_letters(connection, queue)
+    assert (summary.ranges, summary.uncertain) == ([(2, 2)], 0)
+
+
+async def test_many_ends_are_read_in_batches(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"max_ack_pending": -1, "ack_wait": "30s"})
+    for _ in range(6):
+        await publish_jobs(connection, queue, ["x"] * 500)
+        for message in await pull_jobs(connection, queue, 500):
+            await message.ack()
+
+    async def reported() -> bool:
+        return await stored_count(connection, f"{name}-events") == 3_000
+
+    await eventually(reported)
+    await publish_jobs(connection, queue, "ab")
+    before = connection.client.stats["out_msgs"]
+    assert (await find_dead_letters(connection, queue)).uncertain == 0
+    # Single reads would be three thousand.
+    assert connection.client.stats["out_msgs"] - before < 60
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await find_dead_letters(connection, queue)).unaccounted == ((3_001, 3_002),)
+
+
+async def test_a_job_that_nobody_names_stays_when_all_letters_are_redriven_in_place(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "1s"})
+    await make_dead_letters(connection, queue, "a")
+    await publish_jobs(connection, queue, "b")
+    await pull_jobs(connection, queue, 1)
+    # The server says that it was deleted while a worker had it, as of jobs that were done just before a crash.
+    await connection.api(f"STREAM.MSG.DELETE.{name}", {"seq": 2})
+    await summarise_dead_letters(connection, queue)
+    report = await redrive_dead_letters(connection, queue, RedriveRequest(protocol=Protocol.IN_PLACE))
+    assert (set(report.redriven), report.uncertain) == ({1}, 1)
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(2, 2)]
+    report = await redrive_dead_letters(connection, queue, request_for([2]))
+    assert set(report.redriven) == {2}
+
+
+async def test_an_unaccounted_job_can_be_parked(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "ab")
+    await connection.api(f"STREAM.PURGE.{name}")
+    report = await redrive_dead_letters(connection, queue, request_for([1], max_redrives=0))
+    assert list(report.parked) == [1]
+    (letter,) = (await find_dead_letters(connection, queue, Selection(parked=True))).letters
+    assert (letter.sequence, letter.body, letter.death.reason) == (1, b"a", Reason.UNACCOUNTED)
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(2, 2)]
+
+
+async def test_what_ended_while_no_acknowledgement_was_stored_is_unknown(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "a")
+    await process_all(connection, queue)
+    await summarise_dead_letters(connection, queue)
+    config = await change_stream(connection, f"{name}-events", subjects=[f"completed.{name}.>"])
+    await summarise_dead_letters(connection, queue)
+    await publish_jobs(connection, queue, "bc")
+    await process_all(connection, queue)
+    await change_stream(connection, f"{name}-events", subjects=config["subjects"])
+    summary = await summarise_dead_letters(connection, queue)
+    assert summary.uncertain == 0
+    assert ["(2-3)" in risk for risk in summary.risks if risk.name == "ends-unknown"] == [True]
+    await publish_jobs(connection, queue, "d")
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(4, 4)]
+
+
+async def test_looking_without_a_sensor_stores_nothing(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "ab")
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await find_dead_letters(connection, queue)).uncertain == 2
+    assert (await preview(connection, queue, request_for([1]))).uncertain == 2
+    assert await stored_count(connection, f"{name}-audit") == 0
+
+
+async def test_the_page_shows_what_was_recorded_last(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "ab")
+    await connection.api(f"STREAM.PURGE.{name}")
+    scan = await Scan.begin(connection, queue)
+    assert ((await scan.account(as_recorded=True)).unaccounted.count, scan.uncertain) == (0, 0)
+    await summarise_dead_letters(connection, queue)
+    scan = await Scan.begin(connection, queue)
+    before = connection.client.stats["out_msgs"]
+    assert ((await scan.account(as_recorded=True)).unaccounted.count, scan.uncertain) == (2, 2)
+    assert connection.client.stats["out_msgs"] - before == 2
+    assert "unaccounted-jobs" in {risk.name for risk in scan.risks}
+
+
+async def test_an_events_stream_that_was_created_anew_leaves_earlier_ends_unknown(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "a")
+    await process_all(connection, queue)
+    assert (await summarise_dead_letters(connection, queue)).uncertain == 0
+    await publish_jobs(connection, queue, "b")
+    await process_all(connection, queue)
+    await connection.api(f"STREAM.DELETE.{name}-events")
+    await provision(connection, queue)
+    await publish_jobs(connection, queue, "c")
+    await connection.api(f"STREAM.PURGE.{name}")
+    summary = await summarise_dead_letters(connection, queue)
+    assert summary.unaccounted == [(3, 3)]
+    assert ["(2)" in risk for risk in summary.risks if risk.name == "ends-unknown"] == [True]
+
+
+async def test_an_audit_that_was_created_anew_loses_no_unaccounted_job(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await publish_jobs(connection, queue, "ab")
+    await process_all(connection, queue)
+    await publish_jobs(connection, queue, "c")
+    await connection.api(f"STREAM.PURGE.{name}")
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(3, 3)]
+    await connection.api(f"STREAM.DELETE.{name}-audit")
+    await provision(connection, queue)
+    assert (await summarise_dead_letters(connection, queue)).unaccounted == [(3, 3)]
+
+
+async def test_two_scans_at_once_agree(connection: NatsPyConnection, name: str) -> None:
+    queue = await full_dead_letter_queue(connection, name)
+    await publish_jobs(connection, queue, "ab")
+    lost = await terminate(connection, queue, 2)
+    summaries = await asyncio.gather(*(summarise_dead_letters(connection, queue) for _ in range(3)))
+    summaries.append(await summarise_dead_letters(connection, queue))
+    assert [summary.unaccounted for summary in summaries] == [[(lost[0], lost[1])]] * 4
+
+
+@pytest.mark.parametrize("count", [2, 9])
+async def test_accounting_takes_no_request_for_each_letter(connection: NatsPyConnection, name: str, count: int) -> None:
+    queue = await make_queue(connection, name, consumer=SAMPLED)
+    await make_terminated_letters(connection, queue, ["x"] * count)
+    await publish_jobs(connection, queue, "y")
+    scan = await Scan.begin(connection, queue)
+    before = connection.client.stats["out_msgs"]
+    assert (await scan.account()).uncertain == 0
+    # The queue's gaps, both streams, the archive's first copy twice for a ledger that begins; its record, and the
+    # removal of earlier ones.
+    assert connection.client.stats["out_msgs"] - before <= 7
+
+
+@pytest.mark.parametrize("limits", [{"max_bytes": 10, "discard": "new"}, {"max_msg_size": 10}, {"deny_purge": True}])
+async def test_an_audit_that_does_not_store_the_ledger_hides_no_job(
+    connection: NatsPyConnection, name: str, limits: dict[str, Any]
+) -> None:
+    queue = await full_dead_letter_queue(connection, name)
+    await publish_jobs(connection, queue, "a")
+    lost = await terminate(connection, queue, 1)
+    await change_stream(connection, f"{name}-audit", **limits)
+    for _ in range(2):
+        assert (await summarise_dead_letters(connection, queue)).unaccounted == [(lost[0], lost[0])]
+
+
+class Life:
+    """Random events in the life of a queue's jobs, and which of them left no evidence of their end."""
+
+    def __init__(self, connection: NatsPyConnection, queue: WorkQueue, seed: int) -> None:
+        self._connection, self._queue, self._random = connection, queue, Random(seed)  # noqa: S311
+        self._held: dict[int, Msg] = {}
+        self._pending: list[int] = []
+        self.lost: set[int] = set()
+
+    async def happen(self) -> None:
+        name = self._queue.name
+        self._pending += await publish_jobs(self._connection, self._queue, ["x"] * self._random.randrange(1, 6))
+        for message in await pull_jobs(self._connection, self._queue, self._random.randrange(len(self._pending) + 1)):
+            self._held[message.metadata.sequence.stream] = message
+            self._pending.remove(message.metadata.sequence.stream)
+        captured = self._random.random() < 0.5
+        subjects = [f"dead.{name}.>", *([f"$JS.EVENT.ADVISORY.CONSUMER.*.{name}.*"] if captured else [])]
+        await change_stream(self._connection, f"{name}-dead", subjects=subjects)
+        for sequence in sorted(self._held):
+            match self._random.randrange(5):
+                case 0:
+                    await self._held.pop(sequence).ack_sync()
+                case 1:
+                    await self._connection.request(self._held.pop(sequence).reply, b"+TERM")
+                    self.lost |= set() if captured else {sequence}
+                case 2:
+                    await self._held.pop(sequence).nak()
+                case 3:
+                    del self._held[sequence]
+                    await self._delete(sequence)
+        if self._pending and self._random.random() < 0.5:
+            await self._delete(self._pending.pop(self._random.randrange(len(self._pending))))
+        if self.lost and self._random.random() < 0.3:
+            reported = self._random.choice(sorted(self.lost))
+            await self._connection.request(handled_subject(name, reported), b"")
+            self.lost.discard(reported)
+
+    async def _delete(self, sequence: int) -> None:
+        await self._connection.api(f"STREAM.MSG.DELETE.{self._queue.name}", {"seq": sequence})
+        self.lost.add(sequence)
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_whatever_happens_the_ledger_names_the_lost_jobs_and_no_other(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    monkeypatch.setattr(ledger_update, "_PAUSES", (0.05, 0.2))
+    monkeypatch.setattr(preservation, "_MIN_COPY_AGE", timedelta())
+    monkeypatch.setattr(preservation, "_ADVISORY_DELAY", timedelta(seconds=0.2))
+    queue = await make_queue(connection, name, consumer=SAMPLED | {"ack_wait": "30s", "max_ack_pending": -1})
+    life = Life(connection, queue, seed)
+    unaccounted: set[int] = set()
+    for step in range(8):
+        await life.happen()
+        found = summarise_dead_letters if step % 3 else find_dead_letters
+        ranges = (await found(connection, queue)).unaccounted
+        unaccounted = {sequence for first, last in ranges for sequence in range(first, last + 1)}
+        assert life.lost <= unaccounted
+    # What was stored too late for the last look counts in the next one.
+    ranges = (await summarise_dead_letters(connection, queue)).unaccounted
+    assert {sequence for first, last in ranges for sequence in range(first, last + 1)} == life.lost
+    letters = await find_dead_letters(connection, queue, Selection(sequences=frozenset(life.lost)))
+    assert {letter.sequence for letter in letters.letters} == life.lost
+    print(f"{len(life.lost)} jobs lost without evidence")

@@ -1,0 +1,122 @@
+"""The oldest server that is supported, and the first of each later minor release: scans, and every protocol they know.
+
+The other tests run with the newest one; ``make test-servers`` runs those of scans and redrives with each of these too.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import RedriveRequestError, ServerTooOldError
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from testbed.dead_letters import letter_records, make_terminated_letters
+from testbed.nats_binaries import OLDER_VERSIONS, NoSuchServerError, nats_server_of
+from testbed.nats_server import NatsServer
+from testbed.queues import make_dead_letters, make_queue, process_all, publish_jobs, pull_jobs, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+
+FIRST_WITH = {Protocol.ATOMIC: (2, 12, 1), Protocol.IN_PLACE: (2, 14, 0)}
+DEAD = [f"dead{number}" for number in range(5)]
+TERMINATED = ["terminated0", "terminated1"]
+# A pull request that isn't answered takes the connection's whole time limit.
+TIME_LIMIT, SCAN_SECONDS = 10, 5.0
+
+
+@pytest.fixture(params=OLDER_VERSIONS)
+def old_nats(request: pytest.FixtureRequest) -> Iterator[NatsServer]:
+    """A server of each older version."""
+    try:
+        binary = nats_server_of(request.param)
+    except NoSuchServerError as error:
+        pytest.skip(str(error))
+    with NatsServer(binary=binary) as server:
+        assert server.version == request.param
+        yield server
+
+
+@pytest.fixture
+async def old(old_nats: NatsServer) -> AsyncIterator[NatsPyConnection]:
+    """An open connection to it."""
+    async with connect(connection_settings({"servers": (old_nats.url,), "timeout": TIME_LIMIT})) as opened:
+        yield opened
+
+
+async def test_dead_letters_of_every_kind_are_found_at_once_and_redriven_once(old: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(old, name, consumer={"max_deliver": 2})
+    await make_dead_letters(old, queue, DEAD)
+    await make_terminated_letters(old, queue, TERMINATED)
+    live = await publish_jobs(old, queue, ["live0", "live1"])
+    began = time.monotonic()
+    findings = await find_dead_letters(old, queue)
+    assert time.monotonic() - began < SCAN_SECONDS
+    assert sorted(letter.body.decode() for letter in findings.letters) == [*DEAD, *TERMINATED]
+    assert findings.uncertain == 0
+    report = await redrive_dead_letters(old, queue)
+    report.raise_for_failures()
+    assert report.protocol == Protocol.COPY
+    assert len(report.redriven) == 7
+    assert len(await letter_records(old, queue)) == 7
+    assert min(report.redriven.values()) > max(live)
+    assert await process_all(old, queue) == dict.fromkeys([*DEAD, *TERMINATED, "live0", "live1"], 1)
+    assert (await redrive_dead_letters(old, queue)).redriven == {}
+    assert await stored_count(old, name) == 0
+
+
+async def test_a_consumer_at_its_max_ack_pending_delays_no_scan(old: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(old, name, consumer={"max_ack_pending": 1, "ack_wait": "1m"})
+    (dead,) = await make_dead_letters(old, queue, ["dead"])
+    await publish_jobs(old, queue, ["first", "second"])
+    await pull_jobs(old, queue, 1)
+    began = time.monotonic()
+    findings = await find_dead_letters(old, queue)
+    assert time.monotonic() - began < SCAN_SECONDS
+    assert [letter.sequence for letter in findings.letters] == [dead]
+
+
+@pytest.mark.parametrize("protocol", [Protocol.ATOMIC, Protocol.IN_PLACE])
+async def test_a_protocol_works_or_is_refused_by_the_servers_version(
+    old: NatsPyConnection, name: str, protocol: Protocol
+) -> None:
+    known = old.server_version >= FIRST_WITH[protocol]
+    queue = await make_queue(old, name, atomic_redrive=known and protocol == Protocol.ATOMIC)
+    await make_dead_letters(old, queue, DEAD)
+    request = RedriveRequest(protocol=protocol)
+    if not known:
+        with pytest.raises(RedriveRequestError, match=r"older than 2\.1|doesn't allow atomic batches"):
+            await redrive_dead_letters(old, queue, request)
+        assert await stored_count(old, name) == len(DEAD)
+        return
+    report = await redrive_dead_letters(old, queue, request)
+    report.raise_for_failures()
+    assert (report.protocol, len(report.redriven)) == (protocol, len(DEAD))
+    assert not (await consumer_info(old, name, "worker")).get("paused")
+    assert await process_all(old, queue) == dict.fromkeys(DEAD, 1)
+
+
+async def test_two_redrives_at_once_redrive_each_letter_once(old: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(old, name)
+    await make_dead_letters(old, queue, DEAD)
+    first, second = await asyncio.gather(redrive_dead_letters(old, queue), redrive_dead_letters(old, queue))
+    assert len(first.redriven) + len(second.redriven) >= len(DEAD)
+    assert await process_all(old, queue) == dict.fromkeys(DEAD, 1)
+
+
+async def test_atomic_redrives_are_not_declared_on_a_server_without_them(old: NatsPyConnection, name: str) -> None:
+    if old.server_version >= FIRST_WITH[Protocol.ATOMIC]:
+        assert (await make_queue(old, name, atomic_redrive=True)).atomic_redrive
+        return
+    with pytest.raises(ServerTooOldError, match=r"expected nats-server 2\.12"):
+        await make_queue(old, name, atomic_redrive=True)

@@ -1,0 +1,44 @@
+"""One task of a bulk redrive, run by a test in place of Spark."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import pyarrow as pa
+
+from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import begin_run, scan_queue
+from airflow_provider_jetstream.spark.bulk_redrive.rows import PACKED_ENTRIES
+from airflow_provider_jetstream.spark.bulk_redrive.task import RedriveTask
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from airflow_provider_jetstream.spark.dead_letters.entry_table import pack_table
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+    from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+    from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+    from airflow_provider_jetstream.spark.bulk_redrive.driver_scan import DriverScan
+
+
+def begin_task(
+    connection_options: dict[str, str],
+    queue: WorkQueue,
+    request: RedriveRequest,
+    report: RedriveReport,
+    lease_token: int | None = None,
+) -> tuple[DriverScan, Callable[[pa.Table], pa.Table], pa.Table]:
+    """Begin a run; return the driver's scan, a function that runs one task, and the rows of all letters."""
+    scan = run_on_own_connection(connection_options, lambda connection: scan_queue(connection, queue, request))
+    run_on_own_connection(
+        connection_options, lambda connection: begin_run(connection, scan, request, report, lease_token)
+    )
+    task = RedriveTask(
+        *(connection_options, scan.server_info, scan.scan.context, frozenset[str](), scan.acknowledged),
+        *(request, scan.choice.protocol, None),
+        lease_token=lease_token,
+    )
+    sequences = scan.jobs.column("sequence").to_pylist()
+    entries = [pack_table(scan.jobs), *[None] * len(sequences)]
+    jobs = pa.table({"sequence": [sequences[0], *sequences], PACKED_ENTRIES: pa.array(entries, pa.binary())})
+    return scan, lambda rows: jobs.from_batches(list(task.run(iter(rows.to_batches())))), jobs

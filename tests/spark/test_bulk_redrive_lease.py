@@ -1,0 +1,97 @@
+"""The lease of a bulk redrive: its driver takes and renews it, and its tasks stop once somebody else has it."""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING
+
+import pytest
+from bulk_letters import letter_records, make_letters, stored_messages
+from bulk_tasks import begin_task
+
+from airflow_provider_jetstream.jetstream.audit import lease as lease_module
+from airflow_provider_jetstream.jetstream.errors import LeaseHeldError, LeaseLostError
+from airflow_provider_jetstream.jetstream.redrive.redrive_lease import take_redrive_lease
+from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.spark.bulk_redrive.driver import redrive_letters
+from airflow_provider_jetstream.spark.bulk_redrive.driver_lease import driver_lease
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_jetstream.jetstream.audit.lease import Lease
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+COUNT = 40
+AT_ONCE = RedriveRequest(lease_timeout=0)
+
+
+def take(connection_options: dict[str, str], queue: WorkQueue) -> Lease:
+    lease = run_on_own_connection(
+        connection_options, lambda connection: take_redrive_lease(connection, queue, AT_ONCE, "redrive")
+    )
+    assert lease is not None
+    return lease
+
+
+@pytest.fixture
+def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lease_module, "LEASE_SECONDS", 1.5)
+    monkeypatch.setattr(lease_module, "TIME_LIMITS", 0.0)
+
+
+def test_a_bulk_redrive_does_nothing_while_another_operation_has_the_lease(
+    spark: SparkSession, connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, COUNT)
+    take(connection_options, queue)
+    rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
+    with pytest.raises(LeaseHeldError, match="held by redrive"):
+        redrive_letters(spark, rows, queue, AT_ONCE, connection_options)
+    assert len(stored_messages(connection_options, name)) == COUNT
+
+
+def test_a_bulk_redrive_releases_the_lease(spark: SparkSession, connection_options: dict[str, str], name: str) -> None:
+    queue = make_letters(connection_options, name, COUNT)
+    rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
+    assert len(redrive_letters(spark, rows, queue, AT_ONCE, connection_options).redriven) == COUNT
+    take(connection_options, queue)
+
+
+@pytest.mark.usefixtures("short_leases")
+def test_the_driver_renews_its_lease_for_as_long_as_its_tasks_work(
+    connection_options: dict[str, str], name: str
+) -> None:
+    queue = make_letters(connection_options, name, 1)
+    with driver_lease(connection_options, queue, AT_ONCE, lambda: False) as lease:
+        assert lease is not None
+        token = lease.token
+        for _ in range(6):
+            time.sleep(0.5)
+            with pytest.raises(LeaseHeldError, match="held by bulk redrive"):
+                take(connection_options, queue)
+        assert lease.token == token
+    take(connection_options, queue)
+
+
+@pytest.mark.usefixtures("short_leases")
+@pytest.mark.parametrize("taken_over", [True, False])
+def test_a_task_stops_before_it_stores_anything_once_its_driver_has_lost_the_lease(
+    connection_options: dict[str, str],
+    name: str,
+    taken_over: bool,  # noqa: FBT001 - a parameter of the test
+) -> None:
+    queue = make_letters(connection_options, name, COUNT)
+    request = RedriveRequest(protocol=Protocol.COPY, run="lost")
+    lease = take(connection_options, queue)
+    _, run_task, jobs = begin_task(connection_options, queue, request, RedriveReport(), lease.token)
+    # As if the driver had been killed.
+    time.sleep(1.6)
+    if taken_over:
+        take(connection_options, queue)
+    with pytest.raises(LeaseLostError):
+        run_task(jobs)
+    assert len(stored_messages(connection_options, name)) == COUNT
+    assert letter_records(connection_options, queue) == []
