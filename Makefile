@@ -36,7 +36,7 @@ test: $(UV) chromium
 	$(RUN) pytest tests/airflow
 	$(MAKE) --jobs=2 --output-sync=target --no-print-directory test-spark test-beside-spark
 	$(RUN) pytest -n 8 tests/server tests/documents $(addprefix --ignore=,$(REDRIVES))
-	$(RUN) pytest -n 3 tests/faults $(REDRIVES)
+	$(RUN) pytest -n 4 tests/faults $(REDRIVES)
 
 .PHONY: test-spark test-beside-spark
 test-spark: $(UV)

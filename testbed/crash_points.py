@@ -199,7 +199,7 @@ def _fork_for_each_command(port: int, function: str) -> None:
 
 async def _run(call: Callable[..., Coroutine[Any, Any, object]], command: dict[str, Any], sock: socket.socket) -> None:
     queue = WorkQueue(**command["queue"])
-    shorten_leases()
+    shorten_leases(0.5)
     async with connect(connection_settings({"servers": tuple(command["servers"])})) as connection:
         kill_at_call(connection, queue, command["call"], command["counted"], lambda fields: _send(sock, fields))
         await call(connection, queue, **command["options"])

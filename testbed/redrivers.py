@@ -167,7 +167,7 @@ def _fork_for_each_connection(port: int) -> None:
 async def _run(command: Mapping[str, Any], sock: socket.socket) -> None:
     queue = WorkQueue(**command["queue"])
     request = redrive_request(command["request"])
-    shorten_leases()
+    shorten_leases(2.0)
     try:
         async with connect(connection_settings({"servers": tuple(command["servers"]), "timeout": 5})) as connection:
             if command["kill_at"] is not None:

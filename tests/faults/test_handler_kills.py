@@ -43,7 +43,7 @@ import asyncio, json, sys
 from airflow_provider_jetstream.jetstream import WorkQueue, connect, connection_settings, redrive_dead_letters
 from airflow_provider_jetstream.jetstream import RedriveRequest
 from testbed.leases import shorten_leases
-shorten_leases()
+shorten_leases(1.0)
 async def main(server, queue, request):
     async with connect(connection_settings({"servers": (server,)})) as connection:
         print("ready", flush=True)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
-from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs
+from testbed.queues import CONSUMER, eventually, make_queue, process_all, publish_jobs, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
@@ -36,3 +38,30 @@ async def test_live_jobs_of_a_queue_that_another_stream_copies_are_not_dead(
     assert not (await redrive_dead_letters(connection, queue)).redriven
     assert [consumer.name for consumer in (await discover_queue(connection, name)).consumers] == [CONSUMER]
     assert await process_all(connection, queue) == {"a": 1, "b": 1, "c": 1}
+
+
+async def test_a_job_that_is_done_and_stays_stored_when_the_sourcing_stream_is_deleted_is_no_dead_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%"})
+    await connection.api(f"STREAM.CREATE.{name}-copy", {"name": f"{name}-copy", "sources": [{"name": name}]})
+
+    async def sourcing_consumer() -> str | None:
+        consumers = (await connection.api(f"CONSUMER.LIST.{name}"))["consumers"]
+        return next((info["name"] for info in consumers if info["name"] != CONSUMER), None)
+
+    source = await eventually(sourcing_consumer, within=10)
+    # As a source that is away: it takes no job any more, so the jobs that are done stay stored.
+    until = (datetime.now(UTC) + timedelta(minutes=1)).isoformat()
+    await connection.api(f"CONSUMER.PAUSE.{name}.{source}", {"pause_until": until})
+    jobs = await publish_jobs(connection, queue, "abc")
+    for message in await pull_jobs(connection, queue, 3):
+        await message.ack_sync()
+    await connection.api(f"STREAM.DELETE.{name}-copy")
+    assert await stored_count(connection, name) == len(jobs)
+    findings = await find_dead_letters(connection, queue)
+    assert [(job.sequence, job.status) for job in findings.dismissed] == [(job, Status.COMPLETED) for job in jobs]
+    assert (findings.letters, findings.uncertain) == ((), 0)
+    report = await redrive_dead_letters(connection, queue)
+    assert (len(report.redriven), list(report.gone)) == (0, jobs)
+    assert await stored_count(connection, name) == 0

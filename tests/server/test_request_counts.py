@@ -128,7 +128,6 @@ async def test_jobs_in_flight_take_one_request_more_that_says_since_when_the_ser
     uptime = f"$JS.API.CONSUMER.INFO.{name}-audit.uptime"
     # The probe, after which the consumers are read again, and what is stored up to the acknowledgement floor.
     rest = Counter(subjects) - Counter(scan_requests(name))
-    print(rest)
     assert rest[uptime] == 1
     assert [subject for subject in rest if f"{name}-audit" in subject] == [uptime]
 

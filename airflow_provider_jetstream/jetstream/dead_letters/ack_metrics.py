@@ -35,33 +35,37 @@ class AckMetrics:
         self._subject = f"{ACK_METRIC}.{queue}.*"
         self._sequences = frozenset(sequences)
         self._since = since
-        self._acknowledged: set[int] | None = None
+        self._acknowledged: dict[int, datetime] | None = None
         self._reading = asyncio.Lock()
 
     async def is_acknowledged(self, sequence: int) -> bool:
         """Return whether the ack metric of a job is stored."""
-        if self._events is None or sequence not in self._sequences:
-            return False
-        return sequence in await self.acknowledged()
+        return await self.acknowledged_at(sequence) is not None
 
-    async def acknowledged(self) -> set[int]:
-        """Return the stream sequences of the jobs whose ack metric is stored."""
+    async def acknowledged_at(self, sequence: int) -> datetime | None:
+        """Return when the last ack metric of a job was stored; ``None`` where none is."""
+        if self._events is None or sequence not in self._sequences:
+            return None
+        return (await self.acknowledged()).get(sequence)
+
+    async def acknowledged(self) -> dict[int, datetime]:
+        """Return by stream sequence when the last ack metric of each job was stored, for those that have one."""
         if self._events is None or not self._sequences:
-            return set()
+            return {}
         async with self._reading:
             if self._acknowledged is None:
                 self._acknowledged = await self._read(self._events)
         return self._acknowledged
 
-    async def _read(self, events: str) -> set[int]:
-        acknowledged: set[int] = set()
+    async def _read(self, events: str) -> dict[int, datetime]:
+        acknowledged: dict[int, datetime] = {}
         start = await self._first_event(events)
         async for message in read_range(self._connection, events, self._subject, start):
             metric = parse_advisory(message.data)
             if not isinstance(metric, AckMetric) or metric.stream_seq not in self._sequences:
                 continue
             if metric.is_of_server(self._queue, self._connection.domain):
-                acknowledged.add(metric.stream_seq)
+                acknowledged[metric.stream_seq] = message.stored_at
         return acknowledged
 
     async def _first_event(self, events: str) -> int:

@@ -63,7 +63,7 @@ class Classifier:
 
     :param snapshot: the queue's stream and consumers
     :param dead_letter_queue: the dead letter queue's stream
-    :param metrics: the ack metrics of jobs that are gone
+    :param metrics: the ack metrics of jobs that are gone, or have no entry
     :param origins: the tasks that published jobs
     :param handled: the jobs that handlers of the dead letter queue have handled
     :param events: the stream of completions, if it exists
@@ -196,6 +196,10 @@ class Classifier:
             )
             death, preserved, origin = merged.death, merged.job is not None, merged.origin
         else:
+            acknowledged_at = await self.metrics.acknowledged_at(message.sequence)
+            if acknowledged_at and acknowledged_at >= max(message.stored_at, requeued_at or message.stored_at):
+                # A stream that sourced the queue kept it, and was deleted before it took the job.
+                return Status.COMPLETED
             death = self._death_without_entry(message, consumer)
         letter = self._letter(
             message, BodySource.QUEUE, death, consumer, preserved=preserved, origin=origin, entries=entries

@@ -148,6 +148,7 @@ class Scan:
             archive=archive,
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
+            orphans=reconciliation.orphans,
         )
         risks = context.findings(index, doubtful=len(reconciliation.doubtful), uncertain=reconciliation.findings)
         return cls(
@@ -176,6 +177,7 @@ class Scan:
             archive=archive,
             audit=audit,
             inconsistent_consumers=reconciliation.inconsistent_consumers,
+            orphans=reconciliation.orphans,
             read_metrics=True,
         )
         risks = context.findings(index)

@@ -110,15 +110,17 @@ class ScanContext:
         archive: ArchiveReader | None,
         audit: AuditLog | None,
         inconsistent_consumers: Collection[str],
+        orphans: Collection[int] = (),
         read_metrics: bool = False,
     ) -> Classifier:
         """Build the classifier of some jobs.
 
         :param index: the entries about these jobs
+        :param orphans: jobs without entries that may be dead letters
         :param read_metrics: whether to read the ack metrics now: without an event loop, jobs that are classified
             concurrently can't wait for one reader
         """
-        metrics = await self._ack_metrics(connection, archive, index)
+        metrics = await self._ack_metrics(connection, archive, index, orphans)
         if read_metrics:
             await metrics.acknowledged()
         return Classifier(
@@ -147,7 +149,7 @@ class ScanContext:
         )
 
     async def _ack_metrics(
-        self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex
+        self, connection: Connection, archive: ArchiveReader | None, index: EntryIndex, orphans: Collection[int]
     ) -> AckMetrics:
         jobs = index.jobs() if self.vanished or index.contains_kind(EntryKind.DELETION) else ()
         sequences = {
@@ -155,6 +157,7 @@ class ScanContext:
             for sequence, entries in jobs
             if self.vanished or all(entry.kind == EntryKind.DELETION for entry in entries)
         }
+        sequences.update(orphans)
         first = await archive.find(min(sequences)) if archive and sequences else None
         since = first.stored_at if first and first.time else self.snapshot.created_at
         return AckMetrics(connection, self.events, self.snapshot.queue, sequences, since)

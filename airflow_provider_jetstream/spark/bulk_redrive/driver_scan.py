@@ -30,6 +30,7 @@ from airflow_provider_jetstream.spark.dead_letters.schema import CHANGEABLE, REP
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+    from datetime import datetime
 
     import pyarrow as pa
     from pyspark.sql import DataFrame
@@ -48,14 +49,14 @@ class DriverScan:
     """The driver's scan of a queue.
 
     :param scan: the scan of the whole queue; its connection is closed
-    :param acknowledged: jobs with an ack metric, where that matters
+    :param acknowledged: when the ack metrics of jobs were stored, where that matters
     :param server_info: the INFO of the server that the driver was connected to
     :param jobs: the jobs' entries, a row per job
     """
 
     scan: Scan
     choice: ProtocolChoice
-    acknowledged: frozenset[int]
+    acknowledged: Mapping[int, datetime]
     server_info: Mapping[str, Any]
     jobs: pa.Table
 
@@ -87,8 +88,9 @@ async def scan_queue(connection: BlockingConnection, queue: Any, request: Redriv
         archive=scan.archive,
         audit=scan.audit,
         inconsistent_consumers=scan.reconciliation.inconsistent_consumers,
+        orphans=scan.reconciliation.orphans,
     )
-    acknowledged = frozenset(await classifier.metrics.acknowledged())
+    acknowledged = await classifier.metrics.acknowledged()
     server_info = dict(connection.socket.server_info)
     return DriverScan(scan, choice, acknowledged, server_info, jobs)
 

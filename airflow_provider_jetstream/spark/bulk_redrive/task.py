@@ -60,13 +60,13 @@ _REPEATED = "the frame has another row for it, which counts"
 class KnownMetrics(AckMetrics):
     """The ack metrics that the driver has read."""
 
-    def __init__(self, connection: BlockingConnection, acknowledged: frozenset[int]) -> None:
+    def __init__(self, connection: BlockingConnection, acknowledged: Mapping[int, datetime]) -> None:
         super().__init__(connection, None, "", (), datetime.now(UTC))
         self._known = acknowledged
 
-    async def is_acknowledged(self, sequence: int) -> bool:
-        """Return whether a job's ack metric was stored when the driver scanned."""
-        return sequence in self._known
+    async def acknowledged_at(self, sequence: int) -> datetime | None:
+        """Return when a job's last ack metric had been stored when the driver scanned."""
+        return self._known.get(sequence)
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class RedriveTask:
     :param server_info: the INFO of the server that the driver was connected to
     :param context: of the driver's scan
     :param inconsistent_consumers: consumers that hold more jobs than the advisories account for
-    :param acknowledged: jobs with an ack metric, where that matters
+    :param acknowledged: when the ack metrics of jobs were stored, where that matters
     :param request: with the key of the run
     :param rate: letters a second of one task
     :param lease_token: the token of the lease that the driver holds
@@ -89,7 +89,7 @@ class RedriveTask:
     server_info: Mapping[str, Any]
     context: ScanContext
     inconsistent_consumers: frozenset[str]
-    acknowledged: frozenset[int]
+    acknowledged: Mapping[int, datetime]
     request: RedriveRequest
     protocol: Protocol
     rate: float | None
