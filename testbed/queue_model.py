@@ -155,11 +155,15 @@ class QueueModel:
         :param parked: original sequences
         """
         for old, new in sequences.items():
-            body = self._bodies[new] = self._body(old)
-            job = self._job(body)
+            body = self._body(old)
+            job, is_known = self._job(body), self._bodies.get(new) == body
+            self._bodies[new] = body
             if job.done:
                 # A redrive that was cut off had stored the copy already, and a worker did it.
                 job.become(State.DONE)
+            elif is_known and job.cut_off:
+                # Likewise, and a worker has had the copy: it is what that worker made of it.
+                continue
             elif job.cut_off:
                 job.become(*(job.possible - {State.TERMINATED, State.DELETED, State.PARKED}), State.WAITING)
             elif job.possible & (GONE_OR_DEAD | {State.PARKED}):
