@@ -11,6 +11,7 @@ from typing import Any
 from nats.aio.msg import Msg
 from nats.js.errors import APIError
 
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import list_consumers
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
@@ -190,8 +191,9 @@ class ModelledQueue:
     async def delete_job(self) -> None:
         """Delete a job that waits, if there is one."""
         waiting = [job.body for job in self.model.jobs.values() if job.possible == {State.WAITING} and not job.cut_off]
-        if waiting:
-            sequence = self.model.last_sequence(waiting[0])
+        sequence = self.model.last_sequence(waiting[0]) if waiting else 0
+        # A redrive that was killed doesn't say which sequence the copy has.
+        if sequence and await get_message(self.environment.connection, self.queue.name, sequence):
             await self.environment.connection.api(f"STREAM.MSG.DELETE.{self.queue.name}", {"seq": sequence})
             self.model.deleted(waiting[0])
             self.evidence_lost = self.deleted = True
@@ -282,11 +284,14 @@ class ModelledQueue:
             return not (self.model.problems() or found.letters or found.uncertain)
 
         with suppress(TimeoutError):
-            await eventually(settled, within=40)
+            await eventually(settled, within=90)
         found = await find_dead_letters(self.environment.product, self.queue)
         problems = [*self.model.problems(), *(f"dead letter {letter.sequence}" for letter in found.letters)]
         if problems or found.uncertain:
-            raise ModelError(f"in the end {found.uncertain} uncertain, {'; '.join(problems)}")
+            raise ModelError(
+                f"in the end {found.uncertain} uncertain ({found.unaccounted}), {'; '.join(problems)};"
+                f" {'; '.join(map(str, found.risks))}; {', '.join(map(str, self.model.jobs.values()))}"
+            )
 
     async def _decide(self) -> None:
         """Do what people do about uncertain jobs, who know from the workers which are done."""

@@ -156,7 +156,7 @@ class QueueModel:
         """
         for old, new in sequences.items():
             body = self._body(old)
-            job, is_known = self._job(body), self._bodies.get(new) == body
+            job, is_known = self._job(body), new != old and self._bodies.get(new) == body
             self._bodies[new] = body
             if job.done:
                 # A redrive that was cut off had stored the copy already, and a worker did it.

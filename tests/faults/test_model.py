@@ -70,8 +70,11 @@ class QueueMachine(RuleBasedStateMachine):
         self._queue: ModelledQueue
         self._errors = errors
         self._kills = self._cuts = 0
+        self._steps: list[str] = []
 
     def _run(self, *steps: Coroutine[Any, Any, None]) -> None:
+        self._steps += map(_described, steps)
+
         async def run_all() -> None:
             for step in steps:
                 await step
@@ -79,6 +82,7 @@ class QueueMachine(RuleBasedStateMachine):
         try:
             self._runner.run(run_all())
         except BaseException as error:
+            error.add_note("\n".join(self._steps))
             self._errors.append(error)
             raise
 
@@ -191,6 +195,13 @@ class QueueMachine(RuleBasedStateMachine):
                     await self._queue.settle()
 
         self._run(end())
+
+
+def _described(step: Coroutine[Any, Any, None]) -> str:
+    """Return a step with its arguments, as far as they are plain values."""
+    frame = getattr(step, "cr_frame", None)
+    values = {name: value for name, value in frame.f_locals.items() if name != "self"} if frame else {}
+    return f"{getattr(step, '__name__', step)}({', '.join(f'{name}={value!r}' for name, value in values.items())})"
 
 
 def test_each_job_ends_once_whatever_is_done(tmp_path: Path) -> None:
