@@ -101,7 +101,6 @@ async def test_deaths_of_a_queue_that_is_never_idle_are_never_counted_as_none(
     queue = await make_unreported(connection, name)
     async with live_traffic(connection, queue, workers=workers):
         looks = [counts(await find_dead_letters(connection, queue)) for _ in range(3)]
-    print(looks)
     for found, least, most in looks:
         assert found == 0
         # A worker may have pulled its next job before its last acknowledgement is processed.
