@@ -140,6 +140,7 @@ class ModelledQueue:
         if self.evidence_lost:
             # Stores which jobs are gone without evidence: scans that find out look for two seconds each.
             await self.summarise()
+        self.model.lapse()
         parked = None
         if self.model.in_state(State.PARKED) or self.model.cut_off_bodies():
             parked = (await find_dead_letters(product, queue, Selection(parked=True))).letters
@@ -152,6 +153,7 @@ class ModelledQueue:
 
     async def summarise(self) -> None:
         """Count letters, copy their bodies, trim the archive, and check the counts."""
+        self.model.lapse()
         summary = await summarise_dead_letters(self.environment.product, self.queue)
         sequences = {sequence for first, last in summary.ranges for sequence in range(first, last + 1)}
         self.model.scanned(sequences, summary.uncertain)

@@ -204,9 +204,9 @@ class QueueModel:
     def scanned(self, found: Collection[int], uncertain: int, parked: Collection[int] | None = None) -> None:
         """Check what a scan has found: dead and parked letters by their sequences, and a count of uncertain ones.
 
-        Each of them has to be dead, and each dead job has to be listed or counted.
+        Each of them has to be dead, and each dead job has to be listed or counted. Whose ack wait passed while the scan
+        read may or may not be among them: call :meth:`lapse` before the scan.
         """
-        self.lapse()
         listed = {self._body(sequence) for sequence in found}
         for job in map(self._job, listed):
             if not (job.possible & {State.DEAD, State.TERMINATED} or job.cut_off):

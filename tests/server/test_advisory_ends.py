@@ -58,7 +58,7 @@ def waiting(
 
 
 async def ended(task: asyncio.Task[WaitReport]) -> WaitReport:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(30):
         return await task
 
 
@@ -244,6 +244,27 @@ async def test_a_waiter_of_two_stored_jobs_with_one_digest_ends_neither_by_a_rep
         await asyncio.wait_for(asyncio.shield(tasks[0]), 0.4)
     await work_as_the_document_does(connection, queue, 2)
     assert [(await ended(task)).completed for task in tasks] == [set(first.sequences), set(second.sequences)]
+
+
+@pytest.mark.parametrize("reports", [1, 2])
+async def test_of_two_jobs_with_one_digest_only_the_one_that_is_gone_has_ended(
+    connection: NatsPyConnection, name: str, reports: int
+) -> None:
+    queue = await advised_queue(connection, name)
+    cursor, first = await published(connection, queue, [image(name, "a")])
+    _, second = await published(connection, queue, [image(name, "a")])
+    tasks = [waiting(connection, cursor, report) for report in (first, second)]
+    await asyncio.sleep(0.1)
+    [message] = await pull_jobs(connection, queue, 1)
+    # A worker whose acknowledgement is lost reports a job again.
+    for _ in range(reports):
+        await say(connection, f"{name}-advisory.a", b'{"id": "a"}')
+    await connection.request(message.reply, b"+ACK")
+    assert (await ended(tasks[0])).completed == set(first.sequences)
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(asyncio.shield(tasks[1]), 2)
+    await work_as_the_document_does(connection, queue, 1)
+    assert (await ended(tasks[1])).completed == set(second.sequences)
 
 
 @pytest.mark.parametrize("max_recent", [50_000, 3])

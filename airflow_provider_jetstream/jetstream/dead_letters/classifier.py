@@ -245,14 +245,20 @@ class Classifier:
         audited = await audit.last_record(sequence) if audit else None
         if audited and not audited.in_place:
             return Status.HANDLED if audited.action == "handled" else Status.REDRIVEN
-        if (message := await self.archive.find(sequence) if self.archive else None) is None:
+        message, source = await self.archive.find(sequence) if self.archive else None, BodySource.ARCHIVE
+        copies = [entry for entry in entries if entry.kind in _COPIES and entry.recorded_at >= self.snapshot.created_at]
+        if message is None and copies:
+            merged = await merge_entries(self.connection, self.dead_letter_queue, self.snapshot, sequence, copies)
+            message, source = merged.job, BodySource.COPY
+        if message is None:
             return Status.GONE
         message = await with_archived_subject(self.archive, message)
         consumer = self.snapshot.consumer_for(message.subject)
         if consumer and await self._completed_at(sequence, {consumer.name}):
             return Status.COMPLETED
         death = replace(self._death_without_entry(message, consumer), reason=Reason.UNACCOUNTED)
-        letter = self._letter(message, BodySource.ARCHIVE, death, consumer, preserved=False, entries=entries)
+        preserved = source == BodySource.COPY
+        letter = self._letter(message, source, death, consumer, preserved=preserved, entries=entries)
         since = audited.at if audited else message.stored_at
         return await self._unless_handled(await self._with_copy_sequence(letter, None), [], since)
 

@@ -18,12 +18,14 @@ from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry, Entry
 from airflow_provider_jetstream.jetstream.dead_letters.record import SCAN, read_outline
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 
 _MICROSECOND = timedelta(microseconds=1)
+_ENDS = frozenset({EntryKind.TERMINATION, EntryKind.PARKED})
+_COPIES = frozenset({EntryKind.COPY, EntryKind.PROVEN_COPY})
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 # An entry may state any number; these are the server's own limits.
@@ -132,18 +134,30 @@ class EntryIndex:
     def has_end(self, sequence: int, since: datetime) -> bool:
         """Return whether a job is one of :meth:`jobs_with_ends`."""
         entries = self.entries_of(sequence)
-        return any(entry.kind != EntryKind.DELETION and entry.recorded_at >= since for entry in entries)
+        return any(entry.kind in _ENDS and entry.recorded_at >= since for entry in entries)
 
     def jobs_with_ends(self, since: datetime) -> Iterator[int]:
-        """Return in no order the stream sequences of the jobs of which an entry proves the end, once they are gone.
+        """Return in no order the stream sequences of the jobs of which an entry states how they left the queue.
 
-        Not that they were deleted while a worker had them: the server states that also of jobs that were done.
+        A job that has used up its deliveries stays stored: its entry doesn't say why it is gone. Nor does a worker's
+        copy, since the worker may have been stopped before it terminated the job, nor the server's report that a job
+        was deleted while a worker had it: the server states that also of jobs that were done.
 
         :param since: entries of earlier times are about other jobs
         """
+        return self._jobs_with(_ENDS, since)
+
+    def jobs_with_copies(self, since: datetime) -> Iterator[int]:
+        """Return in no order the stream sequences of the jobs that are in circulation and of which there is a copy.
+
+        :param since: entries of earlier times are about other jobs
+        """
+        return self._jobs_with(_COPIES, since)
+
+    def _jobs_with(self, kinds: Collection[EntryKind], since: datetime) -> Iterator[int]:
         first = (since - _EPOCH) // _MICROSECOND
         for sequence, kind, recorded_at in zip(self._sequences, self._kinds, self._recorded_at, strict=True):
-            if kind != EntryKind.DELETION and recorded_at >= first:
+            if kind in kinds and recorded_at >= first:
                 yield sequence
 
     def jobs(self, after: int = 0) -> Iterator[tuple[int, tuple[Entry, ...]]]:

@@ -1,9 +1,10 @@
 """The ledger of a queue: which of its jobs are gone without evidence of how they ended.
 
 A work queue removes a job whatever happened to it. A job that is gone is accounted for by its completion, its ack
-metric, an entry of the dead letter queue, a record of the audit, or the report of a handler; otherwise it is
-*unaccounted*: a worker may have done it while the server was about to crash, or terminated it while the dead letter
-queue was full, or somebody may have purged it. Absence proves nothing, so such a job is never redriven by itself.
+metric, an entry that says that it was terminated or parked, a record of the audit, or the report of a handler;
+otherwise it is *unaccounted*: a worker may have done it while the server was about to crash, or terminated it while the
+dead letter queue was full, or somebody may have purged it. Absence proves nothing, so such a job is never redriven by
+itself.
 
 The audit stores how far a scan has come, so that the next one reads only what was stored since.
 """
@@ -60,17 +61,19 @@ async def with_findings(
     context: ScanContext,
     unproved: Collection[str] = (),
     unread_messages: int = 0,
+    copied: SequenceRanges | None = None,
 ) -> Ledger:
     """Add to a ledger what is to be known of it.
 
     :param unproved: the consumers whose jobs leave no evidence of their end
     :param unread_messages: how many messages were left for the next scan
+    :param copied: the jobs of which the dead letter queue has copies
     """
     dropped = await jobs_without_copy(archive, ledger.last) if ledger.unaccounted else SequenceRanges()
     facts = LedgerFacts(
         *(context.snapshot.queue, ledger.unaccounted, ledger.unknown, ledger.unread, unread_messages),
         unproved=unproved,
-        without_copy=ledger.unaccounted & dropped,
+        without_copy=(ledger.unaccounted & dropped) - (copied or SequenceRanges()),
         events=context.events,
         archive=archive.stream,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import timedelta
 from itertools import compress, islice
 from random import randrange
@@ -87,13 +88,14 @@ class _Accounting:
         self._snapshot = snapshot
         self._index = index
         self._archive = archive
-        self._classifier = classifier
+        # A job that vanished is in doubt, whether or not a scan lists it.
+        self._classifier = replace(classifier, vanished=False)
         self._events = context.events
         self._audit = context.audit["config"]["name"] if context.audit else None
         self._evidence = EndEvidence(connection, snapshot, context.dead_letter_queue["config"]["name"])
         self._checkpoint: LedgerCheckpoint | None = None
         self._coverage = EndCoverage(snapshot, snapshot.companions.get(context.events or ""), None)
-        self._in_index = self._with_entries = SequenceRanges()
+        self._in_index = self._with_entries = self._copied = SequenceRanges()
         # The sequence below which evidence may be gone.
         self._unproved_below = 0
         self._unread = SequenceRanges()
@@ -110,6 +112,7 @@ class _Accounting:
             state = (await stream_info(self._connection, snapshot.queue))["state"]
         self._in_index = SequenceRanges.of(self._index.sequences(int(state["last_seq"])))
         self._with_entries = SequenceRanges.of(self._index.jobs_with_ends(snapshot.created_at))
+        self._copied = SequenceRanges.of(self._index.jobs_with_copies(snapshot.created_at))
         # Before the evidence: what is gone now has left its evidence by then.
         stored = await stored_sequences(self._connection, snapshot.queue, state)
         last, streams = int(state["last_seq"]), await self._streams()
@@ -146,7 +149,8 @@ class _Accounting:
 
     async def _ledger(self, ledger: Ledger) -> Ledger:
         unproved = self._coverage.unproved_consumers(self._completing())
-        return await with_findings(ledger, self._archive, self._context, unproved, self._evidence.unread)
+        unread = self._evidence.unread
+        return await with_findings(ledger, self._archive, self._context, unproved, unread, self._copied)
 
     async def _streams(self) -> dict[str, Mapping[str, Any]]:
         """Read the STREAM.INFO of the events stream and the audit, those that exist."""
@@ -175,7 +179,8 @@ class _Accounting:
             self._unproved_below = await self._archive.first_job_since(since) or last + 1
         if checkpoint is None:
             await self._skip_to(await self._archive.first_time(), streams)
-            return SequenceRanges.between(1, last) - await jobs_without_copy(self._archive, last), empty, empty
+            jobs = SequenceRanges.between(1, last) - await jobs_without_copy(self._archive, last)
+            return jobs | self._copied, empty, empty
         new = SequenceRanges.between(checkpoint.last + 1, last)
         return checkpoint.open | new, checkpoint.unaccounted, checkpoint.unknown
 
@@ -206,9 +211,9 @@ class _Accounting:
         """Return those of the open jobs that are gone without evidence; looks again, since it may come a bit later."""
         gone = opened & await self._missing(stored, opened)
         gone -= self._with_entries
-        # The server reports some jobs as deleted in flight that were acknowledged.
-        if deleted := list(gone & self._in_index):
-            jobs = [(sequence, self._index.entries_of(sequence)) for sequence in deleted]
+        # Their entries say that they used up their deliveries, or were deleted in flight, and may be wrong about that.
+        if in_doubt := list(gone & self._in_index):
+            jobs = [(sequence, self._index.entries_of(sequence)) for sequence in in_doubt]
             results = await self._classifier.classify_all(jobs)
             gone -= SequenceRanges.of(job.sequence for job in results if not _is_open(job))
         for pause in _PAUSES:
@@ -317,4 +322,4 @@ class _Accounting:
 
 def _is_open(job: DeadLetter | NotDead) -> bool:
     """Return whether the entries of a job that is gone leave open how it ended."""
-    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE)
+    return isinstance(job, NotDead) and job.status in (Status.SPURIOUS, Status.GONE, Status.VANISHED)
