@@ -10,29 +10,21 @@ jobs without an advisory, proves an entry, records anything, or survives being k
 import argparse
 import asyncio
 import json
-import resource
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
 
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from benchmarks.dead_queue import measure_apart, open_connection, peak_memory, prepare
 from testbed.nats_server import NatsServer
 from testbed.text_table import text_table
 
 BODY = b"x" * 1024
-IN_FLIGHT = 500
-MEBIBYTE = 2**20
 
 
 async def ours(connection: NatsPyConnection, queue: WorkQueue) -> None:
@@ -94,43 +86,15 @@ VARIANTS: dict[str, Callable[[NatsPyConnection, WorkQueue], Awaitable[None]]] = 
 }
 
 
-async def prepare(url: str, variant: str, name: str, letters: int) -> WorkQueue:
-    """Make a queue whose jobs are all dead letters."""
-    declaration: dict[str, Any] = {
-        "name": name,
-        "subjects": [f"{name}.jobs"],
-        "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "max_ack_pending": -1}],
-        "dead_letters": f"{name}-dead",
-        "archive": False,
-        "atomic_redrive": variant == "atomic",
-    }
-    queue = WorkQueue(**declaration)
-    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
-        await provision(connection, queue)
-        jetstream = connection.client.jetstream()
-        for start in range(0, letters, IN_FLIGHT):
-            count = min(IN_FLIGHT, letters - start)
-            await asyncio.gather(*(jetstream.publish(f"{name}.jobs", BODY) for _ in range(count)))
-        worker = await jetstream.pull_subscribe_bind("worker", stream=name)
-        left = letters
-        while left:
-            for message in await worker.fetch(min(left, IN_FLIGHT)):
-                left -= 1
-                await message.nak()
-        while (await stream_info(connection, f"{name}-dead"))["state"]["messages"] < letters:
-            await probe_consumer(connection, name, "worker")
-    return queue
-
-
 async def measure(url: str, variant: str, declaration: str) -> dict[str, float]:
     """Redrive in this process, and return seconds, letters and peak memory in MiB."""
     queue = WorkQueue(**json.loads(declaration))
-    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
+    async with open_connection(url) as connection:
         letters = (await stream_info(connection, queue.name))["state"]["messages"]
         started = time.perf_counter()
         await VARIANTS[variant](connection, queue)
         seconds = time.perf_counter() - started
-        peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE
+        peak = peak_memory()
         consumer = await connection.api(f"CONSUMER.INFO.{queue.name}.worker")
         entries = (await stream_info(connection, f"{queue.name}-dead"))["state"]["messages"]
     if consumer["num_pending"] != letters or entries:
@@ -154,19 +118,10 @@ def main() -> int:
         for letters in options.letters:
             for number, variant in enumerate(options.variants):
                 with NatsServer() as server:
-                    queue = asyncio.run(prepare(server.url, variant, f"q{turn}{number}", letters))
-                    declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
-                    command = [
-                        sys.executable,
-                        "-m",
-                        "benchmarks.redrive",
-                        "--measure",
-                        server.url,
-                        variant,
-                        declaration,
-                    ]
-                    ended = subprocess.run(command, check=True, capture_output=True, text=True)
-                results.setdefault((letters, variant), []).append(json.loads(ended.stdout))
+                    declared = {"archive": False, "atomic_redrive": variant == "atomic"}
+                    queue = asyncio.run(prepare(server.url, f"q{turn}{number}", letters, BODY, **declared))
+                    measured = measure_apart("benchmarks.redrive", server.url, variant, queue)
+                results.setdefault((letters, variant), []).append(measured)
     rows = [
         (
             f"{letters:,}",

@@ -11,61 +11,26 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
-import resource
 import statistics
-import subprocess
 import sys
 import time
-from typing import Any
 
-from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
-from airflow_provider_jetstream.jetstream.client.connect import connect
-from airflow_provider_jetstream.jetstream.client.settings import connection_settings
-from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.provisioning.apply import provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from benchmarks.dead_queue import measure_apart, open_connection, peak_memory, prepare
 from testbed.nats_server import NatsServer
 from testbed.text_table import text_table
 
 BODY = b"x" * 64
-IN_FLIGHT = 2_000
-MEBIBYTE = 2**20
 LOOKS = ("scan", "first summary", "second summary")
-
-
-async def prepare(url: str, letters: int) -> WorkQueue:
-    """Make a queue whose jobs are all dead letters."""
-    declaration: dict[str, Any] = {
-        "name": "scanned",
-        "subjects": ["scanned.jobs"],
-        "consumers": [{"name": "worker", "max_deliver": 1, "ack_wait": "1s", "max_ack_pending": -1}],
-        "dead_letters": "scanned-dead",
-        "events": "scanned-events",
-    }
-    queue = WorkQueue(**declaration)
-    async with connect(connection_settings({"servers": (url,), "timeout": 60})) as connection:
-        await provision(connection, queue)
-        jetstream = connection.client.jetstream(timeout=60)
-        for start in range(0, letters, IN_FLIGHT):
-            count = min(IN_FLIGHT, letters - start)
-            await asyncio.gather(*(jetstream.publish("scanned.jobs", BODY) for _ in range(count)))
-        worker = await jetstream.pull_subscribe_bind("worker", stream="scanned")
-        left = letters
-        while left:
-            left -= len(await worker.fetch(min(left, IN_FLIGHT), timeout=60))
-        while (await stream_info(connection, "scanned-dead"))["state"]["messages"] < letters:
-            await probe_consumer(connection, "scanned", "worker")
-            await asyncio.sleep(0.5)
-    return queue
 
 
 async def measure(url: str, look: str, declaration: str) -> dict[str, float]:
     """Scan in this process; return letters, seconds, requests and peak memory in MiB."""
     queue = WorkQueue(**json.loads(declaration))
-    async with connect(connection_settings({"servers": (url,), "timeout": 60})) as connection:
+    async with open_connection(url) as connection:
         sent, started = connection.client.stats["out_msgs"], time.perf_counter()
         if look == "scan":
             scan = await Scan.begin(connection, queue)
@@ -74,8 +39,7 @@ async def measure(url: str, look: str, declaration: str) -> dict[str, float]:
             letters = (await summarise_dead_letters(connection, queue)).dead
         seconds = time.perf_counter() - started
         requests = connection.client.stats["out_msgs"] - sent
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / MEBIBYTE
-    return {"letters": letters, "seconds": seconds, "requests": requests, "peak": peak}
+    return {"letters": letters, "seconds": seconds, "requests": requests, "peak": peak_memory()}
 
 
 def main() -> int:
@@ -93,12 +57,9 @@ def main() -> int:
     for _ in range(options.rounds):
         for letters in options.letters:
             with NatsServer() as server:
-                queue = asyncio.run(prepare(server.url, letters))
-                declaration = json.dumps(queue.model_dump(mode="json", exclude_unset=True))
+                queue = asyncio.run(prepare(server.url, "scanned", letters, BODY, events="scanned-events"))
                 for look in options.looks:
-                    command = [sys.executable, "-m", "benchmarks.scan", "--measure", server.url, look, declaration]
-                    ended = subprocess.run(command, check=True, capture_output=True, text=True)
-                    measured = json.loads(ended.stdout)
+                    measured = measure_apart("benchmarks.scan", server.url, look, queue)
                     if measured["letters"] != letters:
                         raise SystemExit(f"{look}: found {measured['letters']} of {letters} letters")
                     results.setdefault((letters, look), []).append(measured)

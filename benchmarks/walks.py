@@ -126,7 +126,7 @@ async def _letters(nats: NatsServer, queue: WorkQueue) -> list[tuple[object, ...
             await find_dead_letters(connection, queue)
         service = MonitorService(MonitorSettings((CONNECTION,), 5, "all", 1_000, "jetstream_redrive"))
         with traced() as page:
-            await service.letters(CONNECTION, queue.name, Selection(), 0, 50, hidden=False)
+            await service.letters(CONNECTION, queue.name, Selection(), 0, 50, hidden=False, dags=None)
         service.stop()
         with traced() as redriven:
             await redrive_dead_letters(connection, queue)
