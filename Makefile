@@ -97,6 +97,11 @@ imports: $(UV)
 unit: $(UV)
 	$(RUN) pytest tests/unit
 
+# A minute for each parser of what comes from outside; the test command gives each two seconds.
+.PHONY: fuzz
+fuzz: $(UV)
+	FUZZ_SECONDS=60 $(RUN) pytest -n 2 tests/unit/test_parser_fuzzing.py
+
 # Three runs of sixty mapped tasks each; the test command has one of two dozen.
 test-mapped: $(UV)
 	MAPPED_RUNS=3 MAPPED_TASKS=60 $(RUN) pytest tests/airflow/test_airflow_mapped.py
@@ -116,7 +121,7 @@ test-faults: $(UV)
 SERVERS := 2.10.27 2.11.0 2.12.0 2.14.0
 SERVER_TESTS := $(patsubst %,tests/server/test_%.py,advisory_probe dead_letters gate claims late_ends redrive \
 	redrive_audit redrive_cut_off redrive_faults redrive_in_place redrive_parking redrive_preview redrive_rate \
-	redrive_repair redrive_room redrive_selection)
+	redrive_repair redrive_room redrive_selection hostile_jobs)
 
 test-servers: $(UV)
 	$(RUN) pytest -n 4 tests/server/test_server_versions.py

@@ -15,6 +15,8 @@ try:
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowSensorTimeout,
+        AirflowSkipException,
     )
     from airflow.sdk.plugins_manager import AirflowPlugin
 except ImportError:  # Airflow 3.1
@@ -24,6 +26,8 @@ except ImportError:  # Airflow 3.1
         AirflowException,
         AirflowFailException,
         AirflowNotFoundException,
+        AirflowSensorTimeout,
+        AirflowSkipException,
     )
     from airflow.plugins_manager import AirflowPlugin
 
@@ -33,5 +37,7 @@ __all__ = [
     "AirflowFailException",
     "AirflowNotFoundException",
     "AirflowPlugin",
+    "AirflowSensorTimeout",
+    "AirflowSkipException",
     "conf",
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from airflow_provider_jetstream import __version__
+from airflow_provider_jetstream.connection_form import CONNECTION_FIELDS
 
 _PACKAGE = "airflow_provider_jetstream"
 
@@ -36,7 +37,7 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [
             {
                 "integration-name": "NATS JetStream",
-                "python-modules": [f"{_PACKAGE}.sensors.{name}" for name in ("dead_letter", "queue")],
+                "python-modules": [f"{_PACKAGE}.sensors.{name}" for name in ("dead_letter", "jobs", "queue")],
             }
         ],
         "triggers": [
@@ -47,6 +48,7 @@ def get_provider_info() -> dict[str, Any]:
         ],
         "extra-links": [
             *(f"{_PACKAGE}.links.monitor.{name}" for name in ("QueueLink", "RunJobsLink", "RunLettersLink")),
+            f"{_PACKAGE}.links.job_reports.JobReportsLink",
             f"{_PACKAGE}.links.report.DeadLetterReportLink",
         ],
         "config": {
@@ -64,7 +66,7 @@ def get_provider_info() -> dict[str, Any]:
                     ),
                     "monitor_payloads": _option(
                         "string",
-                        "all",
+                        "acting",
                         "Who sees bodies and headers of jobs, and texts that may quote them: all users of the page,"
                         " acting for those who may trigger the DAG that redrives, or none.",
                     ),
@@ -88,23 +90,7 @@ def get_provider_info() -> dict[str, Any]:
                         "port": "4222",
                     },
                 },
-                "conn-fields": {
-                    "token": {
-                        "label": "Token",
-                        "description": "Instead of user and password.",
-                        "schema": {"type": ["string", "null"], "format": "password"},
-                    },
-                    "tls_ca_file": {
-                        "label": "TLS CA file",
-                        "description": "Path of the certificate authority that signed the servers' certificates.",
-                        "schema": {"type": ["string", "null"]},
-                    },
-                    "timeout": {
-                        "label": "Timeout in seconds",
-                        "description": "For connecting as a whole, and for each request.",
-                        "schema": {"type": ["number", "null"], "minimum": 0.1, "maximum": 300, "default": 10},
-                    },
-                },
+                "conn-fields": CONNECTION_FIELDS,
             }
         ],
     }

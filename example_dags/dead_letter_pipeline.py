@@ -49,6 +49,8 @@ with DAG(
     start_date=datetime(2026, 1, 1, tzinfo=UTC),
     catchup=False,
     max_active_runs=1,
+    # Longer than all of its tasks may take; a run that hangs ends before the next night.
+    dagrun_timeout=timedelta(hours=12),
     tags=["jetstream", "spark"],
     doc_md=__doc__,
 ) as dag:
@@ -61,7 +63,9 @@ with DAG(
         soft_fail=True,
     )
 
-    report = JetStreamDeadLetterReportOperator(task_id="report", work_queue=QUEUE, directory=DIRECTORY)
+    report = JetStreamDeadLetterReportOperator(
+        task_id="report", work_queue=QUEUE, directory=DIRECTORY, execution_timeout=timedelta(hours=4)
+    )
 
     redrive = JetStreamRedriveOperator(
         task_id="redrive",

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import os
 import shutil
+import signal
 import socket
 import tempfile
 import time
@@ -150,6 +152,13 @@ class NatsServer:
         self.stop()
         self.start()
 
+    def reload(self) -> None:
+        """Make the running server read its configuration, with the values of now, again."""
+        if self.pid is None:
+            raise RuntimeError(f"the nats-server at {self.url} doesn't run")
+        self._write_configuration()
+        os.kill(self.pid, signal.SIGHUP)
+
     def log(self) -> str:
         """Return all that the server has logged over all its starts."""
         return self.log_file.read_text(errors="replace") if self.log_file.exists() else ""
@@ -184,9 +193,7 @@ class NatsServer:
             shutil.rmtree(self.folder, ignore_errors=True)
 
     def _start_once(self, timeout: float) -> None:
-        config_file = self.folder / "nats-server.conf"
-        config_file.write_text(self._configuration())
-        config_file.chmod(0o600)
+        config_file = self._write_configuration()
         process = Process.start([self.binary, "-c", config_file], log_file=self.log_file, cwd=self.folder)
         try:
             self._wait_until_ready(process, timeout)
@@ -194,6 +201,12 @@ class NatsServer:
             process.kill()
             raise
         self._process = process
+
+    def _write_configuration(self) -> Path:
+        config_file = self.folder / "nats-server.conf"
+        config_file.write_text(self._configuration())
+        config_file.chmod(0o600)
+        return config_file
 
     def _configuration(self) -> str:
         lines = [f'listen: "{LOOPBACK}:{self.port}"', f'http: "{LOOPBACK}:{self.monitor_port}"']

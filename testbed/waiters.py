@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_names
@@ -27,11 +28,19 @@ class Waiter:
 
 
 def start_waiting(
-    connection: NatsPyConnection, cursor: Cursor, sequences: Iterable[int], policy: WaitPolicy | None = None
+    connection: NatsPyConnection,
+    cursor: Cursor,
+    sequences: Iterable[int],
+    policy: WaitPolicy | None = None,
+    **stalls: Any,
 ) -> Waiter:
-    """Start to wait for jobs, with a cursor taken before they were published."""
+    """Start to wait for jobs, with a cursor taken before they were published; ``stalls`` says when a wait stalls."""
     ends: list[int] = []
-    work = wait(connection, cursor, sequences, policy=policy, progress=lambda report: ends.append(len(report.awaited)))
+
+    def note(report: WaitReport) -> None:
+        ends.append(len(report.awaited))
+
+    work = wait(connection, cursor, sequences, policy=policy, progress=note, **stalls)
     return Waiter(asyncio.create_task(work), ends)
 
 

@@ -19,7 +19,11 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Connection
 
-_EXTRAS = ("token", "tls_ca_file", "timeout")
+# What Airflow has fields of its own for, and what a person doesn't choose.
+_OTHERS = {"servers", "user", "password", "name"}
+EXTRAS = tuple(field for field in ConnectionSettings.model_fields if field not in _OTHERS)
+# A URI's scheme is its connection's type: what tls://… asks for must not become plaintext.
+_TYPES = {None: "nats", "": "nats", "nats": "nats", "tls": "tls"}
 # Triggers that start later see a connection that was changed in Airflow in the meantime.
 _CACHE_SECONDS = 30.0
 
@@ -27,28 +31,36 @@ _CACHE_SECONDS = 30.0
 def settings_from(connection: Connection, extras: Mapping[str, Any]) -> ConnectionSettings:
     """Read the settings from an Airflow connection.
 
-    :param connection: its host may hold several addresses with commas, each with or without ``tls://`` and port
-    :param extras: its decoded extras: ``token``, ``tls_ca_file``, ``timeout``
+    :param connection: its host may hold several addresses with commas, each with or without ``tls://`` and port; its
+        type is ``nats``, or ``tls`` as of a URI that asks for TLS
+    :param extras: its decoded extras, named as the fields of :class:`ConnectionSettings`
     :raises ConnectionSettingsError: an extra isn't known, or the settings contradict each other
     """
+    where = f"connection {connection.conn_id!r}"
     values = {name: value for name, value in extras.items() if value not in (None, "")}
-    if unknown := sorted(values.keys() - set(_EXTRAS)):
+    if unknown := sorted(values.keys() - set(EXTRAS)):
         raise ConnectionSettingsError(
-            f"connection {connection.conn_id!r}: expected extras among {', '.join(_EXTRAS)}, found {', '.join(unknown)}"
-            "; remove or correct them"
+            f"{where}: expected extras among {', '.join(EXTRAS)}, found {', '.join(unknown)}; remove or correct them"
         )
+    scheme = _TYPES.get(connection.conn_type)
+    if scheme is None:
+        raise ConnectionSettingsError(
+            f"{where}: expected the type nats, or tls for encrypted connections, found {connection.conn_type!r}; set it"
+        )
+    if connection.schema:
+        raise ConnectionSettingsError(f"{where}: expected nothing after host and port, found a schema; remove it")
     # Checked before the host is split at its commas: a comma may be part of a secret.
     if "@" in (connection.host or ""):
         raise ConnectionSettingsError(
-            f"connection {connection.conn_id!r}: expected addresses without credentials, found an @ in its host: give"
-            " them as login and password, or as token"
+            f"{where}: expected addresses without credentials, found an @ in its host: give them as login and password,"
+            " or as token"
         )
     hosts = [host.strip() for host in (connection.host or "").split(",") if host.strip()]
     if not hosts:
-        raise ConnectionSettingsError(f"connection {connection.conn_id!r}: expected a host, found none; set it")
+        raise ConnectionSettingsError(f"{where}: expected a host, found none; set it")
     return connection_settings(
         {
-            "servers": tuple(_with_port(host, connection.port) for host in hosts),
+            "servers": tuple(_address(host, connection.port, scheme) for host in hosts),
             "user": connection.login or None,
             "password": connection.password or None,
             **values,
@@ -56,12 +68,16 @@ def settings_from(connection: Connection, extras: Mapping[str, Any]) -> Connecti
     )
 
 
-def _with_port(host: str, port: int | None) -> str:
-    if port is None:
+def _address(host: str, port: int | None, scheme: str) -> str:
+    if port is None and scheme == "nats":
         return host
-    address = host if "://" in host else f"nats://{host}"
+    address = host if "://" in host else f"{scheme}://{host}"
+    if scheme == "tls" and address.startswith("nats://"):
+        raise ConnectionSettingsError(
+            "expected addresses with tls://, or without a scheme, in a connection of type tls, found nats://"
+        )
     try:
-        has_port = urlsplit(address).port is not None
+        has_port = port is None or urlsplit(address).port is not None
     except ValueError:
         return address
     return address if has_port else f"{address.rstrip('/')}:{port}"
@@ -76,6 +92,16 @@ async def cached_settings(conn_id: str) -> ConnectionSettings:
     :raises ConnectionSettingsError: the connection can't be used
     """
     return await _caches.setdefault(asyncio.get_running_loop(), _Cache()).get(conn_id)
+
+
+async def renewed_settings(conn_id: str) -> ConnectionSettings:
+    """Read an Airflow connection anew, since what :func:`cached_settings` knows of it doesn't work any more.
+
+    :raises ConnectionSettingsError: the connection can't be used
+    """
+    cache = _caches.setdefault(asyncio.get_running_loop(), _Cache())
+    cache.settings.pop(conn_id, None)
+    return await cache.get(conn_id)
 
 
 @dataclass(slots=True)

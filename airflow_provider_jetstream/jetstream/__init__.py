@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.status import Status
     from airflow_provider_jetstream.jetstream.errors import (
         ApiError,
+        ArgumentError,
         AuthenticationError,
         ConnectionSettingsError,
         DeadLetterGoneError,
@@ -33,17 +34,21 @@ if TYPE_CHECKING:
         JetStreamProviderError,
         JobError,
         JobNotSerializableError,
+        JobReportsGoneError,
         JobsCancelledError,
         JobsDeadError,
         JobsIncompleteError,
+        JobsStalledError,
         JobsVanishedError,
         JobTooLargeError,
         LeaseHeldError,
         LeaseLostError,
         NotFoundError,
+        PermissionDeniedError,
         ProvisioningError,
         QueueDeclarationError,
         QueueFullError,
+        QueueGoneError,
         RedriveError,
         RedriveRequestError,
         SelectionError,
@@ -54,6 +59,7 @@ if TYPE_CHECKING:
         UnreachableError,
         UnsuitableQueueError,
         WireError,
+        WrongStreamError,
     )
     from airflow_provider_jetstream.jetstream.inspection.drained import DrainReport, check_drained
     from airflow_provider_jetstream.jetstream.inspection.health import QueueHealth, inspect_queue
@@ -78,14 +84,20 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.repair import Repair
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+    from airflow_provider_jetstream.jetstream.roles.permissions import combined_policy, permissions
+    from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle, publish_with_handle
+    from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, read_job_reports
     from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
     from airflow_provider_jetstream.jetstream.waiting.wait import wait
+    from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
 
 __all__ = [
     "ApiError",
     "Archive",
+    "ArgumentError",
     "Audit",
     "AuthenticationError",
     "CancelReport",
@@ -109,16 +121,23 @@ __all__ = [
     "Job",
     "JobError",
     "JobNotSerializableError",
+    "JobReport",
+    "JobReportsGoneError",
     "JobTooLargeError",
     "JobsCancelledError",
     "JobsDeadError",
+    "JobsHandle",
     "JobsIncompleteError",
+    "JobsStalledError",
     "JobsVanishedError",
     "LeaseHeldError",
     "LeaseLostError",
     "NotFoundError",
     "Origin",
+    "Permission",
+    "PermissionDeniedError",
     "Plan",
+    "Policy",
     "Preview",
     "Protocol",
     "ProvisioningError",
@@ -128,6 +147,7 @@ __all__ = [
     "PublishReport",
     "QueueDeclarationError",
     "QueueFullError",
+    "QueueGoneError",
     "QueueHealth",
     "QueueWarning",
     "Reason",
@@ -149,24 +169,30 @@ __all__ = [
     "WaitReport",
     "WireError",
     "WorkQueue",
+    "WrongStreamError",
     "apply",
     "cancel",
     "check_drained",
+    "combined_policy",
     "connect",
     "connection_settings",
     "discover_queue",
     "find_dead_letters",
     "get_message",
     "inspect_queue",
+    "permissions",
     "plan",
     "preview",
     "provision",
     "publish",
+    "publish_with_handle",
+    "read_job_reports",
     "redrive_dead_letters",
     "running_warnings",
     "shared_connection",
     "take_cursor",
     "wait",
+    "wait_by_handle",
 ]
 
 __getattr__ = lazy_exports(
@@ -185,6 +211,7 @@ __getattr__ = lazy_exports(
         "dead_letters.status": ["Status"],
         "errors": [
             "ApiError",
+            "ArgumentError",
             "AuthenticationError",
             "ConnectionSettingsError",
             "DeadLetterGoneError",
@@ -195,17 +222,21 @@ __getattr__ = lazy_exports(
             "JetStreamProviderError",
             "JobError",
             "JobNotSerializableError",
+            "JobReportsGoneError",
             "JobTooLargeError",
             "JobsCancelledError",
             "JobsDeadError",
             "JobsIncompleteError",
+            "JobsStalledError",
             "JobsVanishedError",
             "LeaseHeldError",
             "LeaseLostError",
             "NotFoundError",
+            "PermissionDeniedError",
             "ProvisioningError",
             "QueueDeclarationError",
             "QueueFullError",
+            "QueueGoneError",
             "RedriveError",
             "RedriveRequestError",
             "SelectionError",
@@ -216,6 +247,7 @@ __getattr__ = lazy_exports(
             "UnreachableError",
             "UnsuitableQueueError",
             "WireError",
+            "WrongStreamError",
         ],
         "inspection.drained": ["DrainReport", "check_drained"],
         "inspection.health": ["QueueHealth", "inspect_queue"],
@@ -235,9 +267,14 @@ __getattr__ = lazy_exports(
         "redrive.repair": ["Repair"],
         "redrive.report": ["RedriveReport"],
         "redrive.request": ["Protocol", "RedriveRequest"],
+        "roles.permissions": ["combined_policy", "permissions"],
+        "roles.user_policy": ["Permission", "Policy"],
         "waiting.cursor": ["Cursor", "take_cursor"],
+        "waiting.handle": ["JobsHandle", "publish_with_handle"],
+        "waiting.job_report": ["JobReport", "read_job_reports"],
         "waiting.policy": ["WaitPolicy"],
         "waiting.report": ["WaitReport"],
         "waiting.wait": ["wait"],
+        "waiting.wait_by_handle": ["wait_by_handle"],
     },
 )

@@ -9,19 +9,29 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+
+from airflow_provider_jetstream.jetstream.limits import EVENT_ID, INTEGER, NAME, SEQUENCE
+from airflow_provider_jetstream.jetstream.line_text import one_line
+
+# Before the models, which pydantic builds in full only where these names are already known.
+Name = Annotated[str, Field(max_length=NAME)]
+JobId = Annotated[str, Field(max_length=EVENT_ID)]
+SequenceNumber = Annotated[int, Field(ge=0, le=SEQUENCE)]
+Count = Annotated[int, Field(ge=0, le=INTEGER)]
+Line = Annotated[str, AfterValidator(lambda text: one_line(text) or "")]
 
 
 class _Advisory(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
-    id: str = ""
+    id: JobId = ""
     timestamp: datetime
-    domain: str | None = None
-    stream: str
-    consumer: str
-    stream_seq: int
-    deliveries: int
+    domain: Name | None = None
+    stream: Name
+    consumer: Name
+    stream_seq: SequenceNumber
+    deliveries: Count
 
     def is_of_server(self, stream: str, domain: str) -> bool:
         """Return whether an event of the server is about a stream, and not about one of that name in another domain.
@@ -45,7 +55,7 @@ class Terminated(_Advisory):
     """
 
     type: Literal["io.nats.jetstream.advisory.v1.terminated"] = "io.nats.jetstream.advisory.v1.terminated"
-    reason: str = ""
+    reason: Line = ""
 
 
 class Nak(_Advisory):
@@ -61,7 +71,7 @@ class AckMetric(_Advisory):
     """
 
     type: Literal["io.nats.jetstream.metric.v1.consumer_ack"] = "io.nats.jetstream.metric.v1.consumer_ack"
-    ack_time: int = 0
+    ack_time: Count = 0
 
 
 class Completion(_Advisory):
@@ -73,8 +83,8 @@ class Completion(_Advisory):
     """
 
     type: Literal["io.airflow.jetstream.v1.completion"] = "io.airflow.jetstream.v1.completion"
-    job_id: str | None = None
-    worker: str | None = None
+    job_id: JobId | None = None
+    worker: Line | None = None
     result: Any = None
 
 
@@ -88,10 +98,10 @@ class Cancelled(_Advisory):
     """
 
     type: Literal["io.airflow.jetstream.v1.cancelled"] = "io.airflow.jetstream.v1.cancelled"
-    job_id: str | None = None
-    worker: str | None = None
-    why: str | None = None
-    by: str | None = None
+    job_id: JobId | None = None
+    worker: Line | None = None
+    why: Line | None = None
+    by: Line | None = None
 
 
 class CancellationRequest(BaseModel):
@@ -105,10 +115,10 @@ class CancellationRequest(BaseModel):
 
     type: Literal["io.airflow.jetstream.v1.cancellation"] = "io.airflow.jetstream.v1.cancellation"
     timestamp: datetime
-    stream: str
-    job_id: str
-    why: str | None = None
-    by: str | None = None
+    stream: Name
+    job_id: JobId
+    why: Line | None = None
+    by: Line | None = None
 
 
 AnyAdvisory: TypeAlias = MaxDeliveries | Terminated | Nak | AckMetric | Completion | Cancelled

@@ -23,6 +23,7 @@ PARTITIONS = "partitions"
 MIGRATION = "migration"
 
 MSG_ID = "Nats-Msg-Id"
+_LONGEST_TIME = 32
 JOB_ID = "Job-Id"
 JOB_ADVISORY = "Job-Advisory"
 JOB_DEADLINE = "Job-Deadline"
@@ -62,6 +63,11 @@ def copy_filter(queue: object) -> str:
 def copy_subject(queue: str, consumer: str | None, sequence: int) -> str:
     """Return the subject of a dead letter's copy; ``consumer`` delivered the job, if any did."""
     return f"dead.{queue}.{consumer or NO_CONSUMER}.{sequence}"
+
+
+def job_copy_filter(queue: str, sequence: int) -> str:
+    """Return the filter of the subjects on which copies of a dead letter are stored, whichever consumer had it."""
+    return f"dead.{queue}.*.{sequence}"
 
 
 def redrive_consumer(queue: object) -> str:
@@ -258,19 +264,39 @@ def consumer_completion_filter(queue: object, consumer: str) -> str:
     return f"completed.{queue}.{consumer}.*"
 
 
-def publish_log_filter(queue: object) -> str:
+def manifest_filter(queue: object) -> str:
     """Return the filter of the subjects on which tasks record what they published."""
     return f"published.{queue}.*"
 
 
-def publish_log_subject(queue: str, key: str) -> str:
-    """Return the subject on which a task records what it published; ``key`` is the task's key, one token."""
+def manifest_subject(queue: str, key: str) -> str:
+    """Return the subject of the head of a manifest; ``key`` is the manifest's key, one token."""
     return f"published.{queue}.{key}"
 
 
-def publish_page_subject(queue: str, key: str, number: int) -> str:
-    """Return the subject of a page of a task's record: the jobs whose ends workers report on advisory subjects."""
-    return f"published.{queue}.{key}-{number}"
+def manifest_page_subject(queue: str, key: str, number: int | None = None) -> str:
+    """Return the subject of a manifest's pages; with a number, of jobs whose ends workers report on advisories."""
+    return f"published.{queue}.{key}-{'jobs' if number is None else number}"
+
+
+def job_reports_subject(queue: str, key: str) -> str:
+    """Return the subject of the pages with what became of each job that a task has awaited."""
+    return f"published.{queue}.{key}-reports"
+
+
+def handle_page_subject(queue: str, key: str) -> str:
+    """Return the subject of the pages with the sequences of jobs that a handle names, where they are many."""
+    return f"published.{queue}.{key}-handle"
+
+
+def job_ids_subject(queue: str, key: str) -> str:
+    """Return the subject of the pages with the ids of the jobs that a task awaits."""
+    return f"published.{queue}.{key}-ids"
+
+
+def job_completion_filter(queue: str, sequence: int) -> str:
+    """Return the filter of the subjects on which the end of a job is stored, whichever consumer delivered it."""
+    return f"completed.{queue}.*.{sequence}"
 
 
 def completion_subject(queue: str, consumer: str, sequence: int) -> str:
@@ -284,6 +310,22 @@ def end_id(queue: str, sequence: int, stored_at: datetime) -> str:
     :param stored_at: when the job was stored, which distinguishes it from a job of that sequence in a recreated stream
     """
     return f"done:{queue}:{sequence}:{stored_at.timestamp()}"
+
+
+def ended_job_time(message_id: str, sequence: int) -> float | None:
+    """Return when the job of an end was stored, in seconds since the epoch, by the end's ``Nats-Msg-Id``.
+
+    :param sequence: the job's stream sequence
+    :return: ``None`` where it is no :func:`end_id` of such a job
+    """
+    kind, _, rest = message_id.partition(":")
+    found, _, time = rest.rpartition(":")
+    if kind != "done" or not found.endswith(f":{sequence}"):
+        return None
+    try:
+        return float(time[:_LONGEST_TIME])
+    except ValueError:
+        return None
 
 
 def cancellation_filter(queue: object) -> str:

@@ -4,11 +4,13 @@
 
     JetStreamProviderError
     ├── TerminalError                      the same call fails again
+    │   ├── ArgumentError                  also ValueError
     │   ├── ConnectionSettingsError        also ValueError
     │   ├── AuthenticationError            also PermissionError
     │   ├── TLSError                       also ConnectionError
     │   ├── JetStreamDisabledError
     │   ├── ServerTooOldError
+    │   ├── PermissionDeniedError          also PermissionError
     │   ├── QueueDeclarationError          also ValueError
     │   ├── ProvisioningError
     │   │   └── DriftError
@@ -16,7 +18,8 @@
     │   ├── UnsuitableQueueError           also ValueError
     │   ├── JobError                       also ValueError
     │   │   ├── JobNotSerializableError    also TypeError
-    │   │   └── JobTooLargeError
+    │   │   ├── JobTooLargeError
+    │   │   └── WrongStreamError
     │   ├── DeadLetterGoneError            also LookupError
     │   ├── SelectionError                 also ValueError
     │   ├── RedriveRequestError            also ValueError
@@ -24,6 +27,8 @@
     │   ├── JobsCancelledError
     │   ├── JobsVanishedError
     │   ├── JobsIncompleteError
+    │   ├── QueueGoneError                 also LookupError
+    │   ├── JobReportsGoneError            also LookupError
     │   └── EventLoopError                 also RuntimeError
     ├── TransientError                     the same call may succeed later
     │   ├── UnreachableError               also ConnectionError
@@ -33,7 +38,8 @@
     │   │   └── CopyTooLargeError
     │   ├── LeaseHeldError
     │   ├── LeaseLostError
-    │   └── QueueFullError
+    │   ├── QueueFullError
+    │   └── JobsStalledError
     ├── PublishError                       some jobs aren't known to be stored; names them
     │   ├── PublishRefusedError            also TerminalError
     │   └── PublishIncompleteError         also TransientError
@@ -67,6 +73,12 @@ class TerminalError(JetStreamProviderError):
     code = "JS100"
 
 
+class ArgumentError(TerminalError, ValueError):
+    """An argument has a value that can't be used, or not together with the others."""
+
+    code = "JS115"
+
+
 class ConnectionSettingsError(TerminalError, ValueError):
     """The settings of a connection are invalid or contradict each other."""
 
@@ -74,7 +86,7 @@ class ConnectionSettingsError(TerminalError, ValueError):
 
 
 class AuthenticationError(TerminalError, PermissionError):
-    """The server refused the credentials, or the account may not do this."""
+    """The server refused the credentials."""
 
     code = "JS102"
 
@@ -97,6 +109,25 @@ class ServerTooOldError(TerminalError):
     code = "JS105"
 
 
+class PermissionDeniedError(TerminalError, PermissionError):
+    """The server's permissions don't let this user publish to, or subscribe to, a subject.
+
+    :param action: ``publish`` or ``subscribe``
+    :param subject: the subject that was refused
+    :param user: who asked, in words
+    :param purpose: what the subject was needed for, such as the request whose answers were to arrive there
+    """
+
+    code = "JS106"
+
+    def __init__(self, action: str, subject: str, user: str, purpose: str = "") -> None:
+        self.action, self.subject, self.user = action, subject, user
+        super().__init__(
+            f"the server doesn't let {user} {action} to {subject}{purpose and f' ({purpose})'}: expected that"
+            f" permission for the user's role, found none; allow {action} on it, or connect as a user of another role"
+        )
+
+
 class QueueDeclarationError(TerminalError, ValueError):
     """A declaration that the server would refuse, or that would lose jobs.
 
@@ -108,7 +139,8 @@ class QueueDeclarationError(TerminalError, ValueError):
     code = "JS110"
 
     def __init__(self, name: str, problems: Sequence[str], kind: str = "work queue") -> None:
-        self.problems = tuple(problems)
+        # A declaration may have text that can't be written to a log.
+        self.problems = tuple(problem.encode(errors="replace").decode() for problem in problems)
         lines = "".join(f"\n  - {problem}" for problem in self.problems)
         super().__init__(f"the declaration of {kind} {name!r} can't be used:{lines}")
 
@@ -141,6 +173,12 @@ class JobError(TerminalError, ValueError):
     """A job can't be published as it is."""
 
     code = "JS120"
+
+
+class WrongStreamError(JobError):
+    """Another stream than the queue's has stored a job."""
+
+    code = "JS123"
 
 
 class JobNotSerializableError(JobError, TypeError):
@@ -197,6 +235,18 @@ class JobsIncompleteError(TerminalError):
     code = "JS136"
 
 
+class QueueGoneError(TerminalError, LookupError):
+    """The queue of awaited jobs was deleted, or deleted and created anew, so how they ended can't be known."""
+
+    code = "JS137"
+
+
+class JobReportsGoneError(TerminalError, LookupError):
+    """The reports on a task's jobs aren't stored any more."""
+
+    code = "JS138"
+
+
 class EventLoopError(TerminalError, RuntimeError):
     """A blocking call was made where an event loop is running."""
 
@@ -249,6 +299,12 @@ class QueueFullError(TransientError):
     """The stream is at its limit and discards new messages."""
 
     code = "JS220"
+
+
+class JobsStalledError(TransientError):
+    """Awaited jobs are stored, and no consumer delivers them."""
+
+    code = "JS221"
 
 
 class ApiError(JetStreamProviderError):

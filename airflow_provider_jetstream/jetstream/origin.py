@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from base64 import urlsafe_b64encode
-from dataclasses import dataclass
+from base64 import urlsafe_b64decode, urlsafe_b64encode
+from dataclasses import dataclass, field
 from hashlib import sha256
 from urllib.parse import quote
 
@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.contract import DAG_ID, MAP_INDEX, RUN
 
 _KEY_DIGITS = 32
 _DIGEST_BYTES = 16
+_SHORT_DIGEST = re.compile("[0-9A-Za-z_-]{22}")
 _KEY = re.compile(f"[0-9a-f]{{{_KEY_DIGITS}}}")
 
 
@@ -24,6 +25,9 @@ class Origin:
     :param round: how often all its jobs have ended before; a task that is cleared then publishes new jobs
     :param idempotency_key: stands for the run in the ids of the task's jobs: all runs with this key publish the same
         jobs
+    :param operation: one of several calls of the task that publish; each has its own jobs
+    :param max_tries: Airflow's number of the task's tries, which a clear raises and a retry doesn't; absent where no
+        Airflow tells them apart
     """
 
     dag_id: str
@@ -32,6 +36,8 @@ class Origin:
     map_index: int = -1
     round: int = 0
     idempotency_key: str | None = None
+    operation: str | None = None
+    max_tries: int | None = field(default=None, compare=False)
 
     @property
     def key(self) -> str:
@@ -40,11 +46,13 @@ class Origin:
         return sha256(json.dumps(fields).encode()).hexdigest()[:_KEY_DIGITS]
 
     @property
-    def log_key(self) -> str:
-        """The key of what the task has published: one token, that of the task unless other runs publish the same."""
-        if self.idempotency_key is None:
+    def manifest_key(self) -> str:
+        """The key of the manifest: one token, the task's unless runs share a manifest or its calls have their own."""
+        if self.idempotency_key is None and self.operation is None:
             return self.key
-        fields = [self.dag_id, {"idempotency_key": self.idempotency_key}, self.task_id, self.map_index]
+        run = self.run_id if self.idempotency_key is None else {"idempotency_key": self.idempotency_key}
+        operation = [] if self.operation is None else [{"operation": self.operation}]
+        fields = [self.dag_id, run, self.task_id, self.map_index, *operation]
         return sha256(json.dumps(fields).encode()).hexdigest()[:_KEY_DIGITS]
 
     def headers(self) -> dict[str, str]:
@@ -56,14 +64,15 @@ class Origin:
             MAP_INDEX: str(self.map_index),
         }
 
-    def message_id(self, key: str | int) -> str:
+    def message_id(self, *key: str | int) -> str:
         """Return a ``Nats-Msg-Id`` of 22 characters that stays the same when Airflow retries the task.
 
-        :param key: the job's own id, or its index
+        :param key: the job's given id; or the digest of its content and the number of equal jobs before it
         """
         # One part more than with a key that happens to be a run's id.
         run = (self.run_id,) if self.idempotency_key is None else ("idempotency_key", self.idempotency_key)
-        return short_digest(self.dag_id, *run, self.task_id, self.map_index, self.round, key)
+        operation = () if self.operation is None else ("operation", self.operation)
+        return short_digest(self.dag_id, *run, self.task_id, self.map_index, *operation, self.round, *key)
 
     def long_message_id(self, key: str | int) -> str:
         """Return the ``Nats-Msg-Id`` that earlier versions gave to the job."""
@@ -77,6 +86,13 @@ class Origin:
 def is_task_key(text: str) -> bool:
     """Return whether a text may be the key of a task; anybody may publish a job that holds another text."""
     return _KEY.fullmatch(text) is not None
+
+
+def digest_of(message_id: str) -> bytes | None:
+    """Return the 16 bytes of a message id that :func:`short_digest` has made; ``None`` for any other text."""
+    if not _SHORT_DIGEST.fullmatch(message_id):
+        return None
+    return urlsafe_b64decode(f"{message_id}==")
 
 
 def short_digest(*parts: str | int) -> str:

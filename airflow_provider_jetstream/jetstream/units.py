@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any
+
+from airflow_provider_jetstream.jetstream.limits import INTEGER, QUANTITY, TIME
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 
 NANOSECONDS = 1_000_000_000
 
@@ -32,6 +35,7 @@ _TIME = re.compile(r"\d{4}-\d\d-\d\d[Tt ]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d
 
 _SHORTEST_PLAUSIBLE = 1_000_000
 _UNLIMITED = -1
+_LONGEST_SECONDS = INTEGER // NANOSECONDS
 
 
 def parse_duration(value: Any) -> int:
@@ -39,17 +43,24 @@ def parse_duration(value: Any) -> int:
 
     :param value: nanoseconds as an integer (JetStream's own unit), a :class:`~datetime.timedelta`, or text such as
         ``"30s"``, ``"1h30m"``, ``"7d"``; ``-1`` and ``0`` mean "no limit" as they do for the server
-    :raises ValueError: if it is none of these
+    :raises ValueError: if it is none of these, or longer than the 292 years that the server can count
     """
+    nanoseconds = _nanoseconds(value)
+    if nanoseconds > INTEGER:
+        raise ValueError(f'expected a duration such as "30s", of at most 292 years, found {shown_value(value)}')
+    return nanoseconds
+
+
+def _nanoseconds(value: Any) -> int:
     if isinstance(value, timedelta) and value >= timedelta():
         return value // timedelta(microseconds=1) * 1_000
     if isinstance(value, str):
-        text = value.strip()
+        text = short_text(value)
         if text in ("0", "-1"):
             return int(text)
         parts = _DURATION_PART.findall(text)
         if not parts or "".join(number + unit for number, unit in parts) != text:
-            raise ValueError(f'expected a duration such as "30s", "1h30m" or "7d", found {value!r}')
+            raise ValueError(f'expected a duration such as "30s", "1h30m" or "7d", found {shown_value(value)}')
         return round(sum(Fraction(number) * _DURATION_UNITS[unit] for number, unit in parts))
     if isinstance(value, int) and not isinstance(value, bool) and value >= _UNLIMITED:
         if 0 < value < _SHORTEST_PLAUSIBLE:
@@ -58,22 +69,31 @@ def parse_duration(value: Any) -> int:
                 f' any limit: write "{value}s" for seconds'
             )
         return value
-    raise ValueError(f'expected a duration such as "30s" or nanoseconds as an integer, found {value!r}')
+    raise ValueError(f'expected a duration such as "30s" or nanoseconds as an integer, found {shown_value(value)}')
+
+
+def short_text(text: str, most: int = QUANTITY) -> str:
+    """Return text without white space around it; nothing where it is longer than any number, duration or time.
+
+    Python's own conversions, and patterns that try each place of a text, take a time that grows with its square.
+    """
+    return text.strip() if len(text) <= most else ""
 
 
 def parse_seconds(value: Any) -> float:
     """Parse a duration into seconds, where a number means seconds as it does in Python.
 
     :param value: seconds as a number or as text, a :class:`~datetime.timedelta`, or text such as ``"30s"``, ``"1h30m"``
-    :raises ValueError: if it is none of these, or negative
+    :raises ValueError: if it is none of these, negative, or longer than 292 years
     """
-    if isinstance(value, str) and _NUMBER.fullmatch(value.strip()):
-        value = float(value)
-    if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < float("inf"):
-        return float(value)
-    if isinstance(value, str | timedelta) and (nanoseconds := parse_duration(value)) >= 0:
+    seconds = float(text) if isinstance(value, str) and _NUMBER.fullmatch(text := short_text(value)) else value
+    if isinstance(seconds, int | float) and not isinstance(seconds, bool) and 0 <= seconds <= _LONGEST_SECONDS:
+        return float(seconds)
+    if isinstance(seconds, str | timedelta) and (nanoseconds := parse_duration(seconds)) >= 0:
         return nanoseconds / NANOSECONDS
-    raise ValueError(f'expected seconds or a duration such as "30s" or "1h30m", found {value!r}')
+    raise ValueError(
+        f'expected seconds or a duration such as "30s" or "1h30m", of at most 292 years, found {shown_value(value)}'
+    )
 
 
 def parse_size(value: Any) -> int:
@@ -83,29 +103,36 @@ def parse_size(value: Any) -> int:
         1024, as in the ``nats`` command line; ``-1`` means "no limit"
     :raises ValueError: if it is neither
     """
-    if isinstance(value, int) and not isinstance(value, bool) and value >= _UNLIMITED:
-        return value
+    size: Any = value
     if isinstance(value, str):
-        text = value.strip()
-        if text == "-1":
-            return _UNLIMITED
+        text = short_text(value)
         if match := _SIZE.fullmatch(text):
             number, unit = match.groups()
-            return int(number) << 10 * _SIZE_POWERS[unit.upper()]
-    raise ValueError(f'expected a size such as "256MB" or bytes as an integer, found {value!r}')
+            size = int(number) << 10 * _SIZE_POWERS[unit.upper()]
+        elif text == "-1":
+            size = _UNLIMITED
+    if isinstance(size, int) and not isinstance(size, bool) and _UNLIMITED <= size <= INTEGER:
+        return size
+    raise ValueError(f'expected a size such as "256MB" or bytes as an integer, found {shown_value(value)}')
 
 
 def parse_time(text: str) -> datetime:
     """Parse a time of RFC 3339.
 
-    :raises ValueError: it is none, or has no time zone
+    :raises ValueError: it is none, has no time zone, or lies outside of the years 1 to 9999 in UTC
     """
-    if not _TIME.fullmatch(text.strip()):
-        raise ValueError(f'expected a time such as "2026-11-21T09:00:00Z", found {text!r}')
+    stated = short_text(text, TIME)
+    if not _TIME.fullmatch(stated):
+        raise ValueError(f'expected a time such as "2026-11-21T09:00:00Z", found {shown_value(text)}')
     try:
-        return datetime.fromisoformat(text.strip().upper())
-    except ValueError as error:
-        raise ValueError(f'expected a time such as "2026-11-21T09:00:00Z", found {text!r}: {error}') from None
+        moment = datetime.fromisoformat(stated.upper())
+        # So that nobody who converts it fails.
+        moment.astimezone(UTC)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f'expected a time such as "2026-11-21T09:00:00Z", found {shown_value(text)}: {error}'
+        ) from None
+    return moment
 
 
 def format_duration(nanoseconds: int) -> str:

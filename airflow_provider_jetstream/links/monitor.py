@@ -11,7 +11,7 @@ from urllib.parse import urlencode
 from airflow.sdk import BaseOperatorLink
 
 from airflow_provider_jetstream.airflow_compat import conf
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.tasks.queue_source import load_queue
 
 if TYPE_CHECKING:
     from airflow.sdk import BaseOperator
@@ -69,7 +69,7 @@ def _queue_name(operator: BaseOperator) -> str:
     if work_queue is None:
         return ""
     try:
-        return WorkQueue.load(work_queue).name
+        return load_queue(work_queue, operator).name
     except (ValueError, TypeError, OSError):
         # A link must not fail a task. The task itself reports that its queue can't be loaded.
         return ""

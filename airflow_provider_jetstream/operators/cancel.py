@@ -10,12 +10,12 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_jobs, cancel_stored, events_stream
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.job import Job
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.arguments import check_text, check_work_queue
+from airflow_provider_jetstream.tasks.arguments import check_optional_text, check_text
 from airflow_provider_jetstream.tasks.identity import origin_of
 from airflow_provider_jetstream.tasks.job_source import JobSource, require_jobs, resolve_jobs
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
     parse_job_ids,
@@ -68,8 +68,10 @@ class JetStreamCancelOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_work_queue(work_queue)
         check_text(nats_conn_id=nats_conn_id)
+        check_optional_text(why=why)
+        if queue := declared_queue(work_queue, self):
+            events_stream(queue)
         named = {"job_ids": job_ids, "jobs": jobs, "sequences": sequences}
         given = [name for name, value in named.items() if value is not None]
         if len(given) != 1:
@@ -86,6 +88,8 @@ class JetStreamCancelOperator(BaseOperator):
             parse_sequences(sequences)
         if jobs is not None and not is_templated(jobs):
             require_jobs(self.jobs)
+            if isinstance(jobs, list | tuple):
+                list(_ids_of(jobs))
 
     def execute(self, context: Context) -> dict[str, int]:
         """Cancel the jobs.
@@ -96,7 +100,7 @@ class JetStreamCancelOperator(BaseOperator):
         origin, hook, why = origin_of(context), JetStreamHook(self.nats_conn_id), parse_text(self.why)
         by = f"{origin.dag_id}/{origin.run_id}/{origin.task_id}"
         with fail_on_terminal_errors():
-            queue = WorkQueue.load(self.work_queue)
+            queue = load_queue(self.work_queue, self)
             if self._named_by == "sequences":
                 events, sequences = events_stream(queue), parse_sequences(self.sequences)
                 count = hook.blocking(cancel_stored, queue.name, events, sequences, why, by)

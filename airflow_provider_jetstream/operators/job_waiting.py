@@ -9,100 +9,113 @@ from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from airflow.sdk import BaseOperator, get_current_context
+from airflow.sdk import get_current_context
 
 from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
-from airflow_provider_jetstream.jetstream.errors import DeadlineError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    JetStreamProviderError,
+    JobsStalledError,
+    TerminalError,
+    TransientError,
+)
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
-from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import cancel_rest
+from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
-from airflow_provider_jetstream.tasks.arguments import (
-    check_counts,
-    check_flags,
-    check_text,
-    check_timedelta,
-    check_work_queue,
+from airflow_provider_jetstream.operators.wait_arguments import WaitArguments
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
+from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT, deferral_limit
+from airflow_provider_jetstream.tasks.job_reports import (
+    COUNTS,
+    JOBS,
+    bounded_result,
+    checked_returns,
+    deferred_wait,
+    job_reports,
+    plain_reports,
+    push_job_reports,
+    resumed_job_reports,
 )
-from airflow_provider_jetstream.tasks.outcome import json_result
+from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS, refuse_limits_without_wait
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
 from airflow_provider_jetstream.triggers.task_state import has_ended
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping, Sequence
+    from collections.abc import Callable, Collection, Mapping, Sequence
 
-    from airflow.sdk import Context
+    from airflow.sdk import BaseOperatorLink, Context
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+    from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
+    from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
+    from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
+    from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 # Jobs that end at once are awaited without deferring, which costs seconds; see docs/decisions.md.
 INLINE_SECONDS = 2.0
 _NAMED_RANGES = 5
+# Beside the result in a trigger's event.
+_WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
 
 
-class JobWaitingOperator(BaseOperator):
+class JobWaitingOperator(WaitArguments):
     """An operator that can wait until the jobs it published or redrove have ended.
+
+    Its further arguments are those of :class:`~airflow_provider_jetstream.operators.wait_arguments.WaitArguments`.
 
     :param work_queue: the queue
     :param wait_for_completion: wait until every job ended
-    :param max_dead: dead letters to tolerate; ``None`` for any number
-    :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
-    :param max_vanished: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
-    :param min_completed: how many jobs have to complete, 1 for any of them, however the others end; not together with
-        the three above
-    :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
-    :param wait_timeout: how long to wait
+    :param returns: what the task returns once it has waited: ``counts``, or ``jobs`` for a list to map over: a report
+        on each job where they are few, else pages of reports
     :param deferrable: wait in the triggerer rather than in a worker slot
     :param nats_conn_id: the Airflow connection
     """
 
-    operator_extra_links = (QueueLink(), RunJobsLink(), RunLettersLink())
+    operator_extra_links: Collection[BaseOperatorLink] = (
+        QueueLink(),
+        RunJobsLink(),
+        RunLettersLink(),
+        JobReportsLink(),
+    )
     retry_resumes_waiting = True
+    # The arguments that mean nothing to a task that doesn't wait.
+    limits_of_waiting: Sequence[str] = WAIT_FIELDS
 
     def __init__(
         self,
         *,
         work_queue: QueueSource,
         wait_for_completion: bool = False,
-        max_dead: int | None = 0,
-        max_cancelled: int | None = 0,
-        max_vanished: int | None = 0,
-        min_completed: int | None = None,
-        cancel_on_kill: bool = False,
-        wait_timeout: timedelta = timedelta(days=1),
+        returns: str = COUNTS,
         deferrable: bool = conf.getboolean("operators", "default_deferrable", fallback=False),
         nats_conn_id: str = JetStreamHook.default_conn_name,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_work_queue(work_queue)
         check_text(nats_conn_id=nats_conn_id)
-        check_flags(wait_for_completion=wait_for_completion, cancel_on_kill=cancel_on_kill, deferrable=deferrable)
-        check_counts(0, max_dead=max_dead, max_cancelled=max_cancelled, max_vanished=max_vanished)
-        check_counts(1, min_completed=min_completed)
-        check_timedelta(wait_timeout=wait_timeout)
+        check_flags(wait_for_completion=wait_for_completion, deferrable=deferrable)
+        self._known_queue = self.known_queue(work_queue)
         self.work_queue = work_queue
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion
-        self.max_dead = max_dead
-        self.max_cancelled = max_cancelled
-        self.max_vanished = max_vanished
-        self.min_completed = min_completed
-        self.cancel_on_kill = cancel_on_kill
-        if min_completed is not None and (max_dead, max_cancelled, max_vanished) != (0, 0, 0):
-            raise ValueError(
-                "expected min_completed alone, found it with max_dead, max_cancelled or max_vanished: how the other"
-                " jobs end doesn't matter then"
-            )
         self._signal_kill: Callable[[], object] = _do_nothing
-        self.wait_timeout = wait_timeout
+        self._job_reports: JobReports | None = None
+        self._deferred_wait: dict[str, Any] | None = None
+        self.returns = checked_returns(returns, wait_for_completion=wait_for_completion)
         self.deferrable = deferrable
+        if not wait_for_completion:
+            unused = (*self.limits_of_waiting, "cancel_on_kill", "cancel_on_failure")
+            refuse_limits_without_wait({name: getattr(self, name) for name in unused})
 
     async def wait_inline(
         self,
@@ -110,22 +123,27 @@ class JobWaitingOperator(BaseOperator):
         cursor: Cursor,
         sequences: set[int],
         advised: Mapping[str, int] | None = None,
+        names: JobIds | None = None,
     ) -> WaitReport | None:
         """Wait in this process: for 2 seconds if a trigger can take over, else to the end.
 
         :param cursor: taken before publishing
         :param sequences: the jobs' stream sequences
         :param advised: the jobs that workers report on advisory subjects: stream sequences by digests
+        :param names: the ids under which the jobs were published, where they are known
         :return: the report, or ``None`` if the trigger has to go on waiting
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
         report = WaitReport(set(sequences))
-        seconds = self.wait_timeout.total_seconds()
+        seconds = self._time_limit.total_seconds()
         limit = asyncio.timeout(min(INLINE_SECONDS, seconds) if self.deferrable else seconds)
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
         self._signal_kill = partial(loop.call_soon_threadsafe, killed.set)
-        waiting = asyncio.create_task(wait(connection, cursor, report, policy=self._policy(), advised=advised))
+        stalls = asdict(self._stall_policy())
+        waiting = asyncio.create_task(
+            wait(connection, cursor, report, policy=self._policy(), advised=advised, **stalls)
+        )
         kill = asyncio.create_task(killed.wait())
         try:
             async with limit:
@@ -135,22 +153,48 @@ class JobWaitingOperator(BaseOperator):
                         killed.clear()
                         kill = asyncio.create_task(killed.wait())
                         await self._cancel_jobs(connection, cursor, report)
-                return await waiting
+                ended = await waiting
         except TimeoutError:
             if not limit.expired():
                 raise
             if self.deferrable:
+                self._deferred_wait = await deferred_wait(connection, cursor, names)
                 return None
+            await self._push_job_reports(connection, cursor, report, names)
+            await self._cancel_rest(connection, cursor.queue, cursor.events, report.awaited)
             raise self._overdue(cursor.queue, sequence_ranges(report.awaited)) from None
+        except JetStreamProviderError as error:
+            await self._push_job_reports(connection, cursor, report, names)
+            is_final = isinstance(error, TerminalError)
+            await self._cancel_rest(connection, cursor.queue, cursor.events, report.awaited, is_final=is_final)
+            raise
+        else:
+            if self._policy().violation(ended.as_json()):
+                await self._cancel_rest(connection, cursor.queue, cursor.events, ended.awaited, is_final=True)
+            self._job_reports = await job_reports(connection, cursor, ended.as_json(), names)
+            return ended
         finally:
             self._signal_kill = _do_nothing
             for task in (waiting, kill):
                 task.cancel()
             await asyncio.gather(waiting, kill, return_exceptions=True)
 
+    async def _cancel_rest(
+        self, connection: Connection, queue: str, events: str, awaited: Collection[int], *, is_final: bool = False
+    ) -> None:
+        """Cancel the jobs of a failed wait that haven't ended, unless a retry goes on waiting for them."""
+        if self.cancel_on_failure and awaited and (is_final or _is_last_try()):
+            await cancel_rest(connection, queue, events, awaited)
+
     def on_kill(self) -> None:
         """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set; called while :meth:`execute` runs."""
         self._signal_kill()
+
+    async def _push_job_reports(
+        self, connection: Connection, cursor: Cursor, report: WaitReport, names: JobIds | None
+    ) -> None:
+        reports = await job_reports(connection, cursor, report.as_json(), names)
+        await asyncio.to_thread(push_job_reports, reports)
 
     async def _cancel_jobs(self, connection: Connection, cursor: Cursor, report: WaitReport) -> None:
         if not self.cancel_on_kill:
@@ -162,11 +206,20 @@ class JobWaitingOperator(BaseOperator):
         else:
             self.log.info("The task goes on, so its jobs do too")
 
-    def _policy(self) -> WaitPolicy:
-        return WaitPolicy(self.max_dead, self.max_cancelled, self.max_vanished, self.min_completed)
+    def known_queue(self, work_queue: QueueSource) -> WorkQueue | None:
+        """Return what is known of the queue when the DAG is parsed; ``None`` where only the task can know it.
+
+        :raises QueueDeclarationError: it is no queue
+        """
+        return declared_queue(work_queue, self)
 
     def defer_waiting(
-        self, cursor: Cursor, sequences: set[int], summary: Mapping[str, Any], advised_by: str | None = None
+        self,
+        cursor: Cursor,
+        sequences: set[int],
+        summary: Mapping[str, Any],
+        advised_by: str | None = None,
+        handle: JobsHandle | None = None,
     ) -> NoReturn:
         """Go on waiting in the triggerer.
 
@@ -174,61 +227,88 @@ class JobWaitingOperator(BaseOperator):
         :param sequences: the jobs' stream sequences
         :param summary: becomes part of the task's result
         :param advised_by: the key of the task whose record says which jobs workers report on advisory subjects
+        :param handle: the handle that names the jobs, where there is one
         """
         now = time.time()
+        limit = deferral_limit(self, self._time_limit, "wait_timeout")
         self.log.info("Waiting in the triggerer for %d jobs of %s", len(sequences), cursor.queue)
         self.defer(
             trigger=JobCompletionTrigger(
                 nats_conn_id=self.nats_conn_id,
                 mark=asdict(cursor),
-                sequences=sequence_ranges(sequences),
+                sequences=[] if handle else sequence_ranges(sequences),
+                handle=handle.as_json() if handle else None,
                 tolerance=asdict(self._policy()),
-                deadline=now + self.wait_timeout.total_seconds(),
+                deadline=now + limit.left.total_seconds(),
+                limited_by=limit.argument,
+                stalls=asdict(self._stall_policy()),
                 deferred_at=now,
-                summary=summary,
+                summary={**summary, _WAIT: self._deferred_wait},
                 cancel_on_kill=self.cancel_on_kill,
                 advised_by=advised_by,
             ),
             method_name="execute_complete",
             # The trigger itself fires at the deadline and names the missing jobs; this only ends one that can't run.
-            timeout=self.wait_timeout + _BACKSTOP,
+            timeout=limit.left + _BACKSTOP,
         )
 
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
         """Resume after the trigger.
 
         :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated, or waiting was
             impossible
-        :raises DeadlineError: jobs are still running after ``wait_timeout``
+        :raises DeadlineError: jobs are still running after ``wait_timeout``, or after the ``execution_timeout``
+        :raises JobsStalledError: no consumer delivers one of the jobs
         """
         if event is None:
             raise AirflowFailException("the trigger ended without an event; clear the task to go on waiting")
+        summary = dict(event["summary"])
+        self._job_reports = resumed_job_reports(self, summary.pop(_WAIT, None), event.get("report", {}))
+        if event["status"] != "ended":
+            push_job_reports(self._job_reports)
+        if self.cancel_on_failure and (event["status"] != "ended" or self._policy().violation(event["report"])):
+            missing = {number for low, high in event.get("missing", ()) for number in range(low, high + 1)}
+            is_final = event["status"] in ("ended", "error")
+            JetStreamHook(self.nats_conn_id).blocking(
+                self._cancel_rest, event["queue"], event["events"], missing, is_final=is_final
+            )
         if event["status"] == "error":
             raise AirflowFailException(event["message"])
         if event["status"] == "timeout":
-            raise self._overdue(event["queue"], event["missing"])
-        return self.finish(event["summary"], event["report"])
+            raise self._overdue(event["queue"], event["missing"], event.get("limited_by"))
+        if event["status"] == "stalled":
+            raise self._resumable(JobsStalledError, event["message"])
+        return self.finish(summary, event["report"])
 
-    def _overdue(self, queue: str, missing: Sequence[Sequence[int]]) -> Exception:
+    def _overdue(self, queue: str, missing: Sequence[Sequence[int]], limited_by: str | None = None) -> Exception:
         count = sum(high - low + 1 for low, high in missing)
         named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
+        limit, argument = f"{self._time_limit}", "wait_timeout"
+        if limited_by == EXECUTION_TIMEOUT:
+            limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
         message = (
-            f"expected every job to end within {self.wait_timeout}, found {count} of {queue} that did not (sequences"
+            f"expected every job to end within {limit}, found {count} of {queue} that did not (sequences"
             f" {named}{', …' if len(missing) > _NAMED_RANGES else ''}): see whether workers take them, or raise"
-            " wait_timeout"
+            f" {argument}"
         )
-        if self.retry_resumes_waiting:
-            return DeadlineError(f"{message}; a retry goes on waiting")
-        return AirflowFailException(f"{DeadlineError.code} {message}; a retry would not know of them, so there is none")
+        return self._resumable(DeadlineError, message)
 
-    def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> dict[str, Any]:
-        """Turn the ends of the jobs into the outcome of the task.
+    def _resumable(self, error: type[TransientError], message: str) -> Exception:
+        """Return the error of a wait that a retry resumes, where it can; else one that isn't retried."""
+        if self.retry_resumes_waiting:
+            return error(f"{message}; a retry goes on waiting")
+        return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
+
+    def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> TaskResult:
+        """Turn the ends of the jobs into the outcome of the task, and store the reports on them as an XCom.
 
         :param summary: the result before waiting
         :param report: how the jobs ended, as JSON
-        :return: both
+        :return: both, or the reports on the jobs if ``returns`` says so
         :raises AirflowFailException: more jobs died, were cancelled or vanished than tolerated
         """
+        reports = self._job_reports or plain_reports(load_queue(self.work_queue, self).name, report, None, "not read")
+        push_job_reports(reports)
         self.log.info(
             "%d jobs completed, %d became dead letters, %d were cancelled, %d vanished",
             report["completed"],
@@ -238,9 +318,17 @@ class JobWaitingOperator(BaseOperator):
         )
         if left_out := report.get("results_left_out"):
             self.log.warning("%d results are too large together for an XCom; the events stream has them", left_out)
-        if error := self._policy().violation(report):
+        if error := self._policy().violation(report, reports.describe):
             raise AirflowFailException(f"{error.code} {error}")
-        return json_result({**summary, **report})
+        if self.returns == JOBS:
+            with fail_on_terminal_errors():
+                return reports.items()
+        return json_result(bounded_result({**summary, **report}))
+
+
+def _is_last_try() -> bool:
+    instance = get_current_context()["ti"]
+    return bool(instance.try_number > instance.max_tries)
 
 
 def _do_nothing() -> None:

@@ -9,10 +9,10 @@ from airflow.sdk import BaseOperator
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, check_work_queue
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.provisioning.plan import Plan
     from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
 
 
 class JetStreamProvisionOperator(BaseOperator):
@@ -53,7 +53,7 @@ class JetStreamProvisionOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_work_queue(work_queue)
+        declared_queue(work_queue, self)
         check_text(nats_conn_id=nats_conn_id)
         check_flags(dry_run=dry_run, migrate=migrate)
         self.work_queue = work_queue
@@ -68,7 +68,7 @@ class JetStreamProvisionOperator(BaseOperator):
         :raises AirflowFailException: the declaration can't be used, or the server can't make the change
         """
         with fail_on_terminal_errors():
-            queue = WorkQueue.load(self.work_queue)
+            queue = load_queue(self.work_queue, self)
             self._log_warnings(queue, queue.warnings())
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_plan:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +13,6 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import ApiError, DeadlineError, RedriveError, TransientError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol
@@ -26,24 +23,39 @@ from airflow_provider_jetstream.operators.spark_redrive import (
     refuse_beside_spark,
     refuse_target_and_order,
 )
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_work_queue
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_optional_text, check_text
 from airflow_provider_jetstream.tasks.identity import audit_identity, task_key
+from airflow_provider_jetstream.tasks.mapped_arguments import check_shared_arguments
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.queue_source import (
+    declared_queue,
+    load_queue,
+    require_dead_letter_queue,
+    require_events,
+)
+from airflow_provider_jetstream.tasks.redrive_log import log_preview, log_report
 from airflow_provider_jetstream.tasks.redrive_request import redrive_request
-from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
+from airflow_provider_jetstream.tasks.template_values import (
+    is_templated,
+    require_rendered,
+    selection_as_json,
+)
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS, parse_wait_timeout, refuse_limits_without_wait
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Sequence
+    from collections.abc import Iterable, Mapping, Sequence
     from datetime import timedelta
 
     from airflow.sdk import Context
+    from airflow.sdk.definitions.mappedoperator import OperatorPartial
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
     from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
 _REQUEST_FIELDS = (
     "select",
@@ -59,6 +71,10 @@ _REQUEST_FIELDS = (
     "target_queue",
     "order_key",
 )
+
+
+# Arguments without which more letters would be redriven, or to another place, or in another order.
+_NEEDED = ("select", "sequences", "subject", "target_queue", "order_key")
 
 
 class JetStreamRedriveOperator(SparkRedrivingOperator):
@@ -129,11 +145,20 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         "target_queue",
         "order_key",
         "nats_conn_id",
+        *WAIT_FIELDS,
         *SparkRedrivingOperator.spark_fields,
     )
     ui_color = "#f5e6d9"
     # Set where there is an audit. Without one, a retry would find the letters gone and succeed however the jobs ended.
     retry_resumes_waiting = False
+    # Letters of a key are awaited one after the other, and wait_timeout limits that too.
+    limits_of_waiting = tuple(name for name in WAIT_FIELDS if name != "wait_timeout")
+
+    @classmethod
+    def partial(cls, **kwargs: Any) -> OperatorPartial:
+        """Begin a mapped task, and check the arguments that its instances share."""
+        check_shared_arguments(cls, kwargs, ("work_queue",))
+        return super().partial(**kwargs)
 
     def __init__(  # noqa: PLR0913 - each is an argument of its own in a DAG
         self,
@@ -168,23 +193,30 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         self.census = census
         self.target_queue = target_queue
         self.order_key = order_key
-        if target_queue is not None:
-            check_work_queue(target_queue, "target_queue")
+        check_optional_text(subject=subject, why=why, order_key=order_key)
+        for name in ("subject", "order_key"):
+            if getattr(self, name) is not None:
+                check_text(**{name: getattr(self, name)})
+        require_dead_letter_queue(self._known_queue)
+        target = None if target_queue is None else declared_queue(target_queue, self, "target_queue")
+        if self.wait_for_completion:
+            require_events(self._known_queue if target_queue is None else target)
+        elif order_key is None:
+            refuse_limits_without_wait({"wait_timeout": self.wait_timeout})
         # Not named dry_run: every operator has a method of that name.
         self.only_preview = dry_run
         self.group_by = group_fields(group_by)
-        self._selective_arguments = tuple(name for name in ("select", "sequences") if getattr(self, name) is not None)
+        self._needed_arguments = tuple(name for name in _NEEDED if getattr(self, name) is not None)
         self._killed = False
         if self.engine == SPARK:
             refuse_beside_spark(self.transform, self.group_by, self.select, self.sequences, census=self.census)
             refuse_target_and_order(target_queue=target_queue, order_key=order_key)
         arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}
-        if is_templated(subject) or not isinstance(target_queue, WorkQueue | Mapping):
-            # Known when the task runs: the subject, or the queue that a file declares.
-            del arguments["target_queue"]
+        # Without it, a target that is known would lack a subject.
+        arguments["target_queue"] = None if is_templated(subject) else target
         redrive_request(**{name: None if is_templated(value) else value for name, value in arguments.items()})
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def execute(self, context: Context) -> TaskResult:
         """Redrive, and wait for the jobs if ``wait_for_completion`` is set.
 
         :raises AirflowFailException: a requested sequence is no dead letter, the request isn't possible, or more
@@ -193,13 +225,16 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         :raises RedriveError: some letters stayed where they were
         """
         with fail_on_terminal_errors():
-            queue = WorkQueue.load(self.work_queue)
+            queue = load_queue(self.work_queue, self)
+            self._policy()
+            parse_wait_timeout(self.wait_timeout)
             request = replace(self._request(), who=audit_identity(context), run=task_key(context))
             hook = JetStreamHook(self.nats_conn_id)
             if self.only_preview:
                 if self.engine == SPARK:
-                    return self._log_preview(self.preview_on_spark(context, queue, request))
-                return self._log_preview(hook.preview_redrive(queue, request, self.group_by).as_json())
+                    return log_preview(self.log, self.preview_on_spark(context, queue, request), self.group_by)
+                preview = hook.preview_redrive(queue, request, self.group_by)
+                return log_preview(self.log, preview.as_json(), self.group_by)
             if self.engine == SPARK:
                 cursor, report, awaited = self._redrive_with_spark(hook, context, queue, request)
                 ends = hook.blocking(self._wait, queue, request, cursor, awaited) if cursor else None
@@ -212,7 +247,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
             self.defer_waiting(cursor, awaited, summary)
         return self.finish(summary, ends.as_json())
 
-    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> dict[str, Any]:
+    def execute_complete(self, context: Context, event: dict[str, Any] | None = None, **_: Any) -> TaskResult:
         """Resume after the trigger.
 
         :raises AirflowFailException: more jobs died than tolerated, or waiting was impossible
@@ -221,7 +256,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         self.retry_resumes_waiting = bool(event and event.get("summary", {}).get("run"))
         if self.retry_resumes_waiting and event and event["status"] == "ended":
             JetStreamHook(self.nats_conn_id).blocking(
-                self._finish_run, WorkQueue.load(self.work_queue), task_key(context)
+                self._finish_run, load_queue(self.work_queue, self), task_key(context)
             )
         return super().execute_complete(context, event)
 
@@ -231,15 +266,18 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         super().on_kill()
 
     def _request(self) -> RedriveRequest:
-        for name in self._selective_arguments:
+        for name in self._needed_arguments:
             require_rendered(name, getattr(self, name))
-        return redrive_request(**{name: getattr(self, name) for name in _REQUEST_FIELDS})
+        arguments = {name: getattr(self, name) for name in _REQUEST_FIELDS}
+        if self.target_queue is not None:
+            arguments["target_queue"] = load_queue(self.target_queue, self, "target_queue")
+        return redrive_request(**arguments)
 
     async def _redrive(
         self, connection: Connection, queue: WorkQueue, request: RedriveRequest
     ) -> tuple[Cursor | None, dict[str, Any], set[int], WaitReport | None]:
         cursor = await self._take_cursor(connection, queue, request.target)
-        deadline = time.monotonic() + self.wait_timeout.total_seconds() if request.order_key else math.inf
+        deadline = time.monotonic() + self._time_limit.total_seconds() if request.order_key else math.inf
         report = await redrive_dead_letters(
             connection,
             queue,
@@ -247,10 +285,10 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
             stopped=lambda: self._killed or time.monotonic() > deadline,
         )
         summary = report.as_json()
-        self._log_report(summary | {"guarantee": report.guarantee})
+        log_report(self.log, summary | {"guarantee": report.guarantee})
         if report.cancelled and not self._killed:
             raise DeadlineError(
-                f"expected the jobs of each key to complete one after the other within {self.wait_timeout}, found"
+                f"expected the jobs of each key to complete one after the other within {self._time_limit}, found"
                 f" letters that still wait for the job before them after {len(report.redriven)} were redriven: see"
                 " whether workers take the jobs, or raise wait_timeout; running it again goes on"
             )
@@ -268,7 +306,7 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
         summary, awaited, problem = self.redrive_on_spark(
             context, queue, replace(request, keep_open=cursor is not None)
         )
-        self._log_report(summary)
+        log_report(self.log, summary)
         if problem:
             raise RedriveError(problem)
         del summary["guarantee"]
@@ -302,42 +340,6 @@ class JetStreamRedriveOperator(SparkRedrivingOperator):
             self.log.warning(
                 "The end of the redrive couldn't be recorded, so a cleared task would continue it: %s", error
             )
-
-    def _log_report(self, report: Mapping[str, Any]) -> None:
-        if not (report["redriven"] or report["parked"] or report["failed"]):
-            self.log.info("No dead letter of this selection was found; there is nothing to redrive")
-        self.log.info(
-            "%d dead letters redriven (%d by earlier tries), %d parked, %d failed, %d were gone; protocol %s: %s",
-            *(report[name] for name in ("redriven", "resumed", "parked", "failed", "gone", "protocol", "guarantee")),
-        )
-        for sequence, reason in report["failures"].items():
-            self.log.error("Dead letter %s stays where it is: %s", sequence, reason)
-        if left := report["left_to_handlers"]:
-            self.log.info("%d dead letters are left to the handlers of the dead letter queue, which have them", left)
-        self._log_risks(report)
-
-    def _log_preview(self, preview: dict[str, Any]) -> dict[str, Any]:
-        self.log.info(
-            "A redrive would bring back %d dead letters, park %d and fail for %d; protocol %s: %s",
-            *(preview[name] for name in ("redriven", "parked", "failed", "protocol", "guarantee")),
-        )
-        for group in preview["groups"]:
-            fields = zip(self.group_by, group["group"], strict=True)
-            self.log.info("%d of %s", group["count"], ", ".join(f"{name} {value or '-'}" for name, value in fields))
-        for letter in preview["sample"]:
-            self.log.info("For example %s", json.dumps(letter))
-        for sequence, reason in preview["failures"].items():
-            self.log.warning("Dead letter %s would stay where it is: %s", sequence, reason)
-        self._log_risks(preview)
-        return json_result(preview)
-
-    def _log_risks(self, report: Mapping[str, Any]) -> None:
-        if report["uncertain"]:
-            self.log.warning("%d more dead letters are uncertain yet; a later redrive finds them", report["uncertain"])
-        if report["undeliverable"]:
-            self.log.warning("%d jobs match no consumer's filter; select reason undeliverable", report["undeliverable"])
-        for risk in report["risks"]:
-            self.log.warning("%s", risk)
 
 
 def _including_earlier_tries(cursor: Cursor, report: Mapping[str, Any]) -> Cursor:

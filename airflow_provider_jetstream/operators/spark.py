@@ -11,14 +11,14 @@ from airflow.sdk import BaseOperator
 from airflow_provider_jetstream.airflow_compat import conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.links.monitor import QueueLink
 from airflow_provider_jetstream.links.report import DeadLetterReportLink
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
-from airflow_provider_jetstream.tasks.arguments import check_text, check_work_queue
+from airflow_provider_jetstream.tasks.arguments import check_optional_text, check_text
 from airflow_provider_jetstream.tasks.identity import task_key
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
-from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue, require_dead_letter_queue
+from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION, spark_properties
 from airflow_provider_jetstream.tasks.spark_process import CONNECTION_FIELDS, SparkApplication
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
@@ -82,8 +82,13 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_work_queue(work_queue)
         check_text(directory=directory, nats_conn_id=nats_conn_id, spark_conn_id=spark_conn_id)
+        check_optional_text(page_directory=page_directory, served_at=served_at)
+        require_dead_letter_queue(declared_queue(work_queue, self))
+        if not is_templated(spark_conf):
+            spark_properties(spark_conf)
+        if not is_templated(page_directory or directory):
+            _path(page_directory or directory)
         self.work_queue = work_queue
         self.directory = directory
         self.page_directory = page_directory
@@ -106,7 +111,7 @@ class JetStreamDeadLetterReportOperator(BaseOperator):
         with fail_on_terminal_errors():
             if self._is_selective:
                 require_rendered("select", self.select)
-            queue = WorkQueue.load(self.work_queue)
+            queue = load_queue(self.work_queue, self)
             # One for each try: the files of a try that was killed must not be mixed with those of the next one.
             folder = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{task_key(context)[:8]}-{context['ti'].try_number}"
             page = f"{(self.page_directory or self.directory).rstrip('/')}/{folder}/report.html"

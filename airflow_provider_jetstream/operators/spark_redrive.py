@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
 from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.operators.job_waiting import JobWaitingOperator
-from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION
+from airflow_provider_jetstream.tasks.arguments import check_function, check_optional_text, check_text
+from airflow_provider_jetstream.tasks.spark_connection import DEFAULT_SPARK_CONNECTION, spark_properties
 from airflow_provider_jetstream.tasks.spark_process import SparkApplication
-from airflow_provider_jetstream.tasks.template_values import require_rendered, selection_as_json
+from airflow_provider_jetstream.tasks.template_values import is_templated, require_rendered, selection_as_json
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,10 +67,11 @@ class SparkRedrivingOperator(JobWaitingOperator):
             raise RedriveRequestError(f"expected an engine among {', '.join(_ENGINES)}; found {engine!r}")
         if engine != SPARK and (found := [name for name in _SPARK_ONLY if getattr(self, name) is not None]):
             raise RedriveRequestError(f'expected {", ".join(found)} with engine="spark" only, found {engine!r}: add it')
-        if repair is not None and not callable(repair):
-            raise RedriveRequestError(
-                f"expected a function that takes a DataFrame as repair, found {type(repair).__name__}"
-            )
+        check_function("repair", repair, "DataFrame", RedriveRequestError)
+        check_optional_text(letters=letters, directory=directory)
+        check_text(spark_conn_id=spark_conn_id)
+        if not is_templated(spark_conf):
+            spark_properties(spark_conf)
 
     def redrive_on_spark(
         self, context: Context, queue: WorkQueue, request: RedriveRequest

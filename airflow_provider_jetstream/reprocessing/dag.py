@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
     from airflow.sdk import Context
 
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
+    from airflow_provider_jetstream.tasks.job_reports import TaskResult
+
 _RETRIES = {"retries": 2, "retry_delay": timedelta(seconds=30)}
 
 
@@ -101,7 +104,11 @@ class JetStreamRedriveByNameOperator(JetStreamRedriveOperator):
         self.action = action
         self.count_only = count_only
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def known_queue(self, work_queue: QueueSource) -> WorkQueue | None:
+        """Return ``None``: the queue's name isn't the path of its file."""
+        return None
+
+    def execute(self, context: Context) -> TaskResult:
         """Read the queue's declaration from the server, and redrive.
 
         :raises AirflowFailException: there is no such queue, or the request isn't possible

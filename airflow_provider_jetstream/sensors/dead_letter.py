@@ -11,14 +11,15 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import SelectionError
-from airflow_provider_jetstream.jetstream.units import parse_duration
 from airflow_provider_jetstream.sensors.polling import PollingSensor
-from airflow_provider_jetstream.tasks.arguments import check_counts
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
+from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
 from airflow_provider_jetstream.tasks.template_values import (
     is_templated,
+    parse_count,
     parse_flag,
     parse_selection,
+    parse_span,
     require_rendered,
     selection_as_json,
 )
@@ -43,8 +44,8 @@ class JetStreamDeadLetterSensor(PollingSensor):
     :param select: which dead letters, as a :class:`~airflow_provider_jetstream.jetstream.Selection`, its
         dict, or the text of one; all in circulation where absent
     :param min_count: dead letters to wait for; with ``group_by``, of any one group
-    :param older_than: wait until the first of them is dead for this long: a :class:`~datetime.timedelta`, or text such
-        as ``"10m"``
+    :param older_than: wait until the first of them is dead for this long: a :class:`~datetime.timedelta`, text such as
+        ``"10m"``, or seconds
     :param group_by: the fields that letters of a group share: any of reason, error_class, fingerprint,
         traceback_digest, error_place, subject, consumer, dag_id, run_id, task_id
     :param census: pause the consumers at each check until none of their jobs is in flight, for their ack wait and half
@@ -55,28 +56,39 @@ class JetStreamDeadLetterSensor(PollingSensor):
     :raises SelectionError: the selection isn't understood, or letters can't be grouped by one of the fields
     """
 
-    template_fields: Sequence[str] = ("work_queue", "select", "census", "nats_conn_id")
+    template_fields: Sequence[str] = (
+        "work_queue",
+        "select",
+        "min_count",
+        "older_than",
+        "census",
+        "nats_conn_id",
+    )
     ui_color = "#f5e6d9"
 
     def __init__(
         self,
         *,
         select: Selection | Mapping[str, Any] | str | None = None,
-        min_count: int = 1,
-        older_than: timedelta | str | None = None,
+        min_count: int | str = 1,
+        older_than: timedelta | float | str | None = None,
         group_by: Iterable[GroupField] = (),
         census: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_counts(1, min_count=min_count)
         self.select = selection_as_json(select) if isinstance(select, Selection) else select
         self.min_count = min_count
         self.older_than = older_than
         self.group_by = group_fields(group_by)
         self.census = census
-        self._age = timedelta(microseconds=parse_duration(older_than or "0") / 1_000)
+        self._has_age = older_than is not None
         self._is_selective = select is not None
+        require_dead_letter_queue(self._known_queue)
+        if not is_templated(min_count):
+            self._count()
+        if not is_templated(older_than):
+            self._age()
         if not is_templated(select):
             parse_selection(select)
         if not is_templated(census):
@@ -88,22 +100,21 @@ class JetStreamDeadLetterSensor(PollingSensor):
         :raises AirflowFailException: the queue can't be scanned
         """
         with fail_on_terminal_errors():
+            count, age = self._count(), self._age()
             summary = JetStreamHook(self.nats_conn_id).scan_dead_letters(
-                self.work_queue, self._selection(), self.group_by, census=self._census()
+                self.loaded_queue(), self._selection(), self.group_by, census=self._census()
             )
         self.log.info("%s", summary)
         for risk in summary.risks:
             self.log.warning("%s", risk)
-        return PokeReturnValue(
-            is_done=summary.reached(self.min_count, self._age), xcom_value=json_result(summary.as_json())
-        )
+        return PokeReturnValue(is_done=summary.reached(count, age), xcom_value=json_result(summary.as_json()))
 
     def polling_trigger(self, polling: Mapping[str, Any]) -> DeadLetterTrigger:
         """Return the trigger that goes on polling."""
         return DeadLetterTrigger(
             select=selection_as_json(self._selection()),
-            min_count=self.min_count,
-            older_than=self._age.total_seconds(),
+            min_count=self._count(),
+            older_than=self._age().total_seconds(),
             group_by=list(self.group_by),
             census=self._census(),
             **polling,
@@ -112,6 +123,12 @@ class JetStreamDeadLetterSensor(PollingSensor):
     def log_result(self, result: Mapping[str, Any]) -> None:
         """Log the result of a trigger."""
         self.log.info("%d dead letters", result["dead"])
+
+    def _count(self) -> int:
+        return parse_count("min_count", self.min_count, 1)
+
+    def _age(self) -> timedelta:
+        return parse_span("older_than", self.older_than) if self._has_age else timedelta()
 
     def _census(self) -> bool:
         return parse_flag("census", self.census, SelectionError)

@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import time
 from abc import abstractmethod
+from contextlib import contextmanager
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow.sdk import BaseSensorOperator
 
-from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
+from airflow_provider_jetstream.airflow_compat import (
+    AirflowFailException,
+    AirflowSensorTimeout,
+    AirflowSkipException,
+    conf,
+)
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.errors import DeadlineError
 from airflow_provider_jetstream.links.monitor import QueueLink
-from airflow_provider_jetstream.tasks.arguments import check_flags, check_text, check_work_queue
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
+from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors
+from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
 from airflow_provider_jetstream.triggers.early_fire_guard import SHORTEST_MARGIN, exit_notice_seconds
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from airflow.sdk import Context
 
-    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource
+    from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 
@@ -45,12 +53,19 @@ class PollingSensor(BaseSensorOperator):
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
-        check_work_queue(work_queue)
         check_text(nats_conn_id=nats_conn_id)
         check_flags(deferrable=deferrable)
+        self._known_queue = declared_queue(work_queue, self)
         self.work_queue = work_queue
         self.deferrable = deferrable
         self.nats_conn_id = nats_conn_id
+
+    def loaded_queue(self) -> WorkQueue:
+        """Load the queue.
+
+        :raises QueueDeclarationError: there is no such file, or its declaration can't be used
+        """
+        return load_queue(self.work_queue, self)
 
     @abstractmethod
     def polling_trigger(self, polling: Mapping[str, Any]) -> PollingTrigger:
@@ -69,7 +84,8 @@ class PollingSensor(BaseSensorOperator):
         :return: the result of the last poll
         """
         if not self.deferrable:
-            return super().execute(context)
+            with _skipping_only_after_a_time_limit():
+                return super().execute(context)
         first: Any = self.poke(context)
         if not first.is_done:
             self._defer()
@@ -86,16 +102,45 @@ class PollingSensor(BaseSensorOperator):
         self.log_result(result)
         return result
 
+    def resume_execution(self, next_method: str, next_kwargs: dict[str, Any] | None, context: Context) -> Any:
+        """Resume after the trigger, or after a time limit.
+
+        :raises DeadlineError: the ``execution_timeout`` is over, after which Airflow tries a task again
+        """
+        try:
+            with _skipping_only_after_a_time_limit():
+                return super().resume_execution(next_method, next_kwargs, context)
+        except AirflowSensorTimeout:
+            limit = self.execution_timeout
+            if limit is None or limit.total_seconds() >= self.timeout:
+                raise
+            raise DeadlineError(
+                f"expected the sensor to succeed within its execution_timeout of {limit}, found that it hasn't: raise"
+                " execution_timeout, or see why the queue doesn't get there"
+            ) from None
+
     def _defer(self) -> NoReturn:
         with fail_on_terminal_errors():
             trigger = self.polling_trigger(
                 {
                     "nats_conn_id": self.nats_conn_id,
-                    "work_queue": WorkQueue.load(self.work_queue).model_dump(mode="json", exclude_unset=True),
+                    "work_queue": self.loaded_queue().model_dump(mode="json", exclude_unset=True),
                     "poll_interval": self.poke_interval,
                     "deferred_at": time.time(),
                 }
             )
+        limit = deferral_limit(self, timedelta(seconds=self.timeout), "timeout").left.total_seconds()
         # Airflow's own time limit resumes a task too, and fails it if that comes too early.
-        seconds = max(self.timeout, exit_notice_seconds() + SHORTEST_MARGIN)
+        seconds = max(limit, exit_notice_seconds() + SHORTEST_MARGIN)
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=seconds))
+
+
+@contextmanager
+def _skipping_only_after_a_time_limit() -> Iterator[None]:
+    """Fail where Airflow skips a sensor with ``soft_fail`` although its queue can't be polled at all."""
+    try:
+        yield
+    except AirflowSkipException as skip:
+        if isinstance(skip.__cause__, AirflowFailException):
+            raise skip.__cause__ from None
+        raise

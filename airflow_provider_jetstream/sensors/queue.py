@@ -12,7 +12,8 @@ from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consu
 from airflow_provider_jetstream.sensors.polling import PollingSensor
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
-from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated
+from airflow_provider_jetstream.tasks.queue_source import require_dead_letter_queue
+from airflow_provider_jetstream.tasks.template_values import is_absent, is_templated, parse_list
 from airflow_provider_jetstream.triggers.queue import QueueDrainedTrigger
 
 if TYPE_CHECKING:
@@ -49,6 +50,8 @@ class JetStreamQueueDrainedSensor(PollingSensor):
     ) -> None:
         super().__init__(**kwargs)
         check_flags(nothing_dead=nothing_dead)
+        if nothing_dead:
+            require_dead_letter_queue(self._known_queue)
         self.consumers = consumers
         self.nothing_dead = nothing_dead
         self._is_selective = consumers is not None
@@ -63,7 +66,7 @@ class JetStreamQueueDrainedSensor(PollingSensor):
         hook = JetStreamHook(self.nats_conn_id)
         try:
             with fail_on_terminal_errors():
-                report = hook.check_drained(self.work_queue, self._consumers(), nothing_dead=self.nothing_dead)
+                report = hook.check_drained(self.loaded_queue(), self._consumers(), nothing_dead=self.nothing_dead)
         except (TransientError, ApiError) as error:
             self.log.warning("Polling the queue failed, trying again: %s", error)
             return PokeReturnValue(is_done=False)
@@ -84,4 +87,4 @@ class JetStreamQueueDrainedSensor(PollingSensor):
         if not self._is_selective:
             return None
         # A template that renders to nothing must not select all consumers.
-        return chosen_consumers([] if is_absent(self.consumers) else self.consumers)
+        return chosen_consumers([] if is_absent(self.consumers) else parse_list(self.consumers))

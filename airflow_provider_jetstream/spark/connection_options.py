@@ -9,49 +9,37 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import SecretStr
 
-from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, SocketSettings
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES as ENVIRONMENT
+from airflow_provider_jetstream.jetstream.client.settings_sources import split_servers
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
+
+def _option(field: str) -> str:
+    first, *rest = field.split("_")
+    return first + "".join(word.capitalize() for word in rest)
+
+
+# The options that fill the fields of the settings, and those of them that only concern JetStream.
+_FIELDS = {_option(field): field for field in ENVIRONMENT}
+JETSTREAM_OPTIONS = ("jsDomain", "apiPrefix")
 # Each option, and the suffix of its environment variable after NATS_ or NATS_<NAME>_.
-VARIABLES = {
-    "servers": "URL",
-    "user": "USER",
-    "password": "PASSWORD",
-    "passwordFile": "PASSWORD_FILE",
-    "token": "TOKEN",
-    "tokenFile": "TOKEN_FILE",
-    "nkeySeedSecret": "NKEY_SEED_SECRET",
-    "nkeySeedFile": "NKEY_SEED_FILE",
-    "credentialsSecret": "CREDENTIALS_SECRET",
-    "credentialsFile": "CREDENTIALS_FILE",
-    "tlsCaFile": "CA",
-    "tlsCertFile": "CERT",
-    "tlsKeyFile": "KEY",
-    "timeout": "TIMEOUT",
-}
+VARIABLES = {option: ENVIRONMENT[field] for option, field in _FIELDS.items()}
 NAMED_CONNECTION = ("connection", "connectionProvider")
 
+_FIELD = re.compile(rf"\b(?:{'|'.join(field for field in ENVIRONMENT if '_' in field)})\b")
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
-_SECRETS = ("password", "token", "nkeySeedSecret", "credentialsSecret")
-_FILES = {
-    "passwordFile": "password",
-    "tokenFile": "token",
-    "nkeySeedFile": "nkeySeedSecret",
-    "credentialsFile": "credentialsSecret",
-}
-_FIELDS = {"user": "user", "password": "password", "token": "token", "tlsCaFile": "tls_ca_file", "timeout": "timeout"}
 
 
-def socket_settings(options: Mapping[str, str]) -> SocketSettings:
+def socket_settings(options: Mapping[str, str]) -> ConnectionSettings:
     """Resolve addresses and credentials; called wherever a connection is made, so that no plan contains a secret.
 
     :param options: the data source's options, of which others are ignored
@@ -61,6 +49,7 @@ def socket_settings(options: Mapping[str, str]) -> SocketSettings:
     # Spark passes names in lower case.
     lowered = {name.lower(): value for name, value in options.items()}
     values = {name: lowered[name.lower()] for name in VARIABLES if name.lower() in lowered}
+    names = {name: values.pop(name) for name in JETSTREAM_OPTIONS if name in values}
     connection, provider = lowered.get("connection"), lowered.get("connectionprovider")
     if connection is not None and values:
         raise SparkOptionError(f"expected either connection or {', '.join(sorted(values))}, found both: keep one")
@@ -70,7 +59,24 @@ def socket_settings(options: Mapping[str, str]) -> SocketSettings:
         raise SparkOptionError("expected connection (the argument of connectionProvider), found none")
     elif not values:
         values = _from_environment("NATS_")
+    if names:
+        values = {name: value for name, value in values.items() if name not in JETSTREAM_OPTIONS} | names
     return _settings(values)
+
+
+def connection_options(settings: ConnectionSettings) -> dict[str, str]:
+    """Return the options of which :func:`socket_settings` makes the same settings; they contain secrets."""
+    options: dict[str, str] = {}
+    for option, field in _FIELDS.items():
+        value = getattr(settings, field)
+        if value == ConnectionSettings.model_fields[field].default:
+            continue
+        match value:
+            case SecretStr():
+                options[option] = value.get_secret_value()
+            case _:
+                options[option] = str(value)
+    return options | {"servers": ",".join(settings.servers), "timeout": f"{settings.timeout:g}"}
 
 
 def _named_connection(name: str, provider: str | None) -> dict[str, str]:
@@ -103,39 +109,15 @@ def _from_environment(prefix: str) -> dict[str, str]:
     return {name: os.environ[prefix + suffix] for name, suffix in VARIABLES.items() if os.environ.get(prefix + suffix)}
 
 
-def _settings(options: Mapping[str, str]) -> SocketSettings:
-    values = dict(options)
-    if "servers" not in values:
+def _settings(values: Mapping[str, str]) -> ConnectionSettings:
+    servers = split_servers(values.get("servers", ""))
+    if not servers:
         raise ConnectionSettingsError(
             "expected servers, or connection, or NATS_URL in the environment of drivers and executors, found none"
         )
-    for option, secret in _FILES.items():
-        if option in values:
-            if secret in values:
-                raise ConnectionSettingsError(f"expected either {option} or {secret}, found both: keep one")
-            values[secret] = _content(option, values.pop(option))
-    secrets = [name for name in _SECRETS if name in values]
-    if len(secrets) > 1:
-        raise ConnectionSettingsError(f"expected one authentication option, found {' and '.join(secrets)}: keep one")
-    if ("tlsCertFile" in values) != ("tlsKeyFile" in values):
-        raise ConnectionSettingsError("expected tlsCertFile and tlsKeyFile together, found only one of them")
-    fields: dict[str, Any] = {field: values[option] for option, field in _FIELDS.items() if option in values}
-    servers = tuple(server for server in values["servers"].split(",") if server.strip())
-    connection = ConnectionSettings(servers=servers, name="airflow-provider-jetstream-spark", **fields)
-    return SocketSettings(
-        connection,
-        SecretStr(values["nkeySeedSecret"]) if "nkeySeedSecret" in values else None,
-        SecretStr(values["credentialsSecret"]) if "credentialsSecret" in values else None,
-        values.get("tlsCertFile"),
-        values.get("tlsKeyFile"),
-    )
-
-
-def _content(option: str, path: str) -> str:
+    fields: dict[str, Any] = {_FIELDS[option]: value for option, value in values.items() if option != "servers"}
     try:
-        content = Path(path).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        problem = (error.strerror if isinstance(error, OSError) else None) or type(error).__name__
-    else:
-        return content if option == "credentialsFile" else content.strip()
-    raise ConnectionSettingsError(f"{option}: expected a readable file at {path} wherever tasks run, found: {problem}")
+        return ConnectionSettings(servers=servers, name="airflow-provider-jetstream-spark", **fields)
+    except ConnectionSettingsError as error:
+        problem = str(error)
+    raise ConnectionSettingsError(_FIELD.sub(lambda match: _option(match[0]), problem))

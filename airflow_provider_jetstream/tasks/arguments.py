@@ -6,71 +6,77 @@ Templates and results of other tasks are left to the task.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from datetime import timedelta
-from pathlib import Path
+from typing import Any
 
-from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.function_problem import function_problem
 from airflow_provider_jetstream.tasks.template_values import is_templated
-
-
-def check_work_queue(value: object, name: str = "work_queue") -> None:
-    """Refuse what is no work queue; the file of a path is read by the task.
-
-    :param name: the argument's
-    :raises QueueDeclarationError: it is none
-    """
-    if is_templated(value):
-        return
-    if isinstance(value, Mapping):
-        WorkQueue.load(value)
-    elif not (isinstance(value, WorkQueue | Path) or (isinstance(value, str) and value.strip())):
-        raise QueueDeclarationError(
-            "?", [f"expected a WorkQueue, its dict, or the path of its YAML as {name}, found {value!r}"]
-        )
 
 
 def check_text(**values: object) -> None:
     """Refuse what is no text, or is empty.
 
     :param values: by the names of the arguments
-    :raises ValueError: one is none
+    :raises ArgumentError: one is none
     """
     for name, value in values.items():
         if not is_templated(value) and not (isinstance(value, str) and value.strip()):
-            raise ValueError(f"expected text as {name}, found {value!r}")
+            raise ArgumentError(f"expected text as {name}, found {value!r}: correct it")
+
+
+def check_optional_text(**values: object) -> None:
+    """Refuse what is neither text nor ``None``; empty text counts as absent.
+
+    :param values: by the names of the arguments
+    :raises ArgumentError: one is neither
+    """
+    for name, value in values.items():
+        if value is not None and not isinstance(value, str) and not is_templated(value):
+            raise ArgumentError(f"expected text as {name}, found {value!r}: correct it, or leave it out")
 
 
 def check_flags(**values: object) -> None:
     """Refuse what is neither ``True`` nor ``False``: the text ``"false"`` would be true.
 
     :param values: by the names of the arguments
-    :raises ValueError: one is neither
+    :raises ArgumentError: one is neither
     """
     for name, value in values.items():
         if not isinstance(value, bool):
-            raise ValueError(f"expected True or False as {name}, which takes no template, found {value!r}")
+            raise ArgumentError(f"expected True or False as {name}, which takes no template, found {value!r}")
 
 
-def check_counts(least: int, **values: object) -> None:
-    """Refuse what is no whole number, or too small.
-
-    :param values: by the names of the arguments; ``None`` for one that is absent
-    :raises ValueError: one is none
-    """
-    for name, value in values.items():
-        if value is None:
-            continue
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ValueError(f"expected a whole number of at least {least} as {name}, found {value!r}")
-
-
-def check_timedelta(**values: object) -> None:
-    """Refuse what is no positive :class:`~datetime.timedelta`.
+def check_mapping(**values: object) -> None:
+    """Refuse what is no mapping.
 
     :param values: by the names of the arguments
-    :raises ValueError: one is none
+    :raises ArgumentError: one is none
     """
     for name, value in values.items():
-        if not isinstance(value, timedelta) or value <= timedelta():
-            raise ValueError(f"expected a timedelta above 0, such as timedelta(hours=1), as {name}, found {value!r}")
+        if not isinstance(value, Mapping):
+            raise ArgumentError(f"expected a dict as {name}, found {value!r}: correct it")
+
+
+def check_positive_seconds(**values: object) -> None:
+    """Refuse what is no number of seconds above 0.
+
+    :param values: by the names of the arguments
+    :raises ArgumentError: one is none
+    """
+    for name, value in values.items():
+        if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < float("inf"):
+            raise ArgumentError(f"expected a number of seconds above 0 as {name}, found {value!r}: correct it")
+
+
+def check_function(
+    name: str, function: Any, parameter: str, error: type[JetStreamProviderError] = ArgumentError
+) -> None:
+    """Refuse what can't be called with one value, or returns a coroutine that nothing would await.
+
+    :param name: the argument's
+    :param function: ``None`` where it is absent
+    :param parameter: what the function gets
+    :param error: what is raised
+    """
+    if problem := function_problem(name, function, parameter):
+        raise error(problem)

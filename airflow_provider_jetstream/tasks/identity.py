@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.origin import Origin
@@ -11,14 +10,22 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-def origin_of(context: Context, idempotency_key: str | None = None) -> Origin:
+def origin_of(context: Context, idempotency_key: str | None = None, operation: str | None = None) -> Origin:
     """Return the task as the origin of jobs; the same for all its tries.
 
     :param idempotency_key: stands for the run in the ids of the jobs
+    :param operation: one of several calls of the task that publish
     """
     instance = context["ti"]
-    map_index = -1 if instance.map_index is None else instance.map_index
-    return Origin(instance.dag_id, instance.run_id, instance.task_id, map_index, idempotency_key=idempotency_key)
+    return Origin(
+        instance.dag_id,
+        instance.run_id,
+        instance.task_id,
+        -1 if instance.map_index is None else instance.map_index,
+        idempotency_key=idempotency_key,
+        operation=operation,
+        max_tries=getattr(instance, "max_tries", None),
+    )
 
 
 def audit_identity(context: Context) -> dict[str, Any]:
@@ -32,6 +39,9 @@ def task_key(context: Context) -> str:
 
 
 def _fields(origin: Origin) -> dict[str, Any]:
-    fields = asdict(origin)
-    del fields["round"], fields["idempotency_key"]
-    return fields
+    return {
+        "dag_id": origin.dag_id,
+        "run_id": origin.run_id,
+        "task_id": origin.task_id,
+        "map_index": origin.map_index,
+    }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import inspect
+from collections.abc import AsyncIterable, AsyncIterator, Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, cast
 
 from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.publishing.job import Job
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,8 +31,13 @@ class JobSource:
 
     @classmethod
     def wrap(cls, jobs: Any) -> Any:
-        """Wrap callables and iterators; anything else stays as it is."""
-        return cls(jobs) if callable(jobs) or isinstance(jobs, Iterator) else jobs
+        """Wrap callables and iterators; anything else stays as it is.
+
+        :raises JobError: a callable can't be called with values of the context, or returns a coroutine
+        """
+        if callable(jobs):
+            _check_callable(jobs)
+        return cls(jobs) if callable(jobs) or isinstance(jobs, Iterator | AsyncIterator) else jobs
 
     def jobs(self, context: Context) -> Iterable[object]:
         """Return the jobs; a callable is called with those values of the context that its parameters name."""
@@ -42,7 +49,7 @@ class JobSource:
 def resolve_jobs(argument: Any, context: Context) -> Iterable[object]:
     """Resolve an operator's ``jobs`` argument after templating.
 
-    :raises JobError: it is a single job, or nothing that can be iterated
+    :raises JobError: it holds no jobs, or not each once in an order
     """
     jobs = argument.jobs(context) if isinstance(argument, JobSource) else argument
     require_jobs(jobs)
@@ -52,15 +59,63 @@ def resolve_jobs(argument: Any, context: Context) -> Iterable[object]:
 def require_jobs(jobs: object) -> None:
     """Refuse a ``jobs`` argument that holds no jobs.
 
-    :raises JobError: it is a single job, or nothing that can be iterated
+    :raises JobError: it is a single job, a set, a table, or nothing that can be iterated
     """
     if isinstance(jobs, JobSource):
         return
-    if isinstance(jobs, (str, bytes, Mapping)) or not isinstance(jobs, Iterable):
+    if isinstance(jobs, set | frozenset):
+        raise _no_jobs(jobs, "a set drops equal jobs and has another order in each process; make a list of it")
+    if hasattr(jobs, "__dataframe__") or (hasattr(jobs, "columns") and hasattr(jobs, "dtypes")):
+        raise _no_jobs(
+            jobs,
+            "iterating over a table gives the names of its columns; give its rows, such as"
+            ' frame.to_dict("records") of pandas or frame.to_dicts() of polars',
+        )
+    if isinstance(jobs, str | bytes | bytearray | memoryview | Mapping | Job) or not isinstance(
+        jobs, Iterable | AsyncIterable
+    ):
         hint = "put a single job into a list"
         if isinstance(jobs, str):
             hint += ", and set render_template_as_native_obj on the DAG where a template gives a list"
-        raise JobError(f"expected jobs as a list or an iterator, found {type(jobs).__name__}: {hint}")
+        if inspect.isawaitable(jobs):
+            hint = "it is asynchronous and isn't awaited; write the function with def, or let it yield the jobs"
+            if inspect.iscoroutine(jobs):
+                jobs.close()
+        raise _no_jobs(jobs, hint)
+
+
+def _no_jobs(found: object, hint: str) -> JobError:
+    return JobError(f"expected jobs as a list or an iterator, found {type(found).__name__}: {hint}")
+
+
+def _check_callable(function: Callable[..., Any]) -> None:
+    if inspect.iscoroutinefunction(function):
+        raise JobError(
+            f"expected a function that returns or yields jobs, found {function!r}, which returns a coroutine: write it"
+            " with def, or let it yield the jobs"
+        )
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):
+        # A function of an extension module may have no signature.
+        return
+    context = _context_names()
+    for parameter in parameters:
+        is_optional = parameter.default is not parameter.empty or parameter.kind in (
+            parameter.VAR_POSITIONAL,
+            parameter.VAR_KEYWORD,
+        )
+        if not is_optional and (parameter.kind is parameter.POSITIONAL_ONLY or parameter.name not in context):
+            raise JobError(
+                f"expected jobs as a function whose parameters name values of the task's context, such as ds or params,"
+                f" found {parameter.name} among those of {function!r}: rename it, or give it a default"
+            )
+
+
+def _context_names() -> frozenset[str]:
+    from airflow.sdk import Context
+
+    return frozenset(Context.__annotations__)
 
 
 def _call_arguments(function: Callable[..., Any], context: Context) -> Mapping[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
-from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.request import LEASE_TIMEOUT, Protocol, RedriveRequest
 from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.tasks.arguments import check_function
+from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.tasks.template_values import (
     is_absent,
     parse_flag,
@@ -46,10 +47,7 @@ def redrive_request(
     :raises RedriveRequestError: another argument can't be used, or not together with the others
     :raises QueueDeclarationError: the target is no work queue
     """
-    if transform is not None and not callable(transform):
-        raise RedriveRequestError(
-            f"expected a function that takes a DeadLetter as transform, found {type(transform).__name__}"
-        )
+    check_function("transform", transform, "DeadLetter", RedriveRequestError)
     return RedriveRequest(
         selection=parse_selection(select, sequences),
         subject=parse_text(subject),
@@ -60,7 +58,7 @@ def redrive_request(
         why=parse_text(why),
         lease_timeout=_parse_lease_timeout(lease_timeout),
         census=parse_flag("census", census, RedriveRequestError),
-        target=None if is_absent(target_queue) else WorkQueue.load(target_queue),
+        target=None if is_absent(target_queue) else load_queue(target_queue),
         order_key=parse_text(order_key),
     )
 

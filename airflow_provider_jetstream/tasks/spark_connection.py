@@ -61,7 +61,7 @@ def spark_settings(conn_id: str, conf: object = None) -> SparkSettings:
     :param conf: properties that override the connection's, as a mapping or its text
     :raises SparkSettingsError: the settings can't be used
     """
-    overrides = _properties(conf, "spark_conf")
+    overrides = spark_properties(conf)
     try:
         connection = BaseHook.get_connection(conn_id)
     except AirflowNotFoundException:
@@ -73,6 +73,14 @@ def spark_settings(conn_id: str, conf: object = None) -> SparkSettings:
         log.info("There is no Airflow connection %s, so Spark runs on this machine: %s", conn_id, LOCAL)
         return SparkSettings(LOCAL, overrides)
     return SparkSettings(_master(connection), {**_extras(connection), **overrides})
+
+
+def spark_properties(conf: object) -> dict[str, str]:
+    """Parse properties of Spark, as a mapping or its text.
+
+    :raises SparkSettingsError: they can't be used
+    """
+    return _properties(conf, "spark_conf")
 
 
 def _master(connection: Connection) -> str:

@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES
+from airflow_provider_jetstream.spark.connection_options import NAMED_CONNECTION, VARIABLES, connection_options
+from airflow_provider_jetstream.spark.connection_policy import POLICY_PROPERTIES
 from airflow_provider_jetstream.spark.errors import SparkSettingsError
 
 if TYPE_CHECKING:
@@ -20,6 +21,9 @@ PREFIX = "spark.jetstream."
 _NAME = "airflow"
 _CONNECTION, _PROVIDER = NAMED_CONNECTION
 _SECRET = re.compile(r"(?i)secret|password$|token$")
+# The file is where Airflow's tasks run, and perhaps nowhere else.
+_SECRET_FILE = re.compile(r"^(?:password|token|nkeySeed|credentials|tlsCert|tlsKey)File$")
+_SECRETS = {name for name in VARIABLES if _SECRET.search(name) or _SECRET_FILE.search(name)}
 _ALLOWED = tuple(name for name in VARIABLES if not _SECRET.search(name))
 
 
@@ -47,7 +51,8 @@ def executor_credentials(nats: ConnectionSettings, spark: SparkSettings) -> Exec
         return ExecutorCredentials(options, _environment(name, nats) if name and _PROVIDER not in options else {})
     if spark.local:
         return ExecutorCredentials({_CONNECTION: _NAME}, _environment(_NAME, nats))
-    if nats.password or nats.token:
+    options = connection_options(nats)
+    if not options.keys().isdisjoint(_SECRETS):
         raise SparkSettingsError(
             f"expected {PREFIX}… among Spark's properties to say how executors of {spark.master} find the credentials"
             " of NATS, found nothing: a secret isn't sent through Spark; set"
@@ -55,13 +60,15 @@ def executor_credentials(nats: ConnectionSettings, spark: SparkSettings) -> Exec
             f" {PREFIX}connectionProvider beside it, or {PREFIX}servers with user and passwordFile, tokenFile or"
             " credentialsFile"
         )
-    return ExecutorCredentials(
-        {option: value for option, value in _settings(nats).items() if option not in ("password", "token")}, {}
-    )
+    return ExecutorCredentials(options, {})
 
 
 def _options(conf: Mapping[str, str]) -> dict[str, str]:
-    options = {name.removeprefix(PREFIX): value for name, value in conf.items() if name.startswith(PREFIX)}
+    options = {
+        name.removeprefix(PREFIX): value
+        for name, value in conf.items()
+        if name.startswith(PREFIX) and name not in POLICY_PROPERTIES
+    }
     if secret := sorted(name for name in options if _SECRET.search(name)):
         raise SparkSettingsError(
             f"expected {PREFIX}… without secrets, found {', '.join(secret)}: Spark shows its properties; name a file, a"
@@ -76,16 +83,4 @@ def _options(conf: Mapping[str, str]) -> dict[str, str]:
 
 def _environment(name: str, nats: ConnectionSettings) -> dict[str, str]:
     prefix = f"NATS_{name.upper().replace('-', '_')}_"
-    return {prefix + VARIABLES[option]: value for option, value in _settings(nats).items()}
-
-
-def _settings(nats: ConnectionSettings) -> dict[str, str]:
-    values = {
-        "servers": ",".join(nats.servers),
-        "user": nats.user,
-        "password": nats.password and nats.password.get_secret_value(),
-        "token": nats.token and nats.token.get_secret_value(),
-        "tlsCaFile": nats.tls_ca_file,
-        "timeout": f"{nats.timeout:g}",
-    }
-    return {option: value for option, value in values.items() if value}
+    return {prefix + VARIABLES[option]: value for option, value in connection_options(nats).items()}

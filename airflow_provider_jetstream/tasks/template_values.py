@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import json
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
+from datetime import timedelta
+from os import PathLike
 from typing import Any, TypeVar
 
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
     JetStreamProviderError,
     JobError,
     RedriveRequestError,
     SelectionError,
 )
+from airflow_provider_jetstream.jetstream.publishing.job import Job
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 
 _Number = TypeVar("_Number", int, float)
 
 # More don't fit into the memory of a task.
 _MOST_SEQUENCES = 10_000_000
+# Airflow's own time limits are times of day in years of four digits.
+_LONGEST = timedelta(days=3_650)
 _RENDERED_NOTHING = ("", "None", "null")
 
 
@@ -32,7 +39,9 @@ def is_templated(value: object) -> bool:
         return any(is_templated(item) for item in (*value, *value.values()))
     if isinstance(value, list | tuple | set | frozenset):
         return any(is_templated(item) for item in value)
-    return hasattr(value, "resolve")
+    if isinstance(value, Job):
+        return any(is_templated(getattr(value, item.name)) for item in dataclasses.fields(value))
+    return hasattr(value, "resolve") and not isinstance(value, PathLike)
 
 
 def is_absent(value: object) -> bool:
@@ -41,15 +50,22 @@ def is_absent(value: object) -> bool:
 
 
 def require_rendered(name: str, value: object) -> None:
-    """Refuse an argument that chooses dead letters and whose template rendered to nothing.
+    """Refuse an argument of a redrive or a scan whose template rendered to nothing.
 
-    :raises SelectionError: ``value`` is nothing
+    :raises SelectionError: ``value`` is nothing, and was to choose dead letters
+    :raises RedriveRequestError: it is nothing, and was to say where to, or in which order
     """
-    if is_absent(value):
-        raise SelectionError(
-            f"expected {name} to select dead letters, found that its template rendered to nothing, which would select"
-            " all of them: see why, or leave it out"
+    if not is_absent(value):
+        return
+    if name in ("subject", "target_queue", "order_key"):
+        raise RedriveRequestError(
+            f"expected a value for {name}, found that its template rendered to nothing, which would redrive to another"
+            " place, or in another order: see why, or leave it out"
         )
+    raise SelectionError(
+        f"expected {name} to select dead letters, found that its template rendered to nothing, which would select"
+        " all of them: see why, or leave it out"
+    )
 
 
 def parse_number(
@@ -65,10 +81,42 @@ def parse_number(
     number: _Number | None = None
     with suppress(ValueError, OverflowError):
         number = kind(float(str(value)))
-    if number is None or number != float(str(value)):
+    if isinstance(value, bool) or number is None or number != float(str(value)):
         expected = "a whole number" if kind is int else "a number"
         raise error(f"expected {expected} for {name}, found {value!r}")
     return number
+
+
+def parse_count(name: str, value: object, least: int = 0) -> int:
+    """Parse a whole number or its text.
+
+    :raises ArgumentError: it is none, or too small; also where a template rendered to nothing
+    """
+    if is_absent(value):
+        raise _rendered_nothing("a whole number", name, value)
+    number = parse_number(name, value, int, ArgumentError)
+    if number is None or number < least:
+        raise ArgumentError(f"expected a whole number of at least {least} as {name}, found {value!r}: correct it")
+    return number
+
+
+def parse_span(name: str, value: object, *, above_zero: bool = False) -> timedelta:
+    """Parse a duration, or a number of seconds.
+
+    :param above_zero: whether 0 is refused
+    :raises ArgumentError: it is neither, or longer than ten years; also where a template rendered to nothing
+    """
+    if is_absent(value):
+        raise _rendered_nothing("a duration", name, value)
+    try:
+        seconds = parse_seconds(value)
+    except ValueError as error:
+        raise ArgumentError(f"{name}: {error}") from None
+    if seconds > _LONGEST.total_seconds():
+        raise ArgumentError(f"expected at most {_LONGEST.days} days as {name}, found {value!r}: choose a shorter time")
+    if above_zero and not timedelta(seconds=seconds):
+        raise ArgumentError(f"expected a duration above 0 as {name}, found {value!r}: correct it")
+    return timedelta(seconds=seconds)
 
 
 def parse_time_limit(name: str, value: object) -> float:
@@ -98,6 +146,12 @@ def parse_flag(name: str, value: object, error: type[JetStreamProviderError]) ->
 def parse_text(value: object) -> str | None:
     """Return the text; ``None`` where it is absent."""
     return None if is_absent(value) else str(value)
+
+
+def parse_list(value: Any) -> Any:
+    """Return the list that a template makes the text of; anything else as it is."""
+    is_text_of_list = isinstance(value, str) and value.lstrip().startswith(("[", "("))
+    return _literal(value) if is_text_of_list else value
 
 
 def parse_selection(select: object, sequences: object = None) -> Selection:
@@ -141,14 +195,13 @@ def parse_job_ids(value: object) -> list[str]:
 
     :raises JobError: they aren't understood
     """
-    if isinstance(value, str) and value.lstrip().startswith(("[", "(")):
-        value = _literal(value)
+    value = parse_list(value)
     items = [value] if isinstance(value, str | int) else value
     if is_absent(value) or isinstance(items, Mapping | bytes) or not isinstance(items, Iterable):
         raise JobError(f"expected the id of a job, or a list of ids, found {value!r}")
     ids = list(items)
     for position, item in enumerate(ids):
-        if not isinstance(item, str | int) or isinstance(item, bool):
+        if not isinstance(item, str | int) or isinstance(item, bool) or not str(item).strip():
             raise JobError(f"expected text or a number as id {position}, found {item!r}: take the ids out of the jobs")
     return [str(item) for item in ids]
 
@@ -157,6 +210,12 @@ def selection_as_json(selection: Selection) -> dict[str, Any]:
     """Return the fields that are set, for a template field or a trigger; equal selections give equal JSON."""
     fields = selection.model_dump(mode="json", exclude_defaults=True)
     return {name: sorted(value) if isinstance(value, list) else value for name, value in fields.items()}
+
+
+def _rendered_nothing(expected: str, name: str, value: object) -> ArgumentError:
+    return ArgumentError(
+        f"expected {expected} as {name}, found {value!r}: where it is a template, see why it rendered to nothing"
+    )
 
 
 def _fields(select: object) -> dict[str, Any]:
@@ -176,7 +235,7 @@ def _sequences(value: object) -> Iterable[int]:
     items = _literal(value) if isinstance(value, str) else value
     if isinstance(items, int):
         items = [items]
-    if not isinstance(items, Iterable) or isinstance(items, Mapping | str):
+    if not isinstance(items, Iterable) or isinstance(items, Mapping | str | bytes):
         raise _no_sequences(value)
     count = 0
     for item in items:

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
-from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, JobsStalledError, TerminalError, TransientError
 from airflow_provider_jetstream.jetstream.publishing.advisory_pages import read_advisory_pages
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+from airflow_provider_jetstream.jetstream.waiting.handle import JobsHandle
 from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.stalls import StallPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
+from airflow_provider_jetstream.tasks.trigger_arguments import check_times, check_wait_arguments
 from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
 from airflow_provider_jetstream.triggers.task_state import has_ended
 
@@ -49,6 +54,9 @@ class JobCompletionTrigger(BaseTrigger):
     :param deadline: seconds since the epoch after which it fires in any case
     :param deferred_at: seconds since the epoch at which the task deferred itself
     :param summary: part of the event, unchanged
+    :param limited_by: the argument of the operator that sets the deadline
+    :param stalls: the arguments ``reconcile`` and ``on_stall`` of :func:`~airflow_provider_jetstream.jetstream.wait`
+    :param handle: the handle that names the jobs, in place of ``sequences`` and ``advised_by``
     :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
     :param advised_by: the key of the task whose record says which jobs workers report on advisory subjects, if any
     """
@@ -65,18 +73,29 @@ class JobCompletionTrigger(BaseTrigger):
         summary: Mapping[str, Any],
         cancel_on_kill: bool = False,
         advised_by: str | None = None,
+        limited_by: str = "wait_timeout",
+        stalls: Mapping[str, Any] | None = None,
+        handle: Mapping[str, Any] | None = None,
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        check_text(nats_conn_id=nats_conn_id)
+        check_wait_arguments(mark, tolerance, sequences, summary)
+        check_times(deadline=deadline, deferred_at=deferred_at)
+        check_flags(cancel_on_kill=cancel_on_kill)
         self.nats_conn_id = nats_conn_id
         self.mark = dict(mark)
         self.sequences = [list(span) for span in sequences]
         self.tolerance = dict(tolerance)
         self.cancel_on_kill = cancel_on_kill
         self.advised_by = advised_by
+        self.limited_by = limited_by
+        self.stalls = dict(stalls or {})
+        self.handle = dict(handle) if handle else None
         self.deadline = deadline
         self.deferred_at = deferred_at
         self.summary = dict(summary)
         self._report = WaitReport({number for low, high in self.sequences for number in range(low, high + 1)})
+        self._is_read = False
         self._logged_at = time.monotonic()
 
     def serialize(self) -> tuple[str, dict[str, Any]]:
@@ -90,6 +109,9 @@ class JobCompletionTrigger(BaseTrigger):
                 "tolerance": self.tolerance,
                 "cancel_on_kill": self.cancel_on_kill,
                 "advised_by": self.advised_by,
+                "limited_by": self.limited_by,
+                "stalls": self.stalls,
+                "handle": self.handle,
                 "deadline": self.deadline,
                 "deferred_at": self.deferred_at,
                 "summary": self.summary,
@@ -97,18 +119,27 @@ class JobCompletionTrigger(BaseTrigger):
         )
 
     async def run(self) -> AsyncIterator[TriggerEvent]:
-        """Wait, then fire one event with ``status`` ``ended``, ``timeout`` or ``error``."""
+        """Wait, then fire one event with ``status`` ``ended``, ``timeout``, ``stalled`` or ``error``."""
         guard = EarlyFireGuard(self.deferred_at)
         try:
             async with asyncio.timeout(max(_MINIMUM_SECONDS, self.deadline - time.time())):
                 await self._wait()
             event: dict[str, Any] = {"status": "ended"}
         except TimeoutError:
-            event = {"status": "timeout", "queue": self.mark["queue"], "missing": sequence_ranges(self._report.awaited)}
+            event = {"status": "timeout", "limited_by": self.limited_by}
+        except JobsStalledError as error:
+            event = {"status": "stalled", "message": str(error)}
         except TerminalError as error:
             event = {"status": "error", "message": f"{error.code} {error}"}
         await guard.wait()
-        yield TriggerEvent(event | {"report": self._report.as_json(), "summary": self.summary})  # type: ignore[no-untyped-call]
+        event |= {
+            "queue": self.mark["queue"],
+            "events": self.mark["events"],
+            "missing": sequence_ranges(self._report.awaited),
+            "report": self._report.as_json(),
+            "summary": self.summary,
+        }
+        yield TriggerEvent(event)  # type: ignore[no-untyped-call]
 
     async def on_kill(self) -> None:
         """Cancel the jobs that haven't ended if ``cancel_on_kill`` is set and a person ended the task."""
@@ -141,7 +172,10 @@ class JobCompletionTrigger(BaseTrigger):
                         policy=policy,
                         progress=lambda _: self._log_progress(),
                         advised=await self._advised(connection, cursor),
+                        **asdict(StallPolicy(**self.stalls)),
                     )
+            except JobsStalledError:
+                raise
             except (TransientError, ApiError) as error:
                 self.log.warning("Waiting for jobs was interrupted, trying again: %s", error)
                 await asyncio.sleep(_RETRY_SECONDS)
@@ -149,6 +183,11 @@ class JobCompletionTrigger(BaseTrigger):
                 return
 
     async def _advised(self, connection: Connection, cursor: Cursor) -> dict[str, int]:
+        if self.handle:
+            sequences, advised = await JobsHandle.of(self.handle).jobs(connection)
+            if not self._is_read:
+                self._report.awaited, self._is_read = sequences, True
+            return advised
         if self.advised_by is None:
             return {}
         return await read_advisory_pages(connection, cursor.events, cursor.queue, self.advised_by, cursor.created)

@@ -5,6 +5,9 @@ from __future__ import annotations
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
+from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.tasks.template_values import parse_count, parse_selection, parse_span
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
@@ -36,6 +39,11 @@ class DeadLetterTrigger(PollingTrigger):
         **polling: Any,
     ) -> None:
         super().__init__(**polling)
+        parse_count("min_count", min_count, 1)
+        parse_span("older_than", older_than)
+        parse_selection(select)
+        group_fields(group_by)
+        check_flags(census=census)
         self.min_count = min_count
         self.select = dict(select or {})
         self.older_than = older_than

@@ -11,6 +11,7 @@ from airflow.triggers.base import BaseTrigger, TriggerEvent
 
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.errors import ApiError, TerminalError, TransientError
+from airflow_provider_jetstream.tasks.arguments import check_mapping, check_positive_seconds, check_text
 from airflow_provider_jetstream.tasks.outcome import json_result
 from airflow_provider_jetstream.triggers.early_fire_guard import EarlyFireGuard
 
@@ -31,6 +32,9 @@ class PollingTrigger(BaseTrigger):
         self, *, nats_conn_id: str, work_queue: Mapping[str, Any], poll_interval: float, deferred_at: float
     ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        check_text(nats_conn_id=nats_conn_id)
+        check_mapping(work_queue=work_queue)
+        check_positive_seconds(poll_interval=poll_interval)
         self.nats_conn_id = nats_conn_id
         self.work_queue = dict(work_queue)
         self.poll_interval = poll_interval

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.inspection.drained import chosen_consumers
+from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.triggers.polling import PollingTrigger
 
 if TYPE_CHECKING:
@@ -22,7 +24,9 @@ class QueueDrainedTrigger(PollingTrigger):
 
     def __init__(self, *, consumers: Sequence[str] | None = None, nothing_dead: bool = False, **polling: Any) -> None:
         super().__init__(**polling)
-        self.consumers = None if consumers is None else list(consumers)
+        check_flags(nothing_dead=nothing_dead)
+        chosen = chosen_consumers(consumers)
+        self.consumers = None if chosen is None else list(chosen)
         self.nothing_dead = nothing_dead
         self._logged = ""
 

@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.units import parse_seconds
 from airflow_provider_jetstream.worker.errors import HandlerNotFoundError, WorkerStuckError
@@ -48,8 +49,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jetstream-worker",
-        description="Runs the jobs of a JetStream work queue. The connection comes from NATS_URL, NATS_USER,"
-        " NATS_PASSWORD, NATS_TOKEN and NATS_CA.",
+        description="Runs the jobs of a JetStream work queue. The connection comes from"
+        f" {', '.join(f'NATS_{suffix}' for suffix in VARIABLES.values())}, or from the context of the command nats that"
+        " NATS_CONTEXT names.",
     )
     commands = parser.add_subparsers(dest="command", required=True)
     run = commands.add_parser("run", help="run jobs until SIGTERM")

@@ -6,6 +6,7 @@ first. The other order could lose the completion.
 
 from __future__ import annotations
 
+import json
 import logging
 from datetime import UTC, datetime
 from functools import partial
@@ -13,13 +14,19 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
+from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, TRACE_PARENT, TRACE_STATE, completion_subject, end_id
+from airflow_provider_jetstream.jetstream.limits import TRACE_PARENT as LONGEST_TRACE_PARENT
+from airflow_provider_jetstream.jetstream.limits import TRACE_STATE as LONGEST_TRACE_STATE
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from nats.aio.msg import Msg
 
+    from airflow_provider_jetstream.jetstream.advisories import Completion
     from airflow_provider_jetstream.jetstream.cancellation.cancel import Cancellation
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -28,17 +35,30 @@ if TYPE_CHECKING:
 log = logging.getLogger("jetstream.worker")
 
 _HEADER_RESERVE = 1024
-_TRACE = (TRACE_PARENT, TRACE_STATE)
+_TRACE = {TRACE_PARENT: LONGEST_TRACE_PARENT, TRACE_STATE: LONGEST_TRACE_STATE}
 
 
 class CompletionWriter:
-    """Stores the completions and cancellations of one consumer's jobs."""
+    """Stores the completions and cancellations of one consumer's jobs.
 
-    def __init__(self, connection: Connection, queue: WorkQueue, consumer: str, worker: str) -> None:
+    :param advisory_subjects: those of the queue's advisory subjects that its events stream captures on the server, and
+        therefore no other stream
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        queue: WorkQueue,
+        consumer: str,
+        worker: str,
+        advisory_subjects: tuple[str, ...],
+    ) -> None:
         self._connection = connection
         self._queue = queue
         self._consumer = consumer
         self._worker = worker
+        self._advisory_subjects = advisory_subjects
+        self._has_explained = False
 
     def payload(self, job: Delivery, result: Any) -> bytes:
         """Encode a completion with what the handler returned.
@@ -58,7 +78,7 @@ class CompletionWriter:
             worker=self._worker,
             result=result,
         )
-        payload = completion.model_dump_json(exclude_none=True).encode()
+        payload = _encode(completion)
         if len(payload) > (limit := self._connection.max_payload - _HEADER_RESERVE):
             raise ValueError(
                 f"expected a result whose completion has at most {limit} bytes, found {len(payload)}: return a"
@@ -78,34 +98,57 @@ class CompletionWriter:
             worker=self._worker,
         )
         publish_end = partial(store, self._connection, end.subject, end.body, end.headers, time_limit=ANSWER_TIMEOUT)
-        await send_until_confirmed(publish_end, f"the cancellation of job {job.id}")
+        await send_until_confirmed(publish_end, f"the cancellation of job {job.shown_id}")
 
     async def store(self, message: Msg, job: Delivery, payload: bytes) -> None:
         """Store an encoded completion, and publish it on the job's advisory subject where it has one."""
-        trace = {name: job.headers[name] for name in _TRACE if name in job.headers}
+        trace = _trace(job.headers)
         if self._queue.events:
             subject = completion_subject(self._queue.name, self._consumer, job.sequence)
             # The time distinguishes this job from one with the same sequence in a recreated stream.
             msg_id = end_id(self._queue.name, job.sequence, message.metadata.timestamp)
             headers = {MSG_ID: msg_id, **trace}
             publish = partial(store, self._connection, subject, payload, headers, time_limit=ANSWER_TIMEOUT)
-            await send_until_confirmed(publish, f"the completion of job {job.id}")
+            await send_until_confirmed(publish, f"the completion of job {job.shown_id}")
         if not (advisory := job.advisory):
             return
-        if problem := subject_problem(advisory, wildcards=False):
-            log.warning("%s can't report job %s to %r: %s", self._worker, job.id, advisory, problem)
-            return
-        declared = self._queue.advisory_subjects
-        if declared and not covered_by_any(declared, advisory):
-            # Whoever publishes a job must not choose where this worker, with its own rights, publishes.
-            log.warning(
-                "%s doesn't report job %s to %r, which is outside of the queue's advisory_subjects (%s)",
-                self._worker,
-                job.id,
-                advisory,
-                ", ".join(declared),
-            )
+        if problem := advisory_problem(advisory, self._advisory_subjects):
+            self._log_refusal(job, advisory, problem)
             return
         publish_advisory = partial(self._connection.publish, advisory, payload, trace or None)
         # Nothing confirms it; but while the connection is lost, it isn't even sent.
-        await send_until_confirmed(publish_advisory, f"the advisory of job {job.id}")
+        await send_until_confirmed(publish_advisory, f"the advisory of job {job.shown_id}")
+
+    def _log_refusal(self, job: Delivery, advisory: str, problem: str) -> None:
+        if not self._advisory_subjects:
+            if self._has_explained:
+                return
+            # Jobs of a queue without any may name subjects for somebody else.
+            self._has_explained = True
+        log.warning("%s doesn't report job %s to %s: %s", self._worker, job.shown_id, shown_value(advisory), problem)
+
+
+def _encode(completion: Completion) -> bytes:
+    """Encode a completion; what isn't UTF-8 in it, such as half of a character in a job's JSON, is replaced.
+
+    :raises ValueError: the result isn't JSON
+    """
+    from pydantic_core import PydanticSerializationError
+
+    try:
+        return completion.model_dump_json(exclude_none=True).encode()
+    except PydanticSerializationError:
+        values = completion.model_dump(mode="json", exclude_none=True)
+        # By way of UTF-16, which puts both halves of a character together.
+        text = json.dumps(values, ensure_ascii=False, allow_nan=False)
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace").encode()
+
+
+def _trace(headers: Mapping[str, str]) -> dict[str, str]:
+    """Return the trace context among a job's headers; nothing that a completion couldn't hold."""
+    found = {name: headers.get(name, "") for name in _TRACE}
+    return {
+        name: value
+        for name, value in found.items()
+        if 0 < len(value) <= _TRACE[name] and value.isascii() and value.isprintable()
+    }

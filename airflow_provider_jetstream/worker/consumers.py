@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.declaration import Consumer
     from airflow_provider_jetstream.jetstream.queue.work_queue import QueueSource, WorkQueue
     from airflow_provider_jetstream.worker.metrics import Metrics
+
+log = logging.getLogger("jetstream.worker")
 
 Fallback: TypeAlias = "str | tuple[QueueSource, str]"
 
@@ -56,7 +59,7 @@ class BoundConsumer:
     @property
     def next_subject(self) -> str:
         """The subject of pull requests."""
-        return pull_subject(self.ref.queue.name, self.ref.consumer.name)
+        return pull_subject(self.ref.queue.name, self.ref.consumer.name, self.executor.connection.api_prefix)
 
     @property
     def is_fallback(self) -> bool:
@@ -124,6 +127,7 @@ async def bind_consumers(
     :raises WorkerSetupError: a consumer delivers all jobs to one pinned client
     """
     configs = [await _consumer_config(connection, ref) for ref in refs]
+    captured = {ref.queue.name: await _captured_advisories(connection, ref.queue) for ref in refs}
     async with AsyncExitStack() as stack:
         cancellations: dict[str, CancellationCache] = {}
         consumers = []
@@ -141,7 +145,7 @@ async def bind_consumers(
                 redelivery=redelivery,
                 supervisor=supervisor,
                 dead_letters=dead_letters,
-                completions=CompletionWriter(connection, queue, consumer, context.worker),
+                completions=CompletionWriter(connection, queue, consumer, context.worker, captured[queue.name]),
                 cancellations=cancellations[queue.name],
                 metrics=context.metrics.for_consumer(
                     queue.name, consumer, partial(context.count_running, ref), partial(len, supervisor.abandoned)
@@ -155,8 +159,6 @@ async def bind_consumers(
 
 async def _consumer_config(connection: Connection, ref: ConsumerRef) -> dict[str, Any]:
     info = await consumer_info(connection, ref.queue.name, ref.consumer.name)
-    if ref.queue.events:
-        await stream_info(connection, ref.queue.events.name)
     config: dict[str, Any] = info["config"]
     if config.get("priority_policy") == PINNED:
         raise WorkerSetupError(
@@ -165,6 +167,25 @@ async def _consumer_config(connection: Connection, ref: ConsumerRef) -> dict[str
             " prioritized, or do its jobs with a client that keeps pins"
         )
     return config
+
+
+async def _captured_advisories(connection: Connection, queue: WorkQueue) -> tuple[str, ...]:
+    """Return the queue's advisory subjects that its events stream captures, so that no other stream does.
+
+    :raises NotFoundError: the events stream doesn't exist
+    """
+    if queue.events is None:
+        return ()
+    subjects = (await stream_info(connection, queue.events.name))["config"].get("subjects") or []
+    captured = tuple(subject for subject in queue.advisory_subjects if covered_by_any(subjects, subject))
+    if missing := sorted(set(queue.advisory_subjects) - set(captured)):
+        log.warning(
+            "jobs of %s aren't reported on %s, which %s doesn't capture: provision the queue, and start workers again",
+            queue.name,
+            ", ".join(missing),
+            queue.events.name,
+        )
+    return captured
 
 
 async def _open_cancellations(stack: AsyncExitStack, connection: Connection, queue: WorkQueue) -> CancellationCache:

@@ -22,7 +22,7 @@ from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck, stor
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import one_line, record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.record import record_headers
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
     DeadlineError,
@@ -31,6 +31,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     NotFoundError,
     TransientError,
 )
+from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, PAUSE_AFTER_FAILURE, send_until_confirmed
 from airflow_provider_jetstream.worker.dead_letter_target import (
     DeadLetterTarget,

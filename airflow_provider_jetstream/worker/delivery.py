@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self
 
 from airflow_provider_jetstream.jetstream.contract import TRACE_PARENT
+from airflow_provider_jetstream.jetstream.limits import SHOWN_VALUE
+from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.publishing.job_identity import advisory_of, job_id_of, redrives_of
 
 if TYPE_CHECKING:
@@ -48,6 +50,11 @@ class Delivery:
         )
 
     @property
+    def shown_id(self) -> str:
+        """The id for logs: anybody may have written it, with line breaks and at any length."""
+        return (one_line(self.id) or str(self.sequence))[:SHOWN_VALUE]
+
+    @property
     def advisory(self) -> str | None:
         """The subject that the job names for its completion, which is published there besides the queue's events."""
         return advisory_of(self.headers.items(), self.body)
@@ -67,4 +74,7 @@ class Delivery:
 
         :raises ValueError: the body isn't JSON
         """
-        return json.loads(self.body)
+        try:
+            return json.loads(self.body)
+        except RecursionError:
+            raise ValueError("expected JSON, found lists or objects within each other in too many levels") from None

@@ -15,10 +15,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.contract import JOB_DEADLINE, JOB_EXPIRES
-from airflow_provider_jetstream.jetstream.dead_letters.record import one_line
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.limits import TIME
+from airflow_provider_jetstream.jetstream.line_text import one_line, shown_value
 from airflow_provider_jetstream.jetstream.publishing.job_identity import redrives_of
-from airflow_provider_jetstream.jetstream.units import parse_seconds
+from airflow_provider_jetstream.jetstream.units import parse_seconds, short_text
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, Heartbeat, nak, send_until_confirmed
 from airflow_provider_jetstream.worker.dead_lettering import error_text
 from airflow_provider_jetstream.worker.delivery import Delivery
@@ -182,7 +183,7 @@ class JobExecutor:
 
     async def _acknowledge(self, message: Msg, job: Delivery) -> None:
         acknowledge = partial(self.connection.request, message.reply, b"+ACK", time_limit=ANSWER_TIMEOUT)
-        await send_until_confirmed(acknowledge, f"the acknowledgement of job {job.id}")
+        await send_until_confirmed(acknowledge, f"the acknowledgement of job {job.shown_id}")
 
     async def _terminate(
         self, message: Msg, job: Delivery, error: GiveUpError, heartbeat: Heartbeat
@@ -205,7 +206,7 @@ class JobExecutor:
             "stream": message.metadata.stream,
             "consumer": message.metadata.consumer,
             "sequence": job.sequence,
-            "job_id": job.id,
+            "job_id": job.shown_id,
             "attempt": job.attempt,
             "outcome": outcome.value,
             "seconds": round(seconds, 6),
@@ -230,12 +231,7 @@ def attempt_seconds(job: Delivery, worker_deadline: float | None) -> float | Non
     except ValueError:
         job_deadline = 0
     if not job_deadline:
-        log.warning(
-            'job %s, header %s is ignored: expected seconds or a duration such as "5m", more than 0, found %r',
-            job.id,
-            JOB_DEADLINE,
-            text,
-        )
+        _log_ignored(job, JOB_DEADLINE, 'seconds or a duration such as "5m", more than 0', text)
         return worker_deadline
     return job_deadline if worker_deadline is None else min(job_deadline, worker_deadline)
 
@@ -249,17 +245,18 @@ def check_expiry(job: Delivery, stored_at: datetime) -> None:
     if text is None:
         return
     try:
-        expires = datetime.fromisoformat(text.strip())
+        expires = datetime.fromisoformat(short_text(text, TIME))
     except ValueError:
-        log.warning(
-            'job %s, header %s is ignored: expected a time such as "2026-11-21T09:00:00Z", found %r',
-            job.id,
-            JOB_EXPIRES,
-            text,
-        )
+        _log_ignored(job, JOB_EXPIRES, 'a time such as "2026-11-21T09:00:00Z"', text)
         return
     if expires.tzinfo is None:
         expires = expires.replace(tzinfo=UTC)
     redriven_later = redrives_of(job.headers.items()) > 0 and stored_at >= expires
     if not redriven_later and datetime.now(UTC) >= expires:
         raise JobExpiredError(f"the job expired at {expires.isoformat()}, before this attempt was started")
+
+
+def _log_ignored(job: Delivery, header: str, expected: str, found: str) -> None:
+    log.warning(
+        "job %s, header %s is ignored: expected %s, found %s", job.shown_id, header, expected, shown_value(found)
+    )

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
     from airflow_provider_jetstream.worker.consumers import BoundConsumer
 
 log = logging.getLogger("jetstream.worker")
@@ -49,6 +50,7 @@ class ConsumerFetcher:
         self._requests = 0
         self._remaining = 0
         self._refusal: str | None = None
+        self._denial: PermissionDeniedError | None = None
         self._has_pending_requests = False
         self._shortest, self._longest = _FALLBACK_NO_WAIT_EXPIRES if consumer.is_fallback else _NO_WAIT_EXPIRES
         self._expires = self._shortest
@@ -61,7 +63,7 @@ class ConsumerFetcher:
         return self._refusal is not None
 
     async def __aenter__(self) -> Self:
-        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_message)
+        self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_message, self._on_denied)
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -109,8 +111,15 @@ class ConsumerFetcher:
             return
         except UnreachableError as error:
             self._refusal = str(error)
+        if self._denial:
+            raise self._denial
         if self._refusal:
             log.warning("the pull request on %s was refused: %s", self._subject, self._refusal)
+
+    def _on_denied(self, denial: PermissionDeniedError) -> None:
+        if denial.subject in (self._subject, f"{self._inbox}.*"):
+            self._denial = denial
+            self._ended.set()
 
     async def _on_message(self, message: Msg) -> None:
         if message.subject.startswith(self._inbox):

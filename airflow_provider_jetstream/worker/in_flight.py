@@ -6,6 +6,7 @@ import asyncio
 import logging
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 from airflow_provider_jetstream.worker.acknowledgement import nak
 
 if TYPE_CHECKING:
@@ -20,7 +21,10 @@ _SETTLE_TIMEOUT = 5.0
 
 
 class InFlightJobs:
-    """Runs up to ``concurrency`` jobs at a time, and starts none once ``stopping`` is set."""
+    """Runs up to ``concurrency`` jobs at a time, and starts none once ``stopping`` is set.
+
+    :ivar denial: that the worker may not settle its jobs, so that each would only use up its deliveries
+    """
 
     def __init__(self, worker: str, concurrency: int, stopping: asyncio.Event) -> None:
         self._worker = worker
@@ -28,6 +32,7 @@ class InFlightJobs:
         self._stopping = stopping
         self._running: dict[asyncio.Task[None], ConsumerRef] = {}
         self._not_started: list[Msg] = []
+        self.denial: PermissionDeniedError | None = None
 
     @property
     def free(self) -> int:
@@ -80,4 +85,6 @@ class InFlightJobs:
         del self._running[task]
         if not task.cancelled():
             # The executor has logged the exception.
-            task.exception()
+            error = task.exception()
+            if isinstance(error, PermissionDeniedError):
+                self.denial = error

@@ -127,7 +127,7 @@ class Supervisor:
         future.add_done_callback(self._on_late_end)
         log.warning(
             "the handler of job %s goes on in its thread past its time; %d such handlers are running",
-            job.id,
+            job.shown_id,
             len(self.abandoned),
         )
 

@@ -155,7 +155,11 @@ class Worker:
         try:
             while not self._stopping.is_set() and not is_stuck():
                 if connection.is_closed:
-                    raise UnreachableError("the connection was closed and won't come back by itself: start again")
+                    raise connection.close_reason or UnreachableError(
+                        "the connection was closed and won't come back by itself: start again"
+                    )
+                if jobs.denial:
+                    raise jobs.denial
                 if jobs.free:
                     await fetcher.fetch(jobs.free)
                     await jobs.nak_not_started(connection)

@@ -108,7 +108,7 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
     assert cursor is not None
     assert (ends, len(report.advised)) == (None, 2)
     with pytest.raises(TaskDeferred) as deferral:
-        operator.defer_waiting(cursor, set(report.sequences), {}, origin.log_key)
+        operator.defer_waiting(cursor, set(report.sequences), {}, origin.manifest_key)
     trigger = deferral.value.trigger
     assert f"{name}-advisory" not in json.dumps(trigger.serialize()[1]["advised_by"])
     trigger.deferred_at = time.time() - LONG_AGO
@@ -122,5 +122,5 @@ async def test_a_trigger_finds_the_ends_that_workers_of_other_makes_report_by_th
     other = replace(origin, task_id="other")
     with pytest.raises(JobError, match="that dag/run/t awaits"):
         await operator._publish(connection, queue, jobs, other)  # noqa: SLF001
-    await operator._close_log(connection, queue, origin)  # noqa: SLF001
+    await operator._close_manifest(connection, queue, origin, over=False)  # noqa: SLF001
     await operator._publish(connection, queue, jobs, other)  # noqa: SLF001

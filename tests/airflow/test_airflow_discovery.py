@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import pytest
 from airflow_steps import ROOT, wait_for
 
+from airflow_provider_jetstream.hooks.connection_settings import EXTRAS
 from testbed.ports import LOOPBACK, free_port
 
 if TYPE_CHECKING:
@@ -106,8 +107,9 @@ def test_the_connection_form_has_the_fields(airflow: Airflow) -> None:
     assert form["hook_name"] == "NATS JetStream"
     assert form["standard_fields"]["host"]["title"] == "Servers"
     assert form["standard_fields"]["url_schema"]["hidden"] is True
-    assert form["extra_fields"].keys() == {"token", "tls_ca_file", "timeout"}
-    assert form["extra_fields"]["token"]["schema"]["format"] == "password"
+    assert set(form["extra_fields"]) == set(EXTRAS)
+    hidden = {name for name, field in form["extra_fields"].items() if field["schema"].get("format") == "password"}
+    assert hidden == {"token", "nkey_seed_secret", "credentials_secret"}
     # A field that may be empty must allow null, else the form requires it.
     assert all("null" in field["schema"]["type"] for field in form["extra_fields"].values())
 

@@ -79,7 +79,7 @@ async def test_awaitable_twins(settings: ConnectionSettings, name: str) -> None:
         ("nats_default", True, "Connected to nats-server 2."),
         ("nats_token", True, "Connected to nats-server 2."),
         ("nats_without_jetstream", False, "expected JetStream, found a server or account without it"),
-        ("nats_unknown_extra", False, "expected extras among token, tls_ca_file, timeout, found tokn"),
+        ("nats_unknown_extra", False, "inbox_prefix, timeout, found tokn; remove or correct them"),
     ],
 )
 def test_testing_a_connection_returns_what_was_found(conn_id: str, message: str, *, ok: bool) -> None:
@@ -119,7 +119,7 @@ async def test_a_host_may_list_servers_with_or_without_ports(
             "connection 'nats_bad': expected addresses without credentials, found an @",
         ),
         ({"host": "http://one"}, "expected a nats:// or tls:// address, found the scheme 'http'"),
-        ({"host": "one", "login": "me"}, "expected user and password together, found only one of them"),
+        ({"host": "one", "password": "it"}, "expected a user with the password, found none"),
         ({"host": "one", "extra": {"timeout": 0}}, "timeout: Input should be greater than 0"),
         ({"host": "one, tls://two"}, "expected either tls:// for all servers or for none, found both"),
     ],

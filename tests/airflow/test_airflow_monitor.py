@@ -299,7 +299,7 @@ def test_the_jobs_of_a_task_are_found_while_it_waits(
     of_task = get(viewer, f"api/jobs?{query}&task_id=publish&map_index=-1")["queues"]
     assert of_task == [line]
     links = airflow.api("GET", f"dags/monitored/dagRuns/{quote(run_id)}/taskInstances/publish/links")["extra_links"]
-    assert links.keys() == {"JetStream queue", "JetStream jobs", "JetStream dead letters"}
+    assert links.keys() == {"JetStream queue", "JetStream jobs", "JetStream dead letters", "JetStream job reports"}
     link = urlsplit(links["JetStream jobs"])
     assert link.path == "/plugin/jetstream"
     assert parse_qs(link.query)["run_id"] == [run_id]

@@ -61,7 +61,7 @@ async def make_letters(server: NatsServer, name: str, count: int) -> WorkQueue:
 
 async def snapshot(service: MonitorService) -> dict[str, Any]:
     """Return the state of the one connection."""
-    (state,) = json.loads(await service.snapshot(None))["connections"]
+    (state,) = json.loads(await service.snapshot((CONNECTION,)))["connections"]
     return dict(state)
 
 
@@ -70,7 +70,7 @@ async def groups(service: MonitorService, queue: str, selection: Selection | Non
 
     async def ready() -> dict[str, Any] | None:
         try:
-            result = json.loads(await service.groups(CONNECTION, queue, selection or Selection(), GROUPED))
+            result = json.loads(await service.groups(CONNECTION, queue, selection or Selection(), GROUPED, dags=None))
         except UnreachableError:
             return None
         return result if result["scan"]["state"] == "ready" else None
@@ -95,7 +95,7 @@ async def test_twenty_viewers_cause_no_more_requests_than_one(
         while True:
             await snapshot(service)
             await service.queue(CONNECTION, name)
-            await service.groups(CONNECTION, name, Selection(), GROUPED)
+            await service.groups(CONNECTION, name, Selection(), GROUPED, dags=None)
             await asyncio.sleep(0.1)
 
     requests = {}
@@ -129,11 +129,11 @@ async def test_ten_thousand_letters_are_paged_without_blocking_the_event_loop(
     after: int | None = 0
     seen: list[int] = []
     while after is not None and len(seen) < 2_000:
-        page = json.loads(await service.letters(CONNECTION, name, Selection(), after, 200, hidden=False))
+        page = json.loads(await service.letters(CONNECTION, name, Selection(), after, 200, hidden=False, dags=None))
         seen += [letter["sequence"] for letter in page["letters"]]
         after = page["next_after"]
     assert seen == list(range(1, 2_001))
-    last = json.loads(await service.letters(CONNECTION, name, Selection(), MANY - 3, 200, hidden=False))
+    last = json.loads(await service.letters(CONNECTION, name, Selection(), MANY - 3, 200, hidden=False, dags=None))
     assert (len(last["letters"]), last["next_after"], last["matching"]) == (3, None, MANY)
 
 
@@ -152,7 +152,7 @@ async def test_a_scan_after_the_first_reads_only_new_entries(
     first, second = await eventually(both, 30)
     assert (first["count"], second["count"]) == (1_000, 1)
     only = Selection.of(second["select"])
-    page = json.loads(await service.letters(CONNECTION, name, only, 0, 50, hidden=False))
+    page = json.loads(await service.letters(CONNECTION, name, only, 0, 50, hidden=False, dags=None))
     assert [letter["sequence"] for letter in page["letters"]] == [1_001]
 
 
@@ -217,7 +217,7 @@ async def test_a_server_that_was_away_is_polled_again(server: NatsServer, servic
     assert state["problem"]["message"]
     assert name in {queue["queue"] for queue in state["queues"]}
     # The last results are still shown, with their age.
-    assert json.loads(await service.groups(CONNECTION, name, Selection(), GROUPED))["total"] == 5
+    assert json.loads(await service.groups(CONNECTION, name, Selection(), GROUPED, dags=None))["total"] == 5
     server.restart()
 
     async def is_up() -> bool:
@@ -227,7 +227,7 @@ async def test_a_server_that_was_away_is_polled_again(server: NatsServer, servic
 
     async def are_shown() -> bool:
         try:
-            page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 50, hidden=False))
+            page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 50, hidden=False, dags=None))
         except UnreachableError:
             return False
         return len(page["letters"]) == 5
@@ -259,13 +259,13 @@ async def test_only_jobs_and_letters_whose_task_is_known_belong_to_a_run(
     assert (await groups(service, name))["total"] == 2
 
     async def lines_of(dag_id: str) -> list[tuple[int | None, int]]:
-        answer = json.loads(await service.jobs(TaskQuery(dag_id, "r", None, None, (("t", -1),))))
+        answer = json.loads(await service.jobs(TaskQuery(dag_id, "r", None, None, (("t", -1),)), (CONNECTION,)))
         assert answer["scanning"] == []
         return [(line["published"], line["letters"]) for line in answer["queues"]]
 
     assert await lines_of("prints") == [(1, 1)]
     assert await lines_of("victim") == []
-    page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 10, hidden=False))
+    page = json.loads(await service.letters(CONNECTION, name, Selection(), 0, 10, hidden=False, dags=None))
     assert [letter["origin"] and letter["origin"]["dag_id"] for letter in page["letters"]] == ["prints", None]
     for dag_id, count in (("prints", 1), ("victim", 0)):
         assert (await groups(service, name, Selection(dag_id=dag_id)))["total"] == count

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from contextlib import closing
+from hashlib import sha256
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
@@ -74,8 +75,9 @@ async def test_jobs_of_every_form_are_stored(
 async def test_a_job_names_its_origin(connection: Connection, run_id: str) -> None:
     _, second = await stored(connection, "forms", "forms.as_upstream")
     origin = Origin("publish_forms", run_id, "as_upstream")
-    # The body states id and advisory.
-    assert dict(second.headers) == {"Nats-Msg-Id": origin.message_id("image-1"), "Airflow-Task": origin.key}
+    # The body states name and advisory; the queue declares no advisory subject, so its content is its identity.
+    content = sha256(b'["forms.as_upstream", null]\n' + second.data).hexdigest()
+    assert dict(second.headers) == {"Nats-Msg-Id": origin.message_id(content, 0), "Airflow-Task": origin.key}
     assert await resolve_origins(connection, "forms", "forms_events", [origin.key]) == {origin.key: origin}
 
 

@@ -24,14 +24,13 @@ TERMINAL = {
     " it",
     "nats_secret_in_host": "JS101 connection 'nats_secret_in_host': expected addresses without credentials, found"
     " an @ in its host: give them as login and password, or as token",
-    "nats_unknown_extra": "JS101 connection 'nats_unknown_extra': expected extras among token, tls_ca_file, timeout,"
-    " found tokn; remove or correct them",
-    "nats_two_ways": "expected a token or user and password, found both: keep one",
+    "nats_unknown_extra": "inbox_prefix, timeout, found tokn; remove or correct them",
+    "nats_two_ways": "found user and password and a token: keep one",
     "overlapping_filters": "JS110 the declaration of work queue 'refusing' can't be used:\n  - the filters refusing.>"
     " (consumer all) and refusing.some (consumer some) overlap: in a work queue every job has one consumer; make them"
     " disjoint",
-    "no_such_file": "JS110 the declaration of work queue 'queues/absent.yaml' can't be used:\n  - expected a YAML file"
-    " at this path, found: No such file or directory",
+    "no_such_file": "/queues/absent.yaml' can't be used:\n  - expected a YAML file at this path, found: No such file or"
+    " directory",
     "misspelt_field": "subject: no such field: check its spelling, it is JetStream's own name",
     "unknown_stream": "no stream captures refusing.one: provision the queue first, or check the subject",
     "unknown_stream_to_wait_for": "JS113 expected stream refusing on the server, found none: provision the queue first,"
@@ -49,6 +48,8 @@ TERMINAL = {
     "cancel_without_events": "expected events that capture cancelled.refusing.>, so that cancellations are stored",
     "reserved_header": "JS120 job 0 sets Nats-Msg-Id: headers starting with Nats- belong to the server",
     "sensor_of_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
+    "soft_sensor": "JS113 expected stream refusing on the server, found none: provision the queue first,",
+    "soft_deferred_sensor": "JS113 expected stream refusing on the server, found none: provision the queue first,",
     "sensor_of_no_dead_letters": "expected dead_letters, which the scan reads: declare a dead letter queue",
     "drained_unknown_stream": "JS113 expected stream refusing on the server, found none: provision the queue first,",
     "drained_unknown_consumer": "JS113 expected consumer nobody of stream unlettered on the server, found worker: check"

@@ -27,6 +27,7 @@ SKINS = (
     "plugins.monitor",
     "reprocessing",
     "sensors.dead_letter",
+    "sensors.jobs",
     "sensors.queue",
     "triggers.completion",
     "triggers.dead_letter",

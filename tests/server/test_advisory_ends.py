@@ -197,10 +197,14 @@ async def test_two_jobs_of_a_call_with_one_id_on_one_subject_are_refused_with_bo
     queue = await advised_queue(connection, name)
     same = [Job({"n": n}, id="a", advisory=f"{name}-advisory.all") for n in range(2)]
     other = Job({}, id="b", advisory=f"{name}-advisory.all")
-    with pytest.raises(JobError, match=r"^jobs 0 and 2 both have id 'a' on advisory subject"):
+    with pytest.raises(JobError, match=r"^jobs 0 and 2 both have the id 'a'"):
         await published(connection, queue, [same[0], other, same[1]])
-    # The same id on another subject is another job; so is one without an advisory subject.
-    elsewhere = [Job({"n": n}, id="c", advisory=f"{name}-advisory.{n}") for n in range(2)]
+    # A body's id alone is no job's, but a worker would report it.
+    unnamed = [Job({"id": "a", "n": n}, advisory=f"{name}-advisory.all") for n in range(2)]
+    with pytest.raises(JobError, match=r"^jobs 0 and 1 both have id 'a' on advisory subject"):
+        await published(connection, queue, unnamed)
+    # One without an advisory subject is reported by its sequence only.
+    elsewhere = [Job({"n": n}, id=f"c{n}", advisory=f"{name}-advisory.{n}") for n in range(2)]
     _, report = await published(connection, queue, [*elsewhere, Job({}, id="d"), Job({})])
     assert len(report.advised) == 2
 

@@ -195,6 +195,12 @@ async def test_a_cancelled_job_ends_the_wait_and_is_counted_apart(connection: Na
         "vanished_sequences": [],
         "results": {},
         "results_left_out": 0,
+        "details": {
+            "awaited": [],
+            "with_result": [],
+            "attempts": [],
+            "notes": [("ann: wrong price", [(1, 1)])],
+        },
     }
 
 

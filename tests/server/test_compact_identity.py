@@ -16,7 +16,7 @@ from airflow_provider_jetstream.jetstream.contract import completion_filter, let
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import JobError, JobTooLargeError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish
 from airflow_provider_jetstream.jetstream.redrive.preview import preview
@@ -117,7 +117,8 @@ async def test_the_largest_job_whose_copy_fits_is_published_and_one_byte_more_is
     await make_letter(connection, queue, b"x" * room)
     (first,) = (await find_dead_letters(connection, queue)).letters
     job_id = first.job_id
-    assert job_id == ORIGIN.message_id(0)
+    (job,) = prepare_jobs([b"x" * room], subject=f"{name}.jobs.a", origin=ORIGIN, batch="")
+    assert job_id == job.message_id
     for redrives in (1, 2, 3):
         (letter,) = (await find_dead_letters(connection, queue)).letters
         report = await redrive_dead_letters(connection, queue)

@@ -16,6 +16,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     JetStreamDisabledError,
     JetStreamProviderError,
+    PermissionDeniedError,
     ServerTooOldError,
     TLSError,
     TransientError,
@@ -166,11 +167,11 @@ async def test_an_account_without_jetstream_is_reported() -> None:
         await _open(nats.url, user="w", password="w")
 
 
-async def test_a_user_without_permission_for_the_api_gets_the_servers_report() -> None:
+async def test_a_user_without_permission_for_the_api_is_denied_at_once() -> None:
     users = f'authorization {{ users: [{{user: u, password: "{_SECRET}", permissions: {{publish: "jobs.>"}}}}] }}'
-    with NatsServer(config=users) as nats, _raises(UnreachableError, within=2) as caught:
-        await _open(nats.url, timeout=2, user="u", password=_SECRET)
-    assert "no answer (the connection last reported: nats: permissions violation" in str(caught.value)
+    with NatsServer(config=users) as nats, _raises(PermissionDeniedError, within=1) as caught:
+        await _open(nats.url, timeout=30, user="u", password=_SECRET)
+    assert "the server doesn't let user 'u' publish to $JS.API.INFO" in str(caught.value)
 
 
 async def test_an_old_server_is_refused() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
@@ -11,13 +12,19 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
+from airflow_provider_jetstream.jetstream.errors import NotFoundError
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish as publish_through_core
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from airflow_provider_jetstream.worker.delivery import Delivery  # noqa: TC001 (the worker reads the annotation)
+from airflow_provider_jetstream.worker.errors import GiveUpError
+from airflow_provider_jetstream.worker.worker import Worker
 from testbed.nats_server import NatsServer
 from testbed.ports import LOOPBACK, free_port
-from testbed.queues import eventually, make_queue, pull_jobs, stored_count
+from testbed.queues import CONSUMER, eventually, make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterator
@@ -147,3 +154,33 @@ def test_a_blocking_connection_knows_its_domain(servers: tuple[NatsServer, NatsS
         return connection.domain
 
     assert run_on_own_connection({"servers": servers[1].url}, read) == "leaf"
+
+
+async def test_a_queue_of_another_domain_is_used_through_the_hub(
+    servers: tuple[NatsServer, NatsServer], connections: tuple[NatsPyConnection, ...]
+) -> None:
+    values = {"servers": (servers[0].url,), "timeout": 20, "js_domain": "leaf", "inbox_prefix": "_INBOX_far"}
+    async with connect(connection_settings(values)) as far:
+        assert far.domain == "leaf"
+        queue = await make_queue(far, QUEUE, consumer={"ack_wait": "30s"})
+        assert (await stream_info(connections[1], QUEUE))["config"]["name"] == QUEUE
+        cursor = await take_cursor(far, queue)
+        report = await publish_through_core(far, queue, [b"good", b"bad"], subject=f"{QUEUE}.jobs.a")
+        assert report.stored == 2
+
+        def handle(job: Delivery) -> None:
+            if job.body == b"bad":
+                raise GiveUpError("bad")
+
+        worker = Worker(queue, CONSUMER, handle, connection_settings(values))
+        running = asyncio.create_task(worker.run())
+        ends = await wait(far, cursor, [1, 2], policy=WaitPolicy(max_dead=None))
+        assert (ends.completed, set(ends.dead)) == ({1}, {2})
+        worker.stop()
+        await running
+        redriven = await redrive_dead_letters(far, queue)
+        assert list(redriven.redriven) == [2]
+        assert await stored_count(connections[1], QUEUE) == 1
+    # The hub has no such stream.
+    with pytest.raises(NotFoundError):
+        await stream_info(connections[0], QUEUE)

@@ -13,18 +13,18 @@ import pytest
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.letter_origins import LetterOrigins
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing import record_removal
+from airflow_provider_jetstream.jetstream.publishing import manifest_removal
 from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
-from airflow_provider_jetstream.jetstream.publishing.publish_record import parse_publish_record
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.record_removal import remove_unneeded_records
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
 from testbed.dead_letters import publish_raw, stream_messages
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord
+    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
     from testbed.nats_server import NatsServer
@@ -53,11 +53,11 @@ async def resolved(connection: NatsPyConnection, queue: WorkQueue) -> set[Origin
 
 
 async def store_raw(connection: NatsPyConnection, queue: WorkQueue, key: str, body: bytes) -> None:
-    await connection.client.jetstream().publish(publish_log_subject(queue.name, key), body)
+    await connection.client.jetstream().publish(manifest_subject(queue.name, key), body)
 
 
-async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[PublishLog, PublishRecord, Any]:
-    log = PublishLog(connection, queue, ORIGIN)
+async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Manifest, ManifestHead, Any]:
+    log = Manifest(connection, queue, ORIGIN)
     cursor = asdict(await take_cursor(connection, queue))
     begun = await log.begin(await stream_info(connection, queue.name), cursor)
     assert begun is not None
@@ -66,10 +66,10 @@ async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Publish
 
 async def publish_try(connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[object]) -> PublishReport:
     """Publish as a try of an operator that is killed before it records what it has stored."""
-    _, record, stored = await begin(connection, queue)
+    log, record, _ = await begin(connection, queue)
     origin = replace(ORIGIN, round=record.round)
     prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.a", origin=origin, batch="", queue=queue, by_key=True)
-    return await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    return await publish_prepared(connection, prepared, stored_sequence=log.sequence_of)
 
 
 @pytest.mark.parametrize("key", [b"*", b">", b"a b", b"a.b", b"", b"\xff", b"x" * 60_000])
@@ -104,7 +104,7 @@ async def test_garbage_in_the_place_of_a_record_keeps_no_task_from_publishing(
     queue = await make_queue(connection, name)
     if body == b"forged":
         await publish_as(connection, queue, OTHER, b"x")
-        (forged,) = await stream_messages(connection, f"{name}-events", publish_log_subject(name, OTHER.key))
+        (forged,) = await stream_messages(connection, f"{name}-events", manifest_subject(name, OTHER.key))
         body = forged.data
     await store_raw(connection, queue, ORIGIN.key, body)
     log, record, _ = await begin(connection, queue)
@@ -128,6 +128,9 @@ async def test_garbage_in_the_place_of_a_record_keeps_no_task_from_publishing(
         {"last_job": -1},
         {"runs": [[0, 1, -3]]},
         {"map_index": [1]},
+        {"pages": [-1]},
+        {"pages": [2**70]},
+        {"rows": 7},
     ],
 )
 async def test_a_record_of_impossible_numbers_is_no_record(
@@ -136,10 +139,10 @@ async def test_a_record_of_impossible_numbers_is_no_record(
     queue = await make_queue(connection, name)
     _, record, _ = await begin(connection, queue)
     fields = json.loads(record.model_dump_json(by_alias=True)) | forged
-    assert parse_publish_record(json.dumps(fields).encode()) is None
+    assert parse_manifest_head(json.dumps(fields).encode()) is None
     await store_raw(connection, queue, ORIGIN.key, json.dumps(fields).encode())
     _, again, stored = await begin(connection, queue)
-    assert (again.round, again.queue_from, stored.runs) == (0, 1, ())
+    assert (again.round, again.queue_from, len(stored)) == (0, 1, 0)
 
 
 async def test_a_record_that_claims_countless_jobs_is_read_at_once(connection: NatsPyConnection, name: str) -> None:
@@ -228,7 +231,7 @@ async def test_a_try_that_was_given_up_changes_nothing_of_a_cleared_task(
     await given_up.record_stored(report)
     await given_up.close(report)
     _, resumed, stored = await begin(connection, queue)
-    assert (resumed.round, resumed.closed, stored.runs) == (1, False, ())
+    assert (resumed.round, resumed.closed, len(stored)) == (1, False, 0)
 
 
 async def test_a_record_of_an_earlier_version_names_its_task_once_it_stays(
@@ -245,21 +248,21 @@ async def test_a_record_of_an_earlier_version_names_its_task_once_it_stays(
     }
     await store_raw(connection, queue, ORIGIN.key, json.dumps(earlier).encode())
     # The task was deferred before the upgrade.
-    await PublishLog(connection, queue, ORIGIN).close()
+    await Manifest(connection, queue, ORIGIN).close()
     (record,) = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
     assert (record.header("Nats-TTL"), await resolved(connection, queue)) == ("never", {ORIGIN})
 
 
-async def old_record(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, **fields: Any) -> PublishRecord:
+async def old_record(connection: NatsPyConnection, queue: WorkQueue, origin: Origin, **fields: Any) -> ManifestHead:
     """Publish a job as a task and finish it; return the task's record."""
     await publish_as(connection, queue, origin, b"a")
     await process_all(connection, queue)
-    (message,) = await stream_messages(connection, f"{queue.name}-events", publish_log_subject(queue.name, origin.key))
-    record = parse_publish_record(message.data)
+    (message,) = await stream_messages(connection, f"{queue.name}-events", manifest_subject(queue.name, origin.key))
+    record = parse_manifest_head(message.data)
     assert record is not None
     if fields:
         changed = record.model_copy(update=fields).model_dump_json(by_alias=True, exclude_none=True)
-        subject, never = publish_log_subject(queue.name, origin.key), {"Nats-TTL": "never"}
+        subject, never = manifest_subject(queue.name, origin.key), {"Nats-TTL": "never"}
         await connection.client.jetstream().publish(subject, changed.encode(), headers=never)
         await connection.api(f"STREAM.MSG.DELETE.{queue.name}-events", {"seq": message.sequence})
     return record
@@ -275,14 +278,14 @@ async def test_a_machine_whose_clock_is_ahead_removes_no_record(
 
     queue = await make_queue(connection, name, archive=False)
     await old_record(connection, queue, ORIGIN)
-    monkeypatch.setattr(record_removal, "datetime", LateDatetime)
-    assert await remove_unneeded_records(connection, queue) == 0
+    monkeypatch.setattr(manifest_removal, "datetime", LateDatetime)
+    assert await remove_unneeded_manifests(connection, queue) == 0
     assert await resolved(connection, queue) == {ORIGIN}
 
 
 @pytest.fixture
 def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.record_removal._MARGIN", timedelta())
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.manifest_removal._MARGIN", timedelta())
 
 
 def forgetful(name: str, age: str = "100ms") -> dict[str, Any]:
@@ -302,7 +305,7 @@ async def test_records_that_parked_letters_need_do_not_keep_all_later_ones(
     await asyncio.sleep(0.2)
     removed = 0
     for _ in range(50):
-        removed += await remove_unneeded_records(connection, queue, at_most=2)
+        removed += await remove_unneeded_manifests(connection, queue, at_most=2)
     assert removed == 2
     left = await stream_messages(connection, f"{name}-events", f"published.{name}.*")
     assert [json.loads(message.data)["map_index"] for message in left] == [0, 1]
@@ -318,9 +321,9 @@ async def test_the_record_of_a_killed_task_stays_while_a_job_that_it_stored_late
     # Stored by the killed task, a while after its record.
     await publish_jobs(connection, queue, ["a"], headers={"Airflow-Task": ORIGIN.key})
     await asyncio.sleep(0.5)
-    assert await remove_unneeded_records(connection, queue) == 0
+    assert await remove_unneeded_manifests(connection, queue) == 0
     await process_all(connection, queue)
-    assert await remove_unneeded_records(connection, queue) == 1
+    assert await remove_unneeded_manifests(connection, queue) == 1
 
 
 @pytest.mark.usefixtures("without_margin")
@@ -330,13 +333,13 @@ async def test_a_record_that_is_replaced_meanwhile_still_names_its_schedules(
     queue = await make_queue(connection, name, **forgetful(name))
     await old_record(connection, queue, ORIGIN, scheduled=True)
     await asyncio.sleep(0.2)
-    end_schedules = record_removal._end_schedules  # noqa: SLF001
+    end_schedules = manifest_removal._end_schedules  # noqa: SLF001
 
     async def publish_meanwhile(*args: Any) -> None:
         await publish_as(connection, queue, ORIGIN, b"more")
         await end_schedules(*args)
 
-    monkeypatch.setattr(record_removal, "_end_schedules", publish_meanwhile)
-    await remove_unneeded_records(connection, queue)
+    monkeypatch.setattr(manifest_removal, "_end_schedules", publish_meanwhile)
+    await remove_unneeded_manifests(connection, queue)
     last = (await stream_messages(connection, f"{name}-events", f"published.{name}.*"))[-1]
     assert json.loads(last.data)["scheduled"] is True

@@ -10,13 +10,13 @@ import pytest
 
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.record_removal import remove_unneeded_records
-from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore
 from testbed.queues import make_queue, pull_jobs, stored_count
 
 if TYPE_CHECKING:
@@ -46,10 +46,10 @@ async def run(
 ) -> PublishReport:
     """Publish as a run's task does; one that is killed stores its jobs and records nothing afterwards."""
     origin = Origin("dag", run_id, "task", idempotency_key=key)
-    log = PublishLog(connection, queue, origin, origin.log_key)
+    log = Manifest(connection, queue, origin, origin.manifest_key)
     started = await log.begin(await stream_info(connection, queue.name))
     assert started is not None
-    record, stored = started
+    record, _ = started
     prepared = list(
         prepare_jobs(
             jobs,
@@ -60,9 +60,8 @@ async def run(
             by_key=True,
         )
     )
-    report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    report = await publish_prepared(connection, prepared, stored_sequence=log.sequence_of)
     if not killed:
-        report.message_ids = [job.message_id for job in prepared]
         await log.close(report)
     return report
 
@@ -109,7 +108,10 @@ async def test_another_key_another_task_and_a_run_of_that_name_are_others(
     other = replace(origin, task_id="other", idempotency_key="k")
     others = prepare_jobs(named("ab"), subject=f"{name}.jobs.x", origin=other, batch="", queue=queue)
     assert (await publish_prepared(connection, others)).duplicates == 0
-    assert len({origin.log_key, other.log_key, replace(origin, idempotency_key="k").log_key, origin.key}) == 3
+    assert (
+        len({origin.manifest_key, other.manifest_key, replace(origin, idempotency_key="k").manifest_key, origin.key})
+        == 3
+    )
 
 
 @pytest.mark.parametrize("killed_run", ["first", "second"])
@@ -155,23 +157,24 @@ async def test_the_record_of_a_key_expires_with_the_events_and_is_not_removed_be
 ) -> None:
     from datetime import timedelta
 
-    from airflow_provider_jetstream.jetstream.publishing import record_removal
+    from airflow_provider_jetstream.jetstream.publishing import manifest_removal
 
     queue = await make_queue(connection, name, archive=False)
     await run(connection, queue, "monday", named("a"))
     await finish_all(connection, queue, 1)
-    monkeypatch.setattr(record_removal, "_MARGIN", timedelta(0))
-    await remove_unneeded_records(connection, queue)
-    key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").log_key
-    assert await RecordStore(connection, name, f"{name}-events").read(key) is not None
-    (stored,) = [message async for message in read_range(connection, f"{name}-events", publish_log_subject(name, key))]
+    monkeypatch.setattr(manifest_removal, "_MARGIN", timedelta(0))
+    await remove_unneeded_manifests(connection, queue)
+    key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").manifest_key
+    assert await ManifestStore(connection, name, f"{name}-events").read(key) is not None
+    (stored,) = [message async for message in read_range(connection, f"{name}-events", manifest_subject(name, key))]
     assert stored.header("Nats-TTL") is None
 
 
-async def test_more_jobs_than_a_record_names_are_searched_for(
+async def test_jobs_beyond_a_page_are_known_too(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.publish_log._MAX_IDS", 2)
+    for limit in ("_PAGE_ROWS", "_INLINE_ROWS"):
+        monkeypatch.setattr(f"airflow_provider_jetstream.jetstream.publishing.manifest_rows.{limit}", 2)
     queue = await make_queue(connection, name, **WINDOW)
     await run(connection, queue, "monday", named("abcd"))
     await finish_all(connection, queue, 4)
@@ -187,3 +190,22 @@ async def test_a_queue_made_anew_gets_the_jobs_again(connection: NatsPyConnectio
     await make_queue(connection, name)
     again = await run(connection, queue, "tuesday", named("ab"))
     assert (list(again.sequences), again.duplicates) == ([1, 2], 0)
+
+
+async def test_each_run_renews_the_pages_of_its_key(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for limit in ("_PAGE_ROWS", "_INLINE_ROWS"):
+        monkeypatch.setattr(f"airflow_provider_jetstream.jetstream.publishing.manifest_rows.{limit}", 2)
+    queue = await make_queue(connection, name, archive=False, **WINDOW)
+    key = Origin("dag", "monday", "task", idempotency_key="2026-01-01").manifest_key
+    pages = {"filter": f"published.{name}.{key}-jobs"}
+    await run(connection, queue, "monday", named("abcde"))
+    await finish_all(connection, queue, 5)
+    for run_id in ("tuesday", "wednesday"):
+        await asyncio.sleep(AFTER_WINDOW)
+        before = (await stream_info(connection, f"{name}-events"))["state"]["last_seq"]
+        again = await run(connection, queue, run_id, named("edcba"))
+        assert (list(again.sequences), again.duplicates) == ([5, 4, 3, 2, 1], 5)
+        # What the events stream would remove by its max_age.
+        await connection.api(f"STREAM.PURGE.{name}-events", pages | {"seq": before + 1})

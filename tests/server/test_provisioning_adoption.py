@@ -9,7 +9,8 @@ from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.provisioning.apply import plan, provision
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from testbed.queues import publish_jobs
+from testbed.dead_letters import change_stream
+from testbed.queues import make_queue, publish_jobs
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
@@ -202,6 +203,16 @@ async def test_settings_that_the_package_does_not_know_survive_an_update(
     assert (consumer["filter_subject"], consumer["max_deliver"], consumer["backoff"]) == (f"{name}.b", 9, [_SECOND])
     assert (consumer["metadata"]["owner"], consumer["metadata"]["speed"]) == ("ops", "slow")
     assert (await plan(connection, queue)).changes == ()
+
+
+async def test_an_audit_that_refuses_records_when_it_is_full_never_drops_them(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await change_stream(connection, f"{name}-audit", max_msgs=1_000, discard="new")
+    await provision(connection, queue)
+    config = (await connection.api(f"STREAM.INFO.{name}-audit"))["config"]
+    assert (config["max_msgs"], config["discard"]) == (1_000, "new")
 
 
 async def test_undeclared_fields_keep_their_values(connection: NatsPyConnection, name: str) -> None:

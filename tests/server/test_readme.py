@@ -6,6 +6,7 @@ import ast
 import asyncio
 import inspect
 import os
+import shutil
 import subprocess
 import sys
 from types import FunctionType
@@ -16,7 +17,6 @@ import yaml
 
 from airflow_provider_jetstream.jetstream import (
     ConnectionSettings,
-    Job,
     RedriveRequest,
     WorkQueue,
     connect,
@@ -58,6 +58,17 @@ BULK = {
     "events": "bulk-events",
     "consumers": [{"name": "worker", "max_deliver": 2, "ack_wait": "30s"}],
 }
+# Queues that pages name by their files alone.
+NAMED: list[dict[str, Any]] = [
+    {
+        "name": name,
+        "subjects": subjects,
+        "dead_letters": f"{name}-dead",
+        "events": f"{name}-events",
+        "consumers": [{"name": "worker", "max_deliver": 2}],
+    }
+    for name, subjects in {"bills": ["bills.>"], "emails": ["emails.>"], "images": ["images.>", "IMAGES.>"]}.items()
+]
 
 
 def _needs_spark(block: CodeBlock) -> bool:
@@ -125,7 +136,7 @@ async def test_the_worker_does_the_jobs_of_the_dag(
     try:
         task = dag_block["send"]
         cursor = await take_cursor(connection, queue)
-        jobs = [Job(body) for body in task.jobs]
+        jobs = list(task.jobs)
         report = await publish(connection, queue, jobs, subject=task.subject)
         async with asyncio.timeout(30):
             ended = await wait(connection, cursor, report.sequences)
@@ -149,7 +160,10 @@ async def test_the_code_of_a_page_runs(
     page: str, own_nats: NatsServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "queues").mkdir()
-    for file, declared in {"queue.yaml": QUEUE, "bulk.yaml": BULK, "queues/orders.yaml": QUEUE}.items():
+    (tmp_path / "example_dags").symlink_to(ROOT / "example_dags")
+    shutil.copy(ROOT / "example_dags" / "queues" / "tasks.yaml", tmp_path / "queues")
+    declarations = {"queue.yaml": QUEUE, "bulk.yaml": BULK, "queues/orders.yaml": QUEUE}
+    for file, declared in (declarations | {f"queues/{queue['name']}.yaml": queue for queue in NAMED}).items():
         (tmp_path / file).write_text(yaml.safe_dump(declared))
     monkeypatch.setenv("NATS_URL", own_nats.url)
     monkeypatch.chdir(tmp_path)

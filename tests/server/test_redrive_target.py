@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
-from airflow_provider_jetstream.jetstream.contract import publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.errors import NotFoundError, RedriveRequestError, UnsuitableQueueError
 from airflow_provider_jetstream.jetstream.origin import Origin
@@ -282,7 +282,7 @@ async def test_the_task_that_published_a_job_is_known_in_the_target(connection: 
     await redrive_dead_letters(connection, queue, to(other))
     events = f"{other.name}-events"
     assert (await stream_info(connection, events))["state"]["messages"] == 1
-    assert publish_log_subject(other.name, origin.key) == f"published.{other.name}.{origin.key}"
+    assert manifest_subject(other.name, origin.key) == f"published.{other.name}.{origin.key}"
     await exhaust_deliveries(connection, other, 1)
     assert [letter.origin for letter in (await find_dead_letters(connection, other)).letters] == [origin]
 

@@ -13,7 +13,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.connection import Bloc
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.client.settings import SocketSettings, connection_settings
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError, UnreachableError
 from testbed.certificates import make_tls
@@ -205,7 +205,7 @@ async def test_a_stalled_connection_is_closed_in_time_and_sends_nothing_more() -
 
 async def test_what_is_left_in_the_buffers_of_a_stalled_blocking_connection_is_dropped() -> None:
     def send(url: str) -> None:
-        socket = NatsSocket(SocketSettings(connection_settings({"servers": (url,), "timeout": 0.5})))
+        socket = NatsSocket(connection_settings({"servers": (url,), "timeout": 0.5}))
         connection = BlockingConnection(socket)
 
         async def purge() -> None:
@@ -224,7 +224,7 @@ async def test_a_silent_blocking_connection_is_given_up_after_a_change(nats: Nat
     async with tcp_proxy(nats.port) as proxy:
 
         def purge() -> None:
-            socket = NatsSocket(SocketSettings(connection_settings({"servers": (proxy.url,), "timeout": 0.5})))
+            socket = NatsSocket(connection_settings({"servers": (proxy.url,), "timeout": 0.5}))
             connection = BlockingConnection(socket)
             connection.run(connection.api("INFO"))
             loop.call_soon_threadsafe(proxy.pause)
@@ -247,7 +247,7 @@ async def test_a_blocking_connection_that_is_alive_is_kept_after_a_change_that_n
     await connection.client.flush()
 
     def ask() -> None:
-        socket = NatsSocket(SocketSettings(connection_settings({"servers": (nats.url,), "timeout": 0.3})))
+        socket = NatsSocket(connection_settings({"servers": (nats.url,), "timeout": 0.3}))
         blocking = BlockingConnection(socket)
         with pytest.raises(DeadlineError):
             blocking.run(blocking.request(name))

@@ -13,18 +13,18 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
-from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
-from airflow_provider_jetstream.jetstream.publishing import publish_log, record_removal
+from airflow_provider_jetstream.jetstream.publishing import manifest, manifest_removal
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
+from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_store import ManifestStore
 from airflow_provider_jetstream.jetstream.publishing.origins import resolve_origins
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish, publish_prepared
-from airflow_provider_jetstream.jetstream.publishing.record_removal import remove_unneeded_records
-from airflow_provider_jetstream.jetstream.publishing.record_store import RecordStore
 from airflow_provider_jetstream.jetstream.publishing.report import PublishError
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
@@ -33,7 +33,7 @@ from testbed.queues import eventually, exhaust_deliveries, make_queue, process_a
 
 if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord
+    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 ORIGIN = Origin("shop", "manual__2026-01-01T00:00:00+00:00", "send", 3)
@@ -43,7 +43,7 @@ _SECOND = 10**9
 
 @pytest.fixture
 def without_margin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(record_removal, "_MARGIN", timedelta())
+    monkeypatch.setattr(manifest_removal, "_MARGIN", timedelta())
 
 
 def forgetful(name: str) -> dict[str, Any]:
@@ -60,8 +60,8 @@ async def publish_as(connection: NatsPyConnection, queue: WorkQueue, origin: Ori
     return list(report.sequences)
 
 
-async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Origin = ORIGIN) -> PublishRecord:
-    stored = await RecordStore(connection, queue.name, f"{queue.name}-events").read(origin.key)
+async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Origin = ORIGIN) -> ManifestHead:
+    stored = await ManifestStore(connection, queue.name, f"{queue.name}-events").read(origin.key)
     assert stored is not None
     return stored.record
 
@@ -69,7 +69,7 @@ async def record_of(connection: NatsPyConnection, queue: WorkQueue, origin: Orig
 async def removable(connection: NatsPyConnection, queue: WorkQueue) -> int:
     """Remove records once they are old enough."""
     await asyncio.sleep(0.15)
-    return await remove_unneeded_records(connection, queue)
+    return await remove_unneeded_manifests(connection, queue)
 
 
 async def test_a_record_outlives_the_events_and_is_stored_once(connection: NatsPyConnection, name: str) -> None:
@@ -95,7 +95,7 @@ async def test_only_a_record_whose_names_give_the_key_is_believed(connection: Na
     await publish_as(connection, queue, ORIGIN, b"a")
     genuine = (await record_of(connection, queue)).model_dump_json(by_alias=True, exclude_none=True).encode()
     jetstream = connection.client.jetstream()
-    subject = publish_log_subject(name, OTHER.key)
+    subject = manifest_subject(name, OTHER.key)
     bodies = [genuine, b"", b"\xff", b"{}", b"[" * 100_000, genuine.replace(b'"other"', b'"other\\ud800"')]
     for body in bodies:
         await jetstream.publish(subject, body)
@@ -175,7 +175,7 @@ async def test_letters_of_an_earlier_round_keep_the_record_of_a_cleared_task(
     (message,) = await pull_jobs(connection, queue, 1)
     await store_worker_record(connection, queue, 1)
     await message.term()
-    log = PublishLog(connection, queue, ORIGIN)
+    log = Manifest(connection, queue, ORIGIN)
     await log.begin(await stream_info(connection, name))
     await log.close()
     assert await removable(connection, queue) == 0
@@ -223,7 +223,7 @@ async def test_a_record_is_kept_as_long_as_the_events_at_least(connection: NatsP
 async def test_tasks_remove_the_records_of_others_that_nothing_needs(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish_log, "_REMOVAL_INTERVAL", 1)
+    monkeypatch.setattr(manifest, "_REMOVAL_INTERVAL", 1)
     queue = await make_queue(connection, name, archive=False, **forgetful(name))
     await publish_as(connection, queue, ORIGIN, b"a")
     await process_all(connection, queue)
@@ -240,12 +240,12 @@ async def test_provisioning_removes_the_records_that_nothing_needs(connection: N
     await process_all(connection, queue)
     await asyncio.sleep(0.15)
     await provision(connection, queue)
-    assert [item async for item in subject_counts(connection, f"{name}-events", publish_log_filter(name))] == []
+    assert [item async for item in subject_counts(connection, f"{name}-events", manifest_filter(name))] == []
 
 
 async def test_a_redrive_leaves_the_log_of_a_task_that_waits_as_it_is(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
-    log = PublishLog(connection, queue, ORIGIN)
+    log = Manifest(connection, queue, ORIGIN)
     assert await log.begin(await stream_info(connection, name)) is not None
     report = await publish(
         connection, None, [Job(b"a", headers={"Airflow-Task": ORIGIN.key})], subject=f"{name}.jobs.a"
@@ -373,14 +373,14 @@ async def test_a_try_after_an_upgrade_finds_the_jobs_that_the_earlier_version_st
         "mark": {},
     }
     jetstream = connection.client.jetstream()
-    await jetstream.publish(publish_log_subject(name, ORIGIN.key), json.dumps(earlier).encode())
+    await jetstream.publish(manifest_subject(name, ORIGIN.key), json.dumps(earlier).encode())
     prefix = "shop/manual__2026-01-01T00:00:00+00:00/send/3/round-1"
     headers = ORIGIN.headers() | {"Nats-Msg-Id": f"{prefix}/order-1", "Job-Id": "order-1"}
     await jetstream.publish(f"{name}.jobs.a", b"a", headers=headers)
     await jetstream.publish(
         f"{name}.jobs.a", b"b", headers=ORIGIN.headers() | dict.fromkeys(("Nats-Msg-Id", "Job-Id"), f"{prefix}/#1")
     )
-    log = PublishLog(connection, queue, ORIGIN)
+    log = Manifest(connection, queue, ORIGIN)
     begun = await log.begin(info)
     assert begun is not None
     record, stored = begun
@@ -403,12 +403,12 @@ async def test_publishing_as_the_task_of_an_operator_leaves_its_log_open(
     connection: NatsPyConnection, name: str
 ) -> None:
     queue = await make_queue(connection, name)
-    log = PublishLog(connection, queue, ORIGIN)
+    log = Manifest(connection, queue, ORIGIN)
     await log.begin(await stream_info(connection, name))
     await publish_as(connection, queue, ORIGIN, b"a")
     record = await record_of(connection, queue)
     assert (record.closed, record.first_job, record.last_job) == (False, 1, 1)
-    again = await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name))
+    again = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name))
     assert again is not None
     assert again[0].round == 0
 
@@ -434,9 +434,9 @@ async def test_events_that_take_no_record_keep_no_job_from_being_published(
 async def test_a_task_that_is_killed_while_it_removes_the_records_of_others_has_not_closed_its_own(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(publish_log, "_REMOVAL_INTERVAL", 1)
+    monkeypatch.setattr(manifest, "_REMOVAL_INTERVAL", 1)
     queue = await make_queue(connection, name)
-    log = PublishLog(connection, queue, ORIGIN)
+    log = Manifest(connection, queue, ORIGIN)
     begun = await log.begin(await stream_info(connection, name))
     assert begun is not None
     await publish_as(connection, queue, ORIGIN, b"a")
@@ -444,9 +444,9 @@ async def test_a_task_that_is_killed_while_it_removes_the_records_of_others_has_
     async def killed(*_: object) -> int:
         raise asyncio.CancelledError
 
-    monkeypatch.setattr(publish_log, "remove_unneeded_records", killed)
+    monkeypatch.setattr(manifest, "remove_unneeded_manifests", killed)
     with pytest.raises(asyncio.CancelledError):
         await log.close()
-    again = await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name))
+    again = await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name))
     assert again is not None
     assert again[0].round == 0

@@ -209,7 +209,7 @@ async def test_a_completion_is_stored_with_its_worker_its_result_and_a_message_i
 async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, advisory_subjects=f"{name}.done")
     reports = await connection.client.subscribe(f"{name}.done")
     async with running_worker(Worker(queue, "worker", lambda _: "printed", settings)):
         await publish_jobs(connection, queue, ["a"], headers={"Job-Advisory": f"{name}.done"})
@@ -221,7 +221,7 @@ async def test_a_completion_is_also_published_on_the_jobs_advisory_subject(
 async def test_the_trace_context_of_a_job_reaches_its_handler_and_its_completion(
     connection: NatsPyConnection, settings: ConnectionSettings, name: str
 ) -> None:
-    queue = await make_queue(connection, name)
+    queue = await make_queue(connection, name, advisory_subjects=f"{name}.done")
     reports = await connection.client.subscribe(f"{name}.done")
     trace = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1"}
     async with running_worker(Worker(queue, "worker", lambda job: job.traceparent, settings)):
@@ -245,7 +245,7 @@ async def test_an_invalid_advisory_subject_does_not_fail_the_job(
         await publish_jobs(connection, queue, ["a"], headers={"Job-Advisory": "not a subject"})
         await eventually(empty(connection, queue))
     assert (await completion(connection, queue, 1))["deliveries"] == 1
-    assert "w can't report job 1 to 'not a subject': it contains white space" in caplog.text
+    assert "w doesn't report job 1 to 'not a subject': it contains white space" in caplog.text
 
 
 async def test_without_events_a_job_is_done_and_no_completion_is_stored(

@@ -130,7 +130,7 @@ def test_an_interrupted_run_is_finished_by_the_next_one(
     assert len(stored_messages(connection_options, f"{name}-dead")) == COUNT
 
     async def without_spark() -> RedriveReport:
-        async with connect(socket_settings(connection_options).connection) as connection:
+        async with connect(socket_settings(connection_options)) as connection:
             return await redrive_dead_letters(connection, queue, request)
 
     rows = spark.range(1, COUNT + 1).withColumnRenamed("id", "sequence")
@@ -164,7 +164,7 @@ def _killed_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def do_waiting_jobs(connection_options: dict[str, str], queue: WorkQueue) -> Counter[str]:
-    async with connect(socket_settings(connection_options).connection) as connection:
+    async with connect(socket_settings(connection_options)) as connection:
         return await process_all(connection, queue)
 
 
@@ -194,7 +194,7 @@ def test_a_bulk_redrive_finishes_what_another_redrive_began(
     queue = make_letters(connection_options, name, 20, duplicate_window="100ms")
 
     async def redrive_and_end() -> None:
-        async with connect(socket_settings(connection_options).connection) as connection:
+        async with connect(socket_settings(connection_options)) as connection:
             with pytest.raises(Killed):
                 await redrive_dead_letters(connection, queue)
 

@@ -58,8 +58,8 @@ def test_user_and_password(tmp_path: Path) -> None:
         assert _open(servers=server.url, user="u", password=_SECRET)
         assert _open(servers=server.url, user="u", passwordFile=str(file))
         assert _open(SERVERS=server.url, user="u", passwordfile=str(file))
-        assert "check the credentials" in _refused(AuthenticationError, servers=server.url, user="u", password="no")
-        assert "check the credentials" in _refused(AuthenticationError, servers=server.url)
+        assert "refused the credentials" in _refused(AuthenticationError, servers=server.url, user="u", password="no")
+        assert "refused the credentials" in _refused(AuthenticationError, servers=server.url)
 
 
 def test_a_token(tmp_path: Path) -> None:
@@ -143,10 +143,10 @@ def test_tls_with_a_private_authority(tls: TlsFiles, tmp_path: Path) -> None:
         as_user = {"user": "u", "password": _SECRET}
         assert _open(servers=server.url, tlsCaFile=str(tls.ca), **as_user)
         assert _open(servers=f"{LOOPBACK}:{server.port}", tlsCaFile=str(tls.ca), **as_user)
-        assert "check tlsCaFile" in _refused(TLSError, servers=server.url, **as_user)
-        assert "check tlsCaFile" in _refused(TLSError, servers=server.url, tlsCaFile=other, **as_user)
+        assert "check tls_ca_file" in _refused(TLSError, servers=server.url, **as_user)
+        assert "check tls_ca_file" in _refused(TLSError, servers=server.url, tlsCaFile=other, **as_user)
         assert "expected a tls:// address" in _refused(TLSError, servers=f"{LOOPBACK}:{server.port}", **as_user)
-        assert "expected PEM files" in _refused(
+        assert "tls_ca_file: expected a PEM file" in _refused(
             ConnectionSettingsError, servers=server.url, tlsCaFile="none", **as_user
         )
 
@@ -220,9 +220,13 @@ def test_a_connection_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
         (
             {"servers": "h", "token": _SECRET, "password": _SECRET, "user": "u"},
             ConnectionSettingsError,
-            "expected one authentication option",
+            "user and password and a token: keep one",
         ),
-        ({"servers": "h", "token": _SECRET, "tokenFile": "f"}, ConnectionSettingsError, "either tokenFile or token"),
+        (
+            {"servers": "h", "token": _SECRET, "tokenFile": "f"},
+            ConnectionSettingsError,
+            "expected token or tokenFile, found both",
+        ),
         ({"servers": "h", "tokenFile": "/no/such"}, ConnectionSettingsError, "readable file at /no/such"),
         ({"servers": "h", "tlsCertFile": "f"}, ConnectionSettingsError, "tlsCertFile and tlsKeyFile together"),
         ({"servers": "h", "timeout": "soon"}, ConnectionSettingsError, "timeout"),

@@ -15,6 +15,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from airflow_provider_jetstream.spark.connection_options import socket_settings
 from airflow_provider_jetstream.spark.errors import SparkOptionError
 from airflow_provider_jetstream.spark.source.filter_pushdown import PushedBounds, push_down
 from airflow_provider_jetstream.spark.source.options import Bound, read_options, write_options
@@ -99,9 +100,17 @@ def test_times_are_milliseconds_or_have_a_zone(text: str) -> None:
 
 
 def test_a_domain_changes_the_api_prefix() -> None:
-    assert read_options(_STREAM, "read").api_prefix == "$JS.API"
-    assert read_options({**_STREAM, "jsDomain": "hub"}, "read").api_prefix == "$JS.hub.API"
-    assert read_options({**_STREAM, "apiPrefix": "hub.api."}, "read").api_prefix == "hub.api"
+    stream = {**_STREAM, "servers": "host"}
+    assert socket_settings(stream).jetstream_api == "$JS.API"
+    assert socket_settings({**stream, "jsDomain": "hub"}).jetstream_api == "$JS.hub.API"
+    assert socket_settings({**stream, "apiPrefix": "hub.api."}).jetstream_api == "hub.api"
+
+
+def test_a_domain_holds_for_a_named_connection_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("NATS_ORDERS_URL", "host")
+    monkeypatch.setenv("NATS_ORDERS_JS_DOMAIN", "leaf")
+    assert socket_settings({**_STREAM, "connection": "orders"}).jetstream_api == "$JS.leaf.API"
+    assert socket_settings({**_STREAM, "connection": "orders", "apiPrefix": "hub.api"}).jetstream_api == "hub.api"
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import functions as f
 from spark_streams import make_stream, open_stream, publish_numbers
 
+from airflow_provider_jetstream.spark import register
+from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
+from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
 from testbed.nats_server import NatsServer
 
 if TYPE_CHECKING:
@@ -38,6 +41,11 @@ def test_no_secret_is_visible(
     file = tmp_path / "password"
     file.write_text(_SECRET)
     with NatsServer(user="u", password=_SECRET) as server:
+
+        class _AllowedDataSource(JetStreamDataSource):
+            policy = ConnectionPolicy(files=(tmp_path,), servers=frozenset({server.url}))
+
+        spark.dataSource.register(_AllowedDataSource)
         for number, secret_option in enumerate(({"password": _SECRET}, {"passwordFile": str(file)})):
             stream_options = {"servers": server.url, "stream": name, "user": "u", **secret_option}
             with open_stream(stream_options) as stream:
@@ -59,8 +67,9 @@ def test_no_secret_is_visible(
         del wrong["passwordFile"]
         with pytest.raises(PySparkException) as caught:
             spark.read.format("jetstream").options(**wrong).load()
-        assert "check the credentials" in str(caught.value)
+        assert "refused the credentials" in str(caught.value)
         assert _SECRET not in str(caught.value)
+    register(spark)
     printed = capsys.readouterr()
     assert "jetstream" in printed.out.lower()
     log, rest = _event_log(spark), _rest(spark)

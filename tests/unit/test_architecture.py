@@ -29,16 +29,16 @@ _VAGUE_NAMES = {"utils", "util", "common", "helpers", "helper", "misc"}
 
 # From the lowest level to the highest. A room imports its own level and those below.
 _CORE_LEVELS = (
-    {"errors", "contract", "units", "advisories", "origin"},
+    {"errors", "contract", "units", "advisories", "origin", "limits", "line_text", "function_problem", "field_names"},
     {"client"},
     {"queue"},
-    {"archive", "provisioning", "audit", "publishing", "cancellation"},
+    {"archive", "provisioning", "audit", "publishing", "cancellation", "roles"},
     {"dead_letters"},
     {"waiting"},
     {"redrive", "inspection"},
 )
 _SPARK_LEVELS = (
-    {"errors", "gc_tuning", "connection_options", "connections"},
+    {"errors", "gc_tuning", "connection_options", "connection_policy", "connections"},
     {"wire"},
     {"source"},
     {"dead_letters"},

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 import yaml
 
+from airflow_provider_jetstream.command import program as queue_program
 from airflow_provider_jetstream.jetstream.dead_letters import record
 from airflow_provider_jetstream.worker import cli
 from testbed.code_blocks import ROOT, CodeBlock, code_blocks, pages
@@ -46,6 +47,7 @@ _AIRFLOW_MODULES = {
         "plugins.monitor",
         "reprocessing",
         "sensors.dead_letter",
+        "sensors.jobs",
         "sensors.queue",
         "triggers.completion",
         "triggers.dead_letter",
@@ -164,6 +166,8 @@ def test_commands_have_the_targets_options_and_modules_that_they_name() -> None:
                     right = set(arguments) <= targets
                 case "jetstream-worker":
                     right = _parses(cli._parser(), arguments)  # noqa: SLF001 - The parser is the command's face.
+                case "jetstream-queue":
+                    right = _parses(queue_program._parser(), arguments)  # noqa: SLF001 - The parser is the command's face.
                 case "python" if arguments[0] == "-m":
                     right = importlib.util.find_spec(arguments[1]) is not None
                 case "pip":

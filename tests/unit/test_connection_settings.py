@@ -1,13 +1,21 @@
 from __future__ import annotations
 
+import json
 import traceback
-from typing import Any
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
 
+import nkeys
 import pytest
 from pydantic import SecretStr, ValidationError
 
+from airflow_provider_jetstream.jetstream.client.credentials import connect_command
 from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings, connection_settings
+from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 _SECRET = "s3cr3t-Xyzzy"
 
@@ -92,12 +100,60 @@ def test_an_empty_list_of_servers_is_refused() -> None:
     ],
 )
 def test_two_kinds_of_credentials_are_refused(credentials: dict[str, str]) -> None:
-    assert _refused(**credentials).endswith("settings: expected a token or user and password, found both: keep one")
+    assert _refused(**credentials).endswith("found user and password and a token: keep one")
 
 
-@pytest.mark.parametrize("credentials", [{"user": "u"}, {"password": _SECRET}])
-def test_a_user_or_a_password_alone_is_refused(credentials: dict[str, str]) -> None:
-    assert _refused(**credentials).endswith("settings: expected user and password together, found only one of them")
+def test_every_two_kinds_of_credentials_are_refused() -> None:
+    kinds: list[dict[str, Any]] = [
+        {"user": "u", "password": _SECRET},
+        {"token_file": "t"},
+        {"nkey_seed_secret": _SECRET},
+        {"credentials_file": "c"},
+    ]
+    for one, other in combinations(kinds, 2):
+        assert "expected one of user and password, a token, an nkey seed, credentials, found " in _refused(
+            **one, **other
+        )
+
+
+@pytest.mark.parametrize("kind", ["token", "nkey_seed_secret", "credentials_secret"])
+def test_a_secret_and_a_file_with_it_are_refused(kind: str) -> None:
+    file = f"{kind.removesuffix('_secret')}_file"
+    assert _refused(**{kind: _SECRET, file: "f"}).endswith(f"settings: expected {kind} or {file}, found both: keep one")
+
+
+@pytest.mark.parametrize("credentials", [{"password": _SECRET}, {"password_file": "f"}])
+def test_a_password_alone_is_refused(credentials: dict[str, str]) -> None:
+    assert _refused(**credentials).endswith("settings: expected a user with the password, found none")
+
+
+def test_a_user_may_have_an_empty_password() -> None:
+    for settings in (connection_settings({"user": "u"}), connection_settings({"user": "u", "password": ""})):
+        assert b'"user": "u", "pass": ""' in connect_command(settings, {})
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"tls_cert_file": "c"}, "expected tls_cert_file and tls_key_file together, found only one of them"),
+        ({"tls_key_file": "k"}, "expected tls_cert_file and tls_key_file together, found only one of them"),
+        ({"js_domain": "hub", "api_prefix": "js.hub"}, "expected js_domain or api_prefix, found both: keep one"),
+        ({"js_domain": "a.b"}, "js_domain: expected a JetStream domain of letters, digits, - and _, found 'a.b'"),
+        ({"inbox_prefix": "_INBOX.>"}, "inbox_prefix: expected what subjects begin with"),
+        ({"inbox_prefix": "a b"}, "inbox_prefix: expected what subjects begin with"),
+        ({"inbox_prefix": "x" * 201}, "inbox_prefix: expected what subjects begin with"),
+        ({"api_prefix": "$JS..API"}, "api_prefix: expected what subjects begin with"),
+        ({"tls_handshake_first": "perhaps"}, "tls_handshake_first: Input should be a valid boolean"),
+    ],
+)
+def test_tls_and_names_in_jetstream_are_checked(values: dict[str, Any], problem: str) -> None:
+    assert problem in _refused(**values)
+
+
+def test_a_domain_or_a_prefix_names_the_api() -> None:
+    assert connection_settings({}).jetstream_api == "$JS.API"
+    assert connection_settings({"js_domain": "hub"}).jetstream_api == "$JS.hub.API"
+    assert connection_settings({"api_prefix": "js.from.hub."}).jetstream_api == "js.from.hub"
 
 
 def test_plaintext_and_tls_addresses_together_are_refused() -> None:
@@ -126,13 +182,13 @@ def test_every_bad_field_is_named() -> None:
 
 
 def test_the_class_refuses_what_the_function_refuses() -> None:
-    with pytest.raises(ConnectionSettingsError, match="found both: keep one") as caught:
+    with pytest.raises(ConnectionSettingsError, match="a token: keep one") as caught:
         ConnectionSettings(user="u", password=SecretStr(_SECRET), token=SecretStr(_SECRET))
     assert caught.value.__context__ is None
 
 
 def test_pydantics_own_validation_shows_no_secret_either() -> None:
-    with pytest.raises(ValidationError, match="found both: keep one") as caught:
+    with pytest.raises(ValidationError, match="a token: keep one") as caught:
         ConnectionSettings.model_validate({"user": "u", "password": _SECRET, "token": _SECRET})
     assert _SECRET not in f"{caught.value} {caught.value!r}" + "".join(traceback.format_exception(caught.value))
 
@@ -156,6 +212,9 @@ def test_equal_settings_are_one_key_and_different_secrets_are_not() -> None:
     [
         ({"servers": ("tls://a", "tls://b")}, True),
         ({"servers": ("nats://a",), "tls_ca_file": "ca.pem"}, True),
+        ({"tls_server_name": "a"}, True),
+        ({"tls_handshake_first": "true"}, True),
+        ({"tls_cert_file": "a", "tls_key_file": "b"}, True),
         ({"servers": ("nats://a",)}, False),
     ],
 )
@@ -187,6 +246,85 @@ def test_an_empty_variable_counts_as_absent(url: str) -> None:
 
 
 def test_a_contradictory_environment_is_refused_without_its_secret() -> None:
-    with pytest.raises(ConnectionSettingsError, match="found both: keep one") as caught:
+    with pytest.raises(ConnectionSettingsError, match="a token: keep one") as caught:
         ConnectionSettings.from_environment({"NATS_TOKEN": _SECRET, "NATS_USER": "u", "NATS_PASSWORD": _SECRET})
     assert _SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_every_field_but_the_name_has_a_variable() -> None:
+    assert set(VARIABLES) == set(ConnectionSettings.model_fields) - {"name"}
+
+
+def _context(folder: Path, **fields: object) -> dict[str, str]:
+    file = folder / "nats" / "context" / "orders.json"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps({"description": "Orders", "token": "", "socks_proxy": "", **fields}))
+    return {"XDG_CONFIG_HOME": str(folder)}
+
+
+def test_a_context_of_the_command_nats_gives_the_same_settings(tmp_path: Path) -> None:
+    environment = _context(
+        tmp_path,
+        url="tls://one,tls://two:4223",
+        creds="/etc/user.creds",
+        ca="/etc/ca.pem",
+        jetstream_domain="leaf",
+        inbox_prefix="_INBOX_orders",
+        tls_first=True,
+    )
+    expected = ConnectionSettings(
+        servers=("tls://one", "tls://two:4223"),
+        credentials_file="/etc/user.creds",
+        tls_ca_file="/etc/ca.pem",
+        js_domain="leaf",
+        inbox_prefix="_INBOX_orders",
+        tls_handshake_first=True,
+    )
+    assert ConnectionSettings.from_context("orders", environment) == expected
+    assert ConnectionSettings.from_context(tmp_path / "nats" / "context" / "orders.json") == expected
+    named = {**environment, "NATS_CONTEXT": "orders"}
+    assert ConnectionSettings.from_environment(named) == expected
+    assert ConnectionSettings.from_environment({**named, "NATS_URL": "tls://three"}).servers == ("tls://three:4222",)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (None, "No such file or directory"),
+        ("[]", "something else"),
+        ("[" * 100_000, "something else"),
+        (f'{{"token": "{_SECRET}"', "something else"),
+        (f'{{"user_jwt": "{_SECRET}"}}', "found user_jwt, which isn't supported"),
+        (f'{{"token": ["{_SECRET}"]}}', "token: Input should be a valid string"),
+        (f'{{"url": "nats://u:{_SECRET}@host"}}', "expected an address without credentials"),
+    ],
+)
+def test_a_context_that_cannot_be_used_is_explained_without_its_secrets(
+    tmp_path: Path, content: str | None, problem: str
+) -> None:
+    file = tmp_path / "context.json"
+    if content:
+        file.write_text(content)
+    with pytest.raises(ConnectionSettingsError) as caught:
+        ConnectionSettings.from_context(file)
+    assert problem in str(caught.value)
+    assert _SECRET not in "".join(traceback.format_exception(caught.value))
+
+
+def test_credentials_are_read_where_a_form_has_dropped_the_line_ends() -> None:
+    seed = bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_USER)).decode()
+    content = (
+        f"-----BEGIN NATS USER JWT-----a.b-c_d------END NATS USER JWT------"
+        f"-----BEGIN USER NKEY SEED-----{seed}------END USER NKEY SEED------"
+    )
+    command = connect_command(connection_settings({"credentials_secret": content}), {"nonce": "n"})
+    assert b'"jwt": "a.b-c_d"' in command
+    assert seed.encode() not in command
+
+
+def test_a_seed_of_an_account_is_refused() -> None:
+    seed = bytes(nkeys.encode_seed(bytes(32), nkeys.PREFIX_BYTE_ACCOUNT)).decode()
+    settings = connection_settings({"nkey_seed_secret": seed})
+    with pytest.raises(ConnectionSettingsError, match="expected a user's seed") as caught:
+        connect_command(settings, {"nonce": "n"})
+    assert seed not in "".join(traceback.format_exception(caught.value))

@@ -30,10 +30,12 @@ _AIRFLOW_NAMES = [
     "provider_info.get_provider_info",
     "reprocessing.reprocess_dag",
     "sensors.dead_letter.JetStreamDeadLetterSensor",
+    "sensors.jobs.JetStreamJobsSensor",
     "sensors.queue.JetStreamQueueDrainedSensor",
     "triggers.completion.JobCompletionTrigger",
     "triggers.dead_letter.DeadLetterTrigger",
     "triggers.queue.QueueDrainedTrigger",
+    "command.program.main",
     "worker.cli.main",
 ]
 
@@ -44,7 +46,7 @@ _FACE_NAMES = {
         PublishReport RedriveReport RedriveRequest Repair Selection WaitPolicy WaitReport WorkQueue
         JetStreamProviderError TerminalError TransientError
         apply cancel check_drained connect connection_settings discover_queue find_dead_letters inspect_queue plan
-        preview provision publish redrive_dead_letters shared_connection take_cursor wait
+        permissions preview provision publish redrive_dead_letters shared_connection take_cursor wait
     """,
     "worker": "Delivery GiveUpError HandlerDeadlineError RetryLaterError Worker",
     "spark": """

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from hypothesis import given
@@ -12,6 +12,9 @@ from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializ
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob, prepare_jobs
 from airflow_provider_jetstream.jetstream.publishing.job_identity import job_id_of, redrive_message_id, redrives_of
+
+if TYPE_CHECKING:
+    from random import Random
 
 _ORIGIN = Origin("orders", "manual__2026-01-01T00:00:00+00:00", "publish", 3)
 
@@ -76,7 +79,8 @@ def test_a_cyclic_object_is_refused() -> None:
 
 def test_a_json_object_may_carry_id_and_advisory() -> None:
     job = Job.of({"id": 17, "image": "x.jpg", "advisory": "advisory.17"})
-    assert (job.id, job.advisory) == ("17", "advisory.17")
+    # Its name, and no identity.
+    assert (job.id, job.advisory, _prepared(job)[0].job_id) == (None, "advisory.17", "17")
     assert Job.of(job) is job
     assert Job.of({"image": "x.jpg"}) == Job({"image": "x.jpg"})
     assert Job.of(b"{}") == Job(b"{}")
@@ -99,7 +103,7 @@ def test_a_job_of_a_task_has_the_headers_of_its_origin() -> None:
 
 
 def test_a_job_whose_task_has_a_record_holds_only_the_key() -> None:
-    item = {"id": "order-1", "advisory": "done.1"}
+    item = Job({"id": "order-1", "advisory": "done.1"}, id="order-1")
     (job,) = prepare_jobs([item], subject="orders.new", origin=_ORIGIN, batch="", by_key=True)
     assert job.headers == {"Nats-Msg-Id": _ORIGIN.message_id("order-1"), "Airflow-Task": _ORIGIN.key}
     assert re.fullmatch("[0-9A-Za-z_-]{22}", job.message_id)
@@ -123,8 +127,8 @@ def test_a_job_without_an_origin_is_named_by_its_batch() -> None:
         (Job(b"x", id="b"), "b", {"Job-Id": "b"}),
         (Job({"id": True}, id="True"), "True", {"Job-Id": "True"}),
         (Job(b"x"), None, {}),
-        # The body's id isn't the job's, so a header says what is.
-        (Job({"id": "a"}), None, {"Job-Id": _ORIGIN.message_id(0)}),
+        # The body's id is the job's name, though it identifies nothing.
+        (Job({"id": "a"}), "a", {}),
         (Job({"advisory": "a.b"}, advisory="a.b"), None, {}),
         (Job({"advisory": "a.b"}, advisory="c"), None, {"Job-Advisory": "c"}),
         (Job(b"x", headers={"Job-Id": "mine"}), None, {}),
@@ -200,12 +204,31 @@ def test_ids_differ_between_tasks_runs_and_mapped_instances() -> None:
     assert len({_prepared(b"x", origin=origin)[0].message_id for origin in origins}) == len(origins)
 
 
-@given(st.lists(st.none() | st.text(alphabet="01#/%3", max_size=3) | st.integers(0, 5), max_size=8))
-def test_jobs_share_a_message_id_only_if_they_share_their_own_id(ids: list[str | int | None]) -> None:
-    prepared = _prepared(*({"id": id_} for id_ in ids))
-    own = [str(id_) if id_ not in (None, "") else ("index", index) for index, id_ in enumerate(ids)]
-    assert len({job.message_id for job in prepared}) == len(set(own))
-    assert all(job.job_id == key for job, key in zip(prepared, own, strict=True) if isinstance(key, str))
+_contents = st.tuples(st.none() | st.text(alphabet="01#/%3", min_size=1, max_size=3), st.integers(0, 2))
+
+
+@given(st.lists(_contents, max_size=8, unique_by=lambda job: job if job[0] is None else job[0]), st.randoms())
+def test_a_job_has_the_same_message_id_wherever_it_is_listed(
+    jobs: list[tuple[str | None, int]], random: Random
+) -> None:
+    def message_ids(listed: list[tuple[str | None, int]]) -> dict[tuple[str | None, int], str]:
+        prepared = _prepared(*(Job({"id": 1, "n": n}, id=job_id) for job_id, n in listed))
+        return {job: outgoing.message_id for job, outgoing in zip(listed, prepared, strict=True)}
+
+    ids = message_ids(jobs)
+    assert len(set(ids.values())) == len(jobs)
+    assert message_ids(random.sample(jobs, len(jobs))) == ids
+    some = random.sample(jobs, len(jobs) // 2)
+    assert message_ids(some) == {job: ids[job] for job in some}
+
+
+@given(st.lists(st.sampled_from("abc"), max_size=12), st.randoms())
+def test_equal_jobs_without_an_id_are_counted(bodies: list[str], random: Random) -> None:
+    ids = sorted((job.body, job.message_id) for job in _prepared(*bodies))
+    assert len(set(ids)) == len(bodies)
+    assert sorted((job.body, job.message_id) for job in _prepared(*random.sample(bodies, len(bodies)))) == ids
+    fewer = sorted((job.body, job.message_id) for job in _prepared(*bodies[: len(bodies) // 2]))
+    assert set(fewer) <= set(ids)
 
 
 def test_message_ids_are_printable_ascii_whatever_the_names() -> None:

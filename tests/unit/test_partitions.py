@@ -137,7 +137,7 @@ def test_each_subject_has_the_number_of_partitions_of_its_consumer() -> None:
         (
             Job(b"", "tasks.1.x", partition_key="a"),
             _queue(),
-            "job 0 has a partition_key, but its subject is 'tasks.1.x'",
+            "job 0 has the subject 'tasks.1.x' and a partition_key",
         ),
         (Job(b"", partition_key="a"), None, "job 0 has a partition_key: pass the queue too"),
         (

@@ -14,6 +14,8 @@ from packaging.utils import canonicalize_name
 
 import airflow_provider_jetstream
 from airflow_provider_jetstream import __version__
+from airflow_provider_jetstream.hooks.connection_settings import EXTRAS
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 from airflow_provider_jetstream.provider_info import get_provider_info
 
 _PACKAGE = "airflow_provider_jetstream"
@@ -85,10 +87,15 @@ def test_the_connection_type_is_the_hooks_own() -> None:
     assert hook.default_conn_name == "nats_default"
 
 
-def test_the_form_masks_the_token() -> None:
+def test_the_form_has_the_fields_of_the_settings_and_masks_secrets() -> None:
     (connection_type,) = _INFO["connection-types"]
     fields = connection_type["conn-fields"]
-    assert fields["token"]["schema"]["format"] == "password"
+    assert set(fields) == set(EXTRAS)
+    secret = {name for name, field in ConnectionSettings.model_fields.items() if "SecretStr" in str(field.annotation)}
+    masked = {name for name, field in fields.items() if field["schema"].get("format") == "password"}
+    assert masked == secret - {"password"}
+    # Airflow masks the values of such names in logs.
+    assert all("secret" in name or "token" in name for name in masked)
     for field in fields.values():
         jsonschema.Draft202012Validator.check_schema(field["schema"])
 
@@ -99,5 +106,6 @@ def test_every_entry_point_can_be_loaded() -> None:
     }
     assert points["apache_airflow_provider", "provider_info"].load() is get_provider_info
     assert points["airflow.plugins", "jetstream_monitor"].load().name
-    assert callable(points["console_scripts", "jetstream-worker"].load())
-    assert len(points) == 3
+    for program in ("jetstream-queue", "jetstream-worker"):
+        assert callable(points["console_scripts", program].load())
+    assert len(points) == 4

@@ -13,9 +13,15 @@ ACKS = {
     b'{"stream":"jobs", "seq":7}': PubAck("jobs", 7),
     b'{"stream":"jobs","seq":7}': PubAck("jobs", 7),
     b'{"stream":"jobs","seq":7,"duplicate": true}': PubAck("jobs", 7, duplicate=True),
-    b'{"stream":"jobs", "domain":"hub", "seq":7}': PubAck("jobs", 7),
+    b'{"stream":"jobs", "domain":"hub", "seq":7}': PubAck("jobs", 7, domain="hub"),
     b'{"stream":"a\\"b","seq":7}': PubAck('a"b', 7),
 }
+
+# A job would count as stored, and nothing would wait for it.
+NO_SEQUENCES = [
+    b'{"stream":"jobs","seq":%b}' % value
+    for value in (b"0", b"-1", b"true", b"18446744073709551616", b"99999999999999999999", b"1.5", b"9" * 5_000)
+]
 
 
 @pytest.mark.parametrize("answer", ACKS)
@@ -33,7 +39,9 @@ def test_a_refusal_keeps_codes_and_stream() -> None:
     assert (refusal.status, refusal.err_code, refusal.stream, refusal.subject) == (503, 10077, "jobs", "jobs.new")
 
 
-@pytest.mark.parametrize("answer", [b"", b"ok", b"[]", b'"x"', b'{"stream":"jobs"}', b'{"stream":1,"seq":2}'])
+@pytest.mark.parametrize(
+    "answer", [b"", b"ok", b"[]", b'"x"', b'{"stream":"jobs"}', b'{"stream":1,"seq":2}', *NO_SEQUENCES]
+)
 def test_another_answer_is_no_publish_ack(answer: bytes) -> None:
     with pytest.raises(UnreachableError, match="expected a stream's acknowledgement on "):
         parse_publish_ack("jobs.new", answer)

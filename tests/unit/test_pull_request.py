@@ -25,7 +25,7 @@ def test_a_request_has_the_given_fields_only(fields: dict[str, Any], expected: d
 
 
 def test_the_subject_has_the_prefix_of_the_api() -> None:
-    assert pull_subject("jobs", "worker") == "$JS.API.CONSUMER.MSG.NEXT.jobs.worker"
+    assert pull_subject("jobs", "worker", "$JS.API") == "$JS.API.CONSUMER.MSG.NEXT.jobs.worker"
     assert pull_subject("jobs", "worker", "$JS.hub.API") == "$JS.hub.API.CONSUMER.MSG.NEXT.jobs.worker"
 
 

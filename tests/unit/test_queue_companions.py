@@ -37,7 +37,9 @@ def test_a_queue_with_dead_letters_has_an_archive_and_an_audit(part: str, declar
     stream = getattr(queue, part)
     reports = ("handled.q.*",) if part == "audit" else ()
     assert (stream.name, stream.subjects) == (f"q-{part}", (f"{part}.q.>", *reports))
-    assert (stream.storage, stream.num_replicas, stream.discard, stream.allow_direct) == ("file", 1, "old", True)
+    assert (stream.storage, stream.num_replicas, stream.allow_direct) == ("file", 1, True)
+    # An audit that exists keeps what its stream has: it isn't made to drop records.
+    assert stream.discard == {"archive": "old", "audit": None}[part]
     assert stream.max_age == {"archive": 7, "audit": 90}[part] * _DAY
     assert _again(queue) == queue
 
@@ -333,6 +335,7 @@ def test_the_events_capture_the_declared_advisory_subjects() -> None:
         ("*.q.x", "events", "advisory subject *.q.x overlaps published.q.*, on which"),
         (">", "events", "subject > of stream events would capture JetStream's own API"),
         ("$SYS.ACCOUNT.x", "events", "subjects that begin with $ are the server's"),
+        ("_INBOX.x", "events", "those with _INBOX are for answers to clients"),
         ("a..b", "events", "subject 'a..b' of stream events: it has an empty token"),
         ("advisory.>", None, "advisory_subjects (advisory.>) need events"),
         (

@@ -63,7 +63,7 @@ def test_a_template_is_not_checked_in_the_dag_file() -> None:
 def test_whether_it_defers_is_airflows_default() -> None:
     code = (
         "from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor as Sensor\n"
-        "arguments = {'task_id': 'sensor', 'work_queue': 'queue.yaml'}\n"
+        "arguments = {'task_id': 'sensor', 'work_queue': '/srv/queue.yaml'}\n"
         "print(Sensor(**arguments).deferrable, Sensor(**arguments, deferrable=False).deferrable)"
     )
     env = {**os.environ, "AIRFLOW__OPERATORS__DEFAULT_DEFERRABLE": "True"}

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -173,7 +175,7 @@ def test_a_folder_instead_of_a_file_is_reported(tmp_path: Path) -> None:
         (b"name: q\non: x", "expected names of fields, found True: quote it"),
         (b"1: x", "expected names of fields, found 1: quote it"),
         (b"name: [unclosed", "expected YAML, found something else: while parsing a flow sequence"),
-        (b"name: !!python/object:os.system x", "expected YAML, found something else: could not determine a constr"),
+        (b"name: !!python/object:os.system x", "expected values without tags, found 'tag:yaml.org,2002:python/object"),
         (b"\xff\xfe\x00", "expected YAML, found something else:"),
     ],
 )
@@ -186,6 +188,53 @@ def test_a_file_without_a_declaration_is_refused_with_what_it_holds(
         WorkQueue.load(path)
     assert str(path) in str(caught.value)
     assert caught.value.problems[0].startswith(problem)
+
+
+_BOMB = b"a: &a [x, x, x, x, x, x, x, x, x]\n" + b"".join(
+    b"%c: &%c [%b]\n" % (name, name, b", ".join([b"*%c" % (name - 1)] * 9)) for name in b"bcdefghi"
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        (_BOMB + b"name: q\nstorage: *i", "expected at most 20000 values, with those of aliases, found more"),
+        (b"name: q\nmetadata: &a {b: *a}", "expected an anchor before its alias, found *a within it"),
+        (b"name: q\nconsumers: " + b"[" * 100_000, "expected at most 20 levels, found more"),
+        (b"a:\n" + b"".join(b" " * depth + b"a:\n" for depth in range(1, 600)), "expected at most 20 levels"),
+        (b"# comment\n" * 30_000, "expected a queue's file of at most 262144 bytes, found more"),
+        (b"- a\n" * 25_000, "expected at most 20000 values"),
+        (b'name: "\\ud800"', "expected YAML, found something else"),
+        (b"name: q\nmax_msgs: " + b"9" * 5_000, "expected YAML, found something else: Exceeds the limit"),
+        (b"name: q\nmax_age: 2026-13-45", "expected YAML, found something else: month must be in 1..12"),
+        (b"name: q\nmax_age: 99999999999w", 'max_age: expected a duration such as "30s", of at most 292 years, found'),
+        (b"name: q\nstorage: [[file]]", "storage: Input should be 'file' or 'memory'"),
+        (b"name: q\nnum_replicas: " + b"9" * 4_000, "num_replicas: "),
+        (b"name: [q]", "name: Input should be a valid string"),
+    ],
+    ids=range(13),
+)
+def test_a_file_of_somebody_hostile_is_refused_at_once(content: bytes, problem: str, tmp_path: Path) -> None:
+    path = tmp_path / "queue.yaml"
+    path.write_bytes(content)
+    tracemalloc.start()
+    began = time.monotonic()
+    with pytest.raises(QueueDeclarationError) as caught:
+        WorkQueue.load(path)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert any(found.startswith(problem) for found in caught.value.problems), caught.value.problems
+    assert len(str(caught.value).encode()) < 3_000
+    # It took 52 s and 3 GiB.
+    assert time.monotonic() - began < 20
+    assert most < 64 << 20
+
+
+def test_text_that_no_server_takes_is_refused() -> None:
+    with pytest.raises(QueueDeclarationError, match="expected text that UTF-8 can encode") as caught:
+        WorkQueue(name="q\ud800", subjects="q.>", description="\udfff", metadata={"\ud800": "x"})
+    str(caught.value).encode()
+    assert len(caught.value.problems) == 3
 
 
 @pytest.mark.parametrize("source", [None, 5, ["q"], b"queue.yaml"])

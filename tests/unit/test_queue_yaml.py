@@ -54,7 +54,8 @@ def _divided(count: int, **fields: Any) -> dict[str, Any]:
         _NAMES | {"consumers": [_TWO_FILTERS]},
         _NAMES | {"consumers": [_divided(2), _WORKER | {"name": "other", "filter_subject": "q.x"}]},
         _NAMES | {"description": "\x85", "metadata": {"a\u2028b": " \u2029c\x85"}},
-        _NAMES | {"description": "ü: \n#☃ \ud800", "metadata": {"on": "1", "": "x"}, "duplicate_window": 150_000_001},
+        _NAMES
+        | {"description": "ü: \n#☃ \U0001f600", "metadata": {"on": "1", "": "x"}, "duplicate_window": 150_000_001},
     ],
 )
 def test_a_queue_loads_from_its_yaml_as_an_equal_one(source: Any, tmp_path: Path) -> None:

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_jetstream.jetstream.client.message import StoredMessage
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
-from airflow_provider_jetstream.jetstream.dead_letters.record import Record, one_line, read_record, record_headers
+from airflow_provider_jetstream.jetstream.dead_letters.record import Record, read_record, record_headers
+from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.origin import Origin
 
 if TYPE_CHECKING:

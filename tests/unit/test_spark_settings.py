@@ -154,6 +154,12 @@ def test_the_driver_reads_a_named_connection_from_airflow() -> None:
     assert executor_credentials(WITH_SECRET, with_options(CLUSTER, **files)).options == files
 
 
+def test_what_queries_may_choose_is_no_option() -> None:
+    allowed = {"allowedProviders": "vault:find", "allowedFiles": "/run/secrets", "allowedServers": "tls://n:4222"}
+    spark = with_options(CLUSTER, connection="orders", **allowed)
+    assert executor_credentials(WITH_SECRET, spark).options == {"connection": "orders"}
+
+
 @pytest.mark.parametrize("option", ["password", "token", "nkeySeedSecret", "credentialsSecret"])
 def test_a_secret_as_an_option_is_refused(option: str) -> None:
     with pytest.raises(SparkSettingsError, match=f"without secrets, found {option}") as refused:

@@ -153,7 +153,7 @@ def test_connection_settings_that_contradict_each_other_are_named_without_their_
     monkeypatch.setenv("NATS_TOKEN", "s3cret")
     assert run(queue) == 2
     message = capsys.readouterr().err
-    assert "expected a token or user and password, found both: keep one" in message
+    assert "found user and password and a token: keep one" in message
     assert "hunter2" not in message
     assert "s3cret" not in message
 

@@ -27,7 +27,9 @@ from airflow_provider_jetstream.jetstream.contract import (
     completion_subject,
     end_id,
 )
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.errors import JobError, NotFoundError, QueueDeclarationError
+from airflow_provider_jetstream.jetstream.limits import EVENT_ID
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.publishing.job_identity import stated_job_id
 from airflow_provider_jetstream.jetstream.publishing.schedules import remove_schedules
 
@@ -159,6 +161,8 @@ async def _store(
 ) -> PubAck:
     from airflow_provider_jetstream.jetstream.advisories import CancellationRequest
 
+    if len(job_id) > EVENT_ID or job_id != job_id.encode(errors="replace").decode():
+        raise JobError(f"expected the id of a job, UTF-8 of at most {EVENT_ID} characters, found {shown_value(job_id)}")
     request = CancellationRequest(timestamp=datetime.now(UTC), stream=queue, job_id=job_id, why=why, by=by)
     body = request.model_dump_json(exclude_none=True).encode()
     return await store(connection, cancellation_subject(queue, job_id), body)

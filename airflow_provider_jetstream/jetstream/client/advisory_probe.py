@@ -81,7 +81,7 @@ def _may_owe_advisories(info: Mapping[str, Any]) -> bool:
 
 async def _send_probes(connection: Connection, stream: str, info: Mapping[str, Any]) -> None:
     probes = min(info["num_ack_pending"] + 1, MAX_PROBES)
-    subject = pull_subject(stream, info["name"])
+    subject = pull_subject(stream, info["name"], connection.api_prefix)
     probe = pull_request(1, expires=_EXPIRES, no_wait=True, max_bytes=1, priority=priority_fields(info["config"]))
     while probes > 0 and await connection.request_status(subject, probe) == _PUT_BACK:
         probes -= 1

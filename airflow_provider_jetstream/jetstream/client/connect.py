@@ -6,23 +6,30 @@ import asyncio
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.credentials import check_credentials
 from airflow_provider_jetstream.jetstream.client.diagnostics import (
     NO_JETSTREAM,
     NOT_ENABLED,
     decode_answer,
     explain,
     last_report,
-    tls_context,
     too_old,
     unavailable,
 )
-from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamDisabledError, UnreachableError
+from airflow_provider_jetstream.jetstream.client.tls import tls_context
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    JetStreamDisabledError,
+    JetStreamProviderError,
+    UnreachableError,
+)
 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
@@ -36,14 +43,16 @@ _CLOSE_SECONDS = 5.0
 
 
 @asynccontextmanager
-async def connect(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnection]:
+async def connect(settings: ConnectionSettings, renew: RenewSettings | None = None) -> AsyncIterator[NatsPyConnection]:
     """Connect, make sure that JetStream is enabled and recent enough, and close the connection at the end.
 
     A cluster that is electing a leader is waited for within the time limit. Once open, the connection restores itself
-    after every loss.
+    after every loss. Only a server that refuses the credentials for five minutes ends it.
 
+    :param renew: reads the settings again, where a lost connection can't be restored by the ones known
     :raises UnreachableError: no server answered, or JetStream's cluster has no leader
     :raises AuthenticationError: the server refused the credentials
+    :raises PermissionDeniedError: the user may not use JetStream
     :raises TLSError: no encrypted connection could be made
     :raises JetStreamDisabledError: the server or the account has no JetStream
     :raises ServerTooOldError: the server is older than 2.10.27
@@ -51,7 +60,7 @@ async def connect(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnectio
     failures: list[Exception] = []
     try:
         async with asyncio.timeout(settings.timeout):
-            connection = await _open(settings, failures)
+            connection = await _open(settings, renew, failures)
     except TimeoutError:
         raise explain(settings, failures) from None
     try:
@@ -60,31 +69,38 @@ async def connect(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnectio
         await _close(connection.client)
 
 
-async def _open(settings: ConnectionSettings, failures: list[Exception]) -> NatsPyConnection:
+async def _open(
+    settings: ConnectionSettings, renew: RenewSettings | None, failures: list[Exception]
+) -> NatsPyConnection:
     # Imported here, since nats-py takes long to import and Airflow parses DAG files often.
     from nats import errors as nats_errors
 
     from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 
-    client = JetStreamClient(encrypted=settings.encrypted, timeout=settings.timeout)
-    connection = NatsPyConnection(client, settings.timeout)
+    client = JetStreamClient(settings, renew)
+    connection = NatsPyConnection(client, settings)
 
-    async def record_error(error: Exception) -> None:
+    async def record_error(reported: Exception) -> None:
+        # What this package raises within the client is the cause of an error of the client's.
+        error = reported.__cause__ if isinstance(reported.__cause__, JetStreamProviderError) else reported
         connection.last_error = error
         if not client.is_connected:
             failures.append(error)
+            client.outage.record(error)
 
-    tls = tls_context(settings) if settings.encrypted else None
+    check_credentials(settings)
+    if settings.encrypted:
+        # So that a file that can't be used is reported before anything else is tried.
+        tls_context(settings)
+    client.use_tls_options()
     try:
         await client.connect(
             list(settings.servers),
             error_cb=record_error,
-            name=settings.name,
-            tls=tls,
-            user=settings.user,
-            password=settings.password.get_secret_value() if settings.password else None,
-            token=settings.token.get_secret_value() if settings.token else None,
+            inbox_prefix=settings.inbox_prefix,
+            tls_handshake_first=settings.tls_handshake_first,
+            tls_hostname=settings.tls_server_name,
             # A share for each server: one that doesn't answer mustn't use up the time of the others.
             connect_timeout=max(1, round(settings.timeout / len(settings.servers))),
             # The client has one policy for the first connection and for later ones. The first one tries each server
@@ -94,15 +110,16 @@ async def _open(settings: ConnectionSettings, failures: list[Exception]) -> Nats
         )
         await _require_jetstream(connection, failures)
     except (OSError, nats_errors.Error) as error:
-        await _close(client)
+        await _abandon(client)
         failures.append(error)
         raise explain(settings, failures) from None
     except BaseException:
-        await _close(client)
+        await _abandon(client)
         raise
     client.options["max_reconnect_attempts"] = -1
     client.options["reconnect_time_wait"] = 1
     connection.last_error = None
+    failures.clear()
     return connection
 
 
@@ -119,10 +136,11 @@ async def _account_info(connection: NatsPyConnection, failures: list[Exception])
     from nats import errors as nats_errors
 
     client, limit = connection.client, min(_FIRST_LIMIT, connection.timeout / 2)
+    subject = f"{connection.api_prefix}.INFO"
     failures_before, connection.last_error = len(failures), None
     while True:
         try:
-            return decode_answer((await client.request("$JS.API.INFO", timeout=limit)).data, "INFO")
+            return decode_answer((await client.request(subject, timeout=limit)).data, "INFO")
         except nats_errors.NoRespondersError:
             raise JetStreamDisabledError(NO_JETSTREAM) from None
         except nats_errors.ConnectionReconnectingError:
@@ -139,6 +157,12 @@ async def _account_info(connection: NatsPyConnection, failures: list[Exception])
             # A connection that was lost meanwhile has recorded its own causes.
             if client.is_connected and len(failures) == failures_before:
                 failures.insert(0, unavailable(f"no answer{last_report(connection.last_error)}"))
+
+
+async def _abandon(client: JetStreamClient) -> None:
+    """Close a connection that never worked: nothing is worth sending."""
+    client.abort()
+    await _close(client)
 
 
 async def _close(client: JetStreamClient) -> None:

@@ -21,7 +21,11 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
-    from airflow_provider_jetstream.jetstream.errors import TransientError
+    from airflow_provider_jetstream.jetstream.errors import (
+        JetStreamProviderError,
+        PermissionDeniedError,
+        TransientError,
+    )
 
 # Headers and body of a reply, as they are on the wire.
 RawMessage: TypeAlias = tuple[bytes, bytes]
@@ -89,6 +93,11 @@ class Connection(Protocol):
     def is_closed(self) -> bool:
         """Whether the connection is closed for good; a lost one is restored by itself."""
 
+    @property
+    def close_reason(self) -> JetStreamProviderError | None:
+        """Why the connection was closed for good, where the server is the reason."""
+        return None
+
     async def wait_until_connected(self, seconds: float) -> bool:
         """Wait while a lost connection is restored, and return whether it is there.
 
@@ -124,6 +133,7 @@ class Connection(Protocol):
 
         :param time_limit: seconds; the connection's own where absent
         :raises TransientError: no answer, no connection, or no responder on the subject just now
+        :raises PermissionDeniedError: the user may not send the request, or not receive the answer
         """
 
     async def request_status(self, subject: str, payload: bytes) -> str:
@@ -172,9 +182,16 @@ class Connection(Protocol):
     def new_inbox(self) -> str:
         """Return a new subject for answers."""
 
-    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> Subscription:
+    async def subscribe(
+        self,
+        subject: str,
+        callback: Callable[[Msg], Awaitable[None]],
+        on_denied: Callable[[PermissionDeniedError], None] | None = None,
+    ) -> Subscription:
         """Subscribe to a subject; needs an event loop.
 
+        :param on_denied: is called, until the end of the subscription, with every denial of something that was
+            published or subscribed to on this connection; it looks whether the denied subject is its own
         :raises UnreachableError: the connection is closed
         """
 

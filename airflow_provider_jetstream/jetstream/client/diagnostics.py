@@ -6,16 +6,20 @@ import json
 import ssl
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_jetstream.jetstream.client.denials import authentication_error, is_refusal
+from airflow_provider_jetstream.jetstream.client.tls import tls_problem
 from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
-    AuthenticationError,
-    ConnectionSettingsError,
     JetStreamProviderError,
     NotFoundError,
     ServerTooOldError,
+    TerminalError,
     TLSError,
     UnreachableError,
+    WireError,
 )
+from airflow_provider_jetstream.jetstream.limits import INTEGER
+from airflow_provider_jetstream.jetstream.line_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -35,29 +39,22 @@ NO_JETSTREAM = (
 )
 
 
-def tls_context(settings: ConnectionSettings) -> ssl.SSLContext:
-    """Create the TLS context of an encrypted connection.
-
-    :raises ConnectionSettingsError: the file of certificate authorities can't be used
-    """
-    try:
-        return ssl.create_default_context(cafile=settings.tls_ca_file)
-    except OSError as error:
-        raise ConnectionSettingsError(
-            f"tls_ca_file: expected a PEM file with certificates at {settings.tls_ca_file}, found:"
-            f" {error.strerror or type(error).__name__}"
-        ) from None
-
-
 def decode_answer(data: bytes, subject: str) -> dict[str, Any]:
     """Decode an answer of JetStream's API, every field of it.
 
     :param subject: the API subject of the request
     :raises ApiError: the server refused
     :raises UnreachableError: JetStream is unavailable just now
+    :raises WireError: the answer isn't one of JetStream's API
     """
-    answer: dict[str, Any] = json.loads(data)
-    if not (refusal := answer.get("error")):
+    try:
+        answer = json.loads(data)
+    except (ValueError, RecursionError):
+        answer = None
+    refusal = answer.get("error") if isinstance(answer, dict) else None
+    if not isinstance(answer, dict) or not isinstance(refusal or {}, dict):
+        raise WireError(f"expected an answer of JetStream's API to {subject}, found {data[:40]!r}")
+    if not refusal:
         return answer
     error = api_error(refusal, subject)
     if error.status == _SERVICE_UNAVAILABLE and error.err_code not in _LASTING:
@@ -71,8 +68,10 @@ def api_error(refusal: Mapping[str, Any], subject: str, *, stream: str | None = 
     :param subject: the subject of the request
     :param stream: the stream that refused to store a message
     """
-    status, code = int(refusal.get("code", 0)), int(refusal.get("err_code", 0))
-    return ApiError(status, code, str(refusal.get("description", "no description")), subject, stream=stream)
+    codes = refusal.get("code", 0), refusal.get("err_code", 0)
+    status, code = (code if isinstance(code, int) and abs(code) < INTEGER else 0 for code in codes)
+    description = one_line(str(refusal.get("description", "")))
+    return ApiError(status, code, description or "no description", subject, stream=stream)
 
 
 def not_found(error: ApiError, what: str) -> Exception:
@@ -110,16 +109,15 @@ def last_report(error: Exception | None) -> str:
 def explain(settings: ConnectionSettings, failures: list[Exception]) -> JetStreamProviderError:
     """Return the error for a failed attempt to connect: the most specific cause, and never a credential."""
     where = ", ".join(settings.servers)
-    if own := next((failure for failure in failures if isinstance(failure, JetStreamProviderError)), None):
-        return own
-    texts = [str(failure) for failure in failures]
-    if any("authorization" in text.lower() or "authentication" in text.lower() for text in texts):
-        sent = "a token" if settings.token else "user and password" if settings.user else "none"
-        return AuthenticationError(f"{where} refused the credentials: expected valid ones, found {sent}; check them")
-    for failure in failures:
-        if isinstance(failure, ssl.SSLError):
-            reason = getattr(failure, "verify_message", None) or failure.reason or failure
-            return TLSError(f"no TLS with {where}: {reason}; check tls_ca_file and the host name")
+    own = [failure for failure in failures if isinstance(failure, JetStreamProviderError)]
+    if terminal := next((failure for failure in own if isinstance(failure, TerminalError)), None):
+        return terminal
+    if refused := next((text for text in map(str, failures) if is_refusal(text)), None):
+        return authentication_error(where, settings.way, refused)
+    if failed := next((failure for failure in failures if isinstance(failure, ssl.SSLError)), None):
+        return TLSError(f"no TLS with {where}: {tls_problem(failed)}")
+    if own:
+        return own[0]
     from nats.errors import NoServersError
 
     causes = [_reason(failure) for failure in failures if not isinstance(failure, NoServersError)]

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Self, TypeAlias
+from typing import TYPE_CHECKING, Final, Self, TypeAlias
 
-from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
+from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text, readable_text
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 Pairs: TypeAlias = tuple[tuple[str, str], ...]
+
+# How headers begin that are a status of the server.
+STATUS_LINE: Final = b"NATS/1.0 "
 
 _SERVERS = "Nats-"
 _LINE_BREAKS = str.maketrans("\r\n", "  ")
@@ -55,13 +58,22 @@ class ExactValue(str):
 def parse_headers(raw: bytes) -> Pairs:
     """Parse headers as they are on the wire, with their first line, into names and values in order."""
     # Not by email.parser as nats-py does: that turns values beyond ASCII into objects and merges repeated names.
-    lines: list[str] = []
+    lines: list[list[str]] = []
     for line in decode_text(raw).split("\r\n")[1:]:
         if line[:1] in (" ", "\t") and lines:
-            lines[-1] += f"\r\n{line}"
+            lines[-1].append(line)
         elif line:
-            lines.append(line)
-    return tuple(_parse_line(line) for line in lines)
+            lines.append([line])
+    return tuple(_parse_line("\r\n".join(parts)) for parts in lines)
+
+
+def first_values(raw: bytes) -> dict[str, str]:
+    """Parse headers as they are on the wire into the first value of each name; what isn't UTF-8 is U+FFFD."""
+    values: dict[str, str] = {}
+    for name, value in parse_headers(raw):
+        if name:
+            values.setdefault(readable_text(name), readable_text(str(value)))
+    return values
 
 
 def _parse_line(line: str) -> tuple[str, str]:

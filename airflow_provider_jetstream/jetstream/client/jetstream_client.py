@@ -1,55 +1,57 @@
-"""nats-py's client with some defects fixed and one feature added.
+"""nats-py's client with some defects fixed and some features added.
 
-Credentials are never sent in plaintext where TLS was asked for, a failed TLS handshake ends, subjects and headers may
-be any bytes, a request may have many answers, whose headers stay as they are on the wire, and nothing is sent over a
-later connection than the one for which it was meant.
+Subjects and headers may be any bytes, a request may have many answers, whose headers stay as they are on the wire, and
+nothing is sent over a later connection than the one for which it was meant. A denial reaches the request that it is
+about. How the client connects is the subject of :mod:`.restoring_client`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from nats import errors as nats_errors
-from nats.aio.client import PING_PROTO, Client
+from nats.aio.client import PING_PROTO
 
+from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
+from airflow_provider_jetstream.jetstream.client.restoring_client import RestoringClient
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, encode_text
-from airflow_provider_jetstream.jetstream.errors import TLSError
+from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from nats.aio.client import Srv
     from nats.aio.msg import Msg
+    from nats.aio.subscription import Subscription
 
     from airflow_provider_jetstream.jetstream.client.connection import RawMessage
+    from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 log = logging.getLogger(__name__)
 
+# The reports after which the server keeps the connection open.
+_HARMLESS = ("invalid subject", "invalid publish subject", "maximum subscriptions exceeded")
 
-class JetStreamClient(Client):
-    """A client that sends its credentials only over TLS where TLS was asked for.
 
-    nats-py connects in plaintext to a server that doesn't announce TLS, even for ``tls://`` addresses. The CONNECT
-    line carries the credentials, so its creation is the last moment to stop that, at the first connection and at every
-    later one.
+class JetStreamClient(RestoringClient):
+    """A client whose requests end with the denial that is about them, and whose messages may hold any bytes.
 
-    What isn't sent when a connection is lost is dropped: the client would send it over the next one, whenever that is.
-
-    :param encrypted: refuse plaintext
-    :param timeout: seconds for which what was sent may be on its way
+    :param settings: servers, credentials and TLS
+    :param renew: reads the settings again, where a lost connection can't be restored by the ones known
     """
 
-    def __init__(self, *, encrypted: bool, timeout: float) -> None:
-        super().__init__()
-        self._encrypted = encrypted
-        self._timeout = timeout
-        self._reconnected = asyncio.Event()
+    def __init__(self, settings: ConnectionSettings, renew: RenewSettings | None = None) -> None:
+        super().__init__(settings, renew)
+        self.open_requests = OpenRequests()
+        # By inbox: what waits for the answer there, or for all of them.
+        self._answers: dict[str, asyncio.Future[Any]] = {}
         # By subscription number: functions that take the raw headers and body of each message.
         self._raw_callbacks: dict[int, Callable[[bytes, bytes], None]] = {}
 
@@ -67,19 +69,16 @@ class JetStreamClient(Client):
         subscription = await self.subscribe(inbox, cb=discard_message)
         number = next(number for number, candidate in self._subs.items() if candidate is subscription)
         self._raw_callbacks[number] = collect
+        self._answers[inbox] = ended
         try:
             await self.publish(subject, payload, reply=inbox)
             await ended
             return answers
         finally:
+            del self._answers[inbox]
             del self._raw_callbacks[number]
             if self.is_connected:
                 await subscription.unsubscribe()
-
-    async def wait_until_connected(self) -> None:
-        """Wait while the client restores a lost connection; return at once from a closed one."""
-        while not (self.is_connected or self.is_closed):
-            await self._reconnected.wait()
 
     async def drop_unsent(self) -> None:
         """Make sure that nothing that was sent so far reaches the server later.
@@ -113,26 +112,64 @@ class JetStreamClient(Client):
         """
         if not (self.is_connected or self.is_closed):
             raise nats_errors.ConnectionReconnectingError
+        if reply and (answer := self._answer_on(reply)):
+            self.open_requests.add(subject, answer)
         await super().publish(subject, payload, reply=reply, headers=headers)
 
-    async def _connect_to_server(self, s: Srv) -> None:
-        if not self._transport and s.uri.scheme in ("nats", "tls"):
-            self._transport = AbortableTransport(self._timeout)
-        await super()._connect_to_server(s)
+    def _answer_on(self, reply: str) -> asyncio.Future[Any] | None:
+        prefix = self._resp_sub_prefix
+        if prefix and reply.startswith(prefix.decode()):
+            return self._resp_map.get(reply[len(prefix) :])
+        return self._answers.get(reply)
 
-    def abort(self) -> None:
-        """Close the connection to the server, and drop what isn't sent."""
-        if isinstance(self._transport, AbortableTransport):
-            self._transport.abort()
-
-    async def _attempt_reconnect(self) -> None:
-        self.abort()
+    async def _request_old_style(self, subject: str, payload: bytes, timeout: float = 1) -> Msg:  # noqa: ASYNC109
+        # As the client does it, except that a denial ends it.
+        inbox, answer = self.new_inbox(), asyncio.get_running_loop().create_future()
+        self._answers[inbox] = answer
+        subscription: Subscription | None = None
         try:
-            await super()._attempt_reconnect()
+            subscription = await self.subscribe(inbox, future=answer, max_msgs=1)
+            await subscription.unsubscribe(limit=1)
+            await self.publish(subject, payload, reply=inbox)
+            async with asyncio.timeout(timeout):
+                message: Msg = await answer
+        except TimeoutError:
+            if subscription and self.is_connected:
+                await subscription.unsubscribe()
+            raise nats_errors.TimeoutError from None
         finally:
-            # Those who wait look again; each attempt has an event of its own.
-            reconnected, self._reconnected = self._reconnected, asyncio.Event()
-            reconnected.set()
+            del self._answers[inbox]
+        return message
+
+    async def _process_err(self, err_msg: str) -> None:
+        """Handle a report of the server; nats-py's own handling closes the connection for good."""
+        text = err_msg.strip().strip("'")
+        if denial := parse_denial(text, self.settings.client):
+            await self._error_cb(denial)
+            self._deny(denial)
+            return
+        error = nats_errors.StaleConnectionError() if text.lower() == "stale connection" else nats_errors.Error(text)
+        self._err = error
+        await self._error_cb(error)
+        if not text.lower().startswith(_HARMLESS):
+            await self._process_op_err(error)
+
+    def _deny(self, denial: PermissionDeniedError) -> None:
+        self.open_requests.deny(denial)
+        if denial.action == "publish":
+            return
+        purpose = "on which answers would arrive"
+        if answer := self._answers.get(denial.subject):
+            fail(answer, denial, purpose)
+        prefix = self._resp_sub_prefix
+        if prefix and denial.subject == f"{prefix.decode()}*":
+            # The next request subscribes again: the permissions may have changed by then.
+            self._resp_sub_prefix = None
+            for number, subscription in list(self._subs.items()):
+                if subscription.subject == denial.subject:
+                    self._remove_sub(number)
+            for answer in list(self._resp_map.values()):
+                fail(answer, denial, purpose)
 
     async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
         # The client makes a dictionary of the headers, which loses repeated names.
@@ -142,6 +179,10 @@ class JetStreamClient(Client):
             await super()._process_msg(sid, subject, reply, data, headers)
 
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
+        if headers and not headers.startswith(STATUS_LINE):
+            # The client takes the last value of a name and a line that continues another for a header of its own. All
+            # parts have to read the same, or a job would have two ids.
+            return first_values(headers) or None
         try:
             return await super()._process_headers(headers)
         except (UnicodeDecodeError, IndexError) as error:
@@ -167,38 +208,23 @@ class JetStreamClient(Client):
     ) -> None:
         # The client sends only UTF-8, and not every name of a header that may be stored.
         target = b"%b %b" % (encode_text(subject), encode_text(reply))
+        if len(target) > PUBLISHED_SUBJECT:
+            # The server closes the connection that sends a longer line.
+            raise nats_errors.BadSubjectError
         if headers is None:
             command = b"PUB %b %d\r\n%b\r\n" % (target, len(payload), payload)
         else:
             block = encode_headers(headers)
             size = len(block) + len(payload)
+            if size > self.max_payload:
+                # The client counts the body alone, and the server closes the connection.
+                raise nats_errors.MaxPayloadError
             command = b"HPUB %b %d %d\r\n%b%b\r\n" % (target, len(block), size, block, payload)
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size
         await self._send_command(command)
         if self._flush_queue is not None and self._flush_queue.empty():
             await self._flush_pending()
-
-    def _connect_command(self) -> bytes:
-        if self._encrypted and not self._server_info.get("tls_required"):
-            raise TLSError(
-                "expected a server that requires TLS, found one that talks plaintext; nothing was sent to it: enable"
-                " tls on the server, or use a nats:// address without tls_ca_file"
-            )
-        return super()._connect_command()
-
-    async def _process_connect_init(self) -> None:
-        # Subscriptions are sent again by the client itself.
-        self._pending, self._pending_data_size = [], 0
-        try:
-            await super()._process_connect_init()
-        except OSError:
-            # asyncio never closes the stream under a failed TLS handshake, and the client would wait for that before
-            # it tries the next server.
-            if self._transport is not None:
-                self._transport.close()  # type: ignore[no-untyped-call]
-                self._transport = None
-            raise
 
 
 async def discard_message(_: Msg) -> None:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import logging
 from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT, map_concurrently
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 log = logging.getLogger(__name__)
 
@@ -136,6 +138,11 @@ async def _read_concurrently(
         width = max(1, min(width, _MAX_BYTES_AT_ONCE // largest))
 
 
+def _warn(stream: str, subject: str, denial: PermissionDeniedError) -> None:
+    if denial.action == "subscribe" and denial.subject == subject:
+        log.warning("%s is read only every %g seconds: %s", stream, _POLL_SECONDS, denial)
+
+
 async def follow(connection: Connection, stream: str, subject: str, start: int) -> AsyncGenerator[StoredMessage, None]:
     """Read what is stored from a sequence on, and go on with what is stored later, without end and without a gap.
 
@@ -153,7 +160,7 @@ async def follow(connection: Connection, stream: str, subject: str, start: int) 
         arrived.set()
 
     try:
-        subscription = await connection.subscribe(subject, signal)
+        subscription = await connection.subscribe(subject, signal, partial(_warn, stream, subject))
     except UnreachableError as error:
         raise UnreachableError(f"{stream} can't be followed: {error}; open a new connection") from None
     try:

@@ -16,7 +16,7 @@ from nats.js.errors import Error as NatsJetStreamError
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.connection import Connection
-from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
+from airflow_provider_jetstream.jetstream.client.diagnostics import explain, last_report
 from airflow_provider_jetstream.jetstream.client.jetstream_client import discard_message
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.errors import DeadlineError, TransientError, UnreachableError
@@ -28,7 +28,10 @@ if TYPE_CHECKING:
     from nats.aio.subscription import Subscription
 
     from airflow_provider_jetstream.jetstream.client.connection import RawMessage
+    from airflow_provider_jetstream.jetstream.client.denials import OpenRequests
     from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, PermissionDeniedError
 
 log = logging.getLogger(__name__)
 
@@ -37,12 +40,13 @@ class NatsPyConnection(Connection):
     """A connection through nats-py's client, which restores itself for as long as it is open.
 
     :param client: the connected client
-    :param timeout: seconds for one request
+    :param settings: the time limit of one request, and the names of JetStream's API
     """
 
-    def __init__(self, client: JetStreamClient, timeout: float) -> None:
+    def __init__(self, client: JetStreamClient, settings: ConnectionSettings) -> None:
         self.client = client
-        self.timeout = timeout
+        self.timeout = settings.timeout
+        self.api_prefix = settings.jetstream_api
         self.api_level = 0
 
     @property
@@ -71,6 +75,22 @@ class NatsPyConnection(Connection):
         """Whether the connection is closed for good."""
         return self.client.is_closed
 
+    @property
+    def close_reason(self) -> JetStreamProviderError | None:
+        """Why the connection was closed for good, where the server is the reason."""
+        return self.client.close_reason
+
+    @property
+    def loss(self) -> JetStreamProviderError:
+        """Why the connection isn't there."""
+        return self.close_reason or explain(self.client.settings, self.client.outage.failures)
+
+    def _failed(self, error: Exception, text: str = "") -> JetStreamProviderError:
+        """Return the error for what the client couldn't do."""
+        if self.client.is_closed and (reason := self.close_reason):
+            return type(reason)(str(reason))
+        return UnreachableError(f"{text}: {error}" if text else str(error))
+
     async def request(self, subject: str, payload: bytes = b"", *, time_limit: float | None = None) -> bytes:
         """Send a request and return the body of its one answer."""
         limit = self.timeout if time_limit is None else time_limit
@@ -84,7 +104,7 @@ class NatsPyConnection(Connection):
             reported = last_report(self.last_error)
             raise DeadlineError(f"no answer on {subject} within {limit:g} s{reported}") from None
         except nats_errors.Error as error:
-            raise UnreachableError(f"the connection failed during a request on {subject}: {error}") from None
+            raise self._failed(error, f"the connection failed during a request on {subject}") from None
 
     async def _request(
         self, subject: str, payload: bytes, limit: float, headers: dict[str, str] | None = None
@@ -129,7 +149,7 @@ class NatsPyConnection(Connection):
         except TimeoutError:
             raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s") from None
         except nats_errors.Error as error:
-            raise UnreachableError(f"the request on {subject} failed: {error}") from None
+            raise self._failed(error, f"the request on {subject} failed") from None
         return (answer.headers or {}).get("Status", "")
 
     async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
@@ -141,7 +161,7 @@ class NatsPyConnection(Connection):
         except TimeoutError:
             raise DeadlineError(f"not all answers on {subject} within {self.timeout:g} s") from None
         except nats_errors.Error as error:
-            raise UnreachableError(f"the connection failed during a request on {subject}: {error}") from None
+            raise self._failed(error, f"the connection failed during a request on {subject}") from None
 
     async def request_many(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
@@ -165,7 +185,7 @@ class NatsPyConnection(Connection):
         try:
             await self.client.publish(subject, payload, reply=reply, headers=headers)
         except nats_errors.Error as error:
-            raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
+            raise self._failed(error, f"nothing was sent on {subject}") from None
 
     async def publish_acknowledged(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, *, time_limit: float | None = None
@@ -179,18 +199,26 @@ class NatsPyConnection(Connection):
         except (TimeoutError, NatsJetStreamError) as error:
             raise DeadlineError(f"no acknowledgement on {subject} within {limit:g} s: {error}") from None
         except nats_errors.Error as error:
-            raise UnreachableError(f"nothing was sent on {subject}: {error}") from None
+            raise self._failed(error, f"nothing was sent on {subject}") from None
 
     def new_inbox(self) -> str:
         """Return a new subject for answers."""
         return self.client.new_inbox()
 
-    async def subscribe(self, subject: str, callback: Callable[[Msg], Awaitable[None]]) -> NatsPySubscription:
+    async def subscribe(
+        self,
+        subject: str,
+        callback: Callable[[Msg], Awaitable[None]],
+        on_denied: Callable[[PermissionDeniedError], None] | None = None,
+    ) -> NatsPySubscription:
         """Subscribe to a subject."""
+        denials = self.client.open_requests
+        number = denials.follow(on_denied) if on_denied else 0
         try:
-            return NatsPySubscription(await self.client.subscribe(subject, cb=callback))
+            return NatsPySubscription(await self.client.subscribe(subject, cb=callback), denials, number)
         except nats_errors.Error as error:
-            raise UnreachableError(str(error)) from None
+            denials.unfollow(number)
+            raise self._failed(error) from None
 
     @asynccontextmanager
     async def discard_inbox(self) -> AsyncIterator[str]:
@@ -204,15 +232,21 @@ class NatsPyConnection(Connection):
 
 
 class NatsPySubscription:
-    """A subscription of nats-py's client."""
+    """A subscription of nats-py's client.
 
-    __slots__ = ("_subscription",)
+    :param denials: where denials are followed, under a number
+    """
 
-    def __init__(self, subscription: Subscription) -> None:
+    __slots__ = ("_denials", "_number", "_subscription")
+
+    def __init__(self, subscription: Subscription, denials: OpenRequests, number: int) -> None:
         self._subscription = subscription
+        self._denials = denials
+        self._number = number
 
     async def unsubscribe(self) -> None:
         """End the subscription; without effect where the connection is lost."""
+        self._denials.unfollow(self._number)
         try:
             await self._subscription.unsubscribe()
         except nats_errors.Error as error:

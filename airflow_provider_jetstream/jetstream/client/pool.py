@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import AsyncIterator
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 
@@ -23,10 +24,10 @@ class _Shared:
     opening: asyncio.Task[NatsPyConnection] | None = None
     stack: AsyncExitStack = field(default_factory=AsyncExitStack)
 
-    def open_attempt(self, settings: ConnectionSettings) -> asyncio.Task[NatsPyConnection]:
+    def open_attempt(self, settings: ConnectionSettings, renew: RenewSettings | None) -> asyncio.Task[NatsPyConnection]:
         """Return the one attempt to open that all waiting users share, its failure too; later users start another."""
         if self.opening is None or (self.opening.done() and not _is_usable(self.opening)):
-            self.opening = asyncio.create_task(self._open(settings))
+            self.opening = asyncio.create_task(self._open(settings, renew))
         return self.opening
 
     async def close(self) -> None:
@@ -35,9 +36,9 @@ class _Shared:
             await asyncio.gather(self.opening, return_exceptions=True)
         await self.stack.aclose()
 
-    async def _open(self, settings: ConnectionSettings) -> NatsPyConnection:
+    async def _open(self, settings: ConnectionSettings, renew: RenewSettings | None) -> NatsPyConnection:
         await self.stack.aclose()
-        return await self.stack.enter_async_context(connect(settings))
+        return await self.stack.enter_async_context(connect(settings, renew))
 
 
 def _is_usable(opening: asyncio.Task[NatsPyConnection]) -> bool:
@@ -49,9 +50,14 @@ _loops: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[ConnectionSettings, _S
 
 
 @asynccontextmanager
-async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[NatsPyConnection]:
+async def shared_connection(
+    settings: ConnectionSettings, renew: RenewSettings | None = None
+) -> AsyncIterator[NatsPyConnection]:
     """Use the event loop's connection with these settings; the last user closes it.
 
+    Where that connection is lost, its restoration is waited for within the time limit of the settings.
+
+    :param renew: reads the settings again, where a lost connection can't be restored by the ones known
     :raises JetStreamProviderError: as :func:`~airflow_provider_jetstream.jetstream.client.connect.connect` does
     """
     pool = _loops.setdefault(asyncio.get_running_loop(), {})
@@ -59,7 +65,10 @@ async def shared_connection(settings: ConnectionSettings) -> AsyncIterator[NatsP
     shared.users += 1
     try:
         # Shielded: a user that is cancelled while it waits must not cancel the attempt of the others.
-        yield await asyncio.shield(shared.open_attempt(settings))
+        connection = await asyncio.shield(shared.open_attempt(settings, renew))
+        if not await connection.wait_until_connected(settings.timeout):
+            raise connection.loss
+        yield connection
     finally:
         shared.users -= 1
         if shared.users == 0:

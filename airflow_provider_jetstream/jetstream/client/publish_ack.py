@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.diagnostics import api_error
 from airflow_provider_jetstream.jetstream.errors import ApiError, TransientError, UnreachableError
+from airflow_provider_jetstream.jetstream.limits import SEQUENCE
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # By far the most frequent answer; any other one is decoded as JSON.
-_PLAIN = re.compile(rb'\{"stream":"([^"\\]*)", ?"seq":(\d+)\}')
+_PLAIN = re.compile(rb'\{"stream":"([^"\\]*)", ?"seq":([1-9]\d{0,18})\}')
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,11 +28,13 @@ class PubAck:
     :param stream: the stream
     :param sequence: the message's stream sequence
     :param duplicate: whether it was stored before, under the same id
+    :param domain: the JetStream domain of the stream; empty where it has none
     """
 
     stream: str
     sequence: int
     duplicate: bool = False
+    domain: str = ""
 
 
 async def store(
@@ -77,16 +80,17 @@ def parse_publish_ack(subject: str, answer: bytes) -> PubAck:
     :raises UnreachableError: the answer isn't a PubAck: another subscriber of the subject has sent it
     """
     if match := _PLAIN.fullmatch(answer):
-        return PubAck(match[1].decode(), int(match[2]))
+        return PubAck(match[1].decode(errors="replace"), int(match[2]))
     ack = _decode(answer)
     stream, sequence, refusal = ack.get("stream"), ack.get("seq"), ack.get("error")
     if isinstance(refusal, dict):
         raise api_error(refusal, subject, stream=str(stream) if stream else None)
-    if not isinstance(stream, str) or not isinstance(sequence, int):
+    if not isinstance(stream, str) or type(sequence) is not int or not 0 < sequence <= SEQUENCE:
         raise UnreachableError(
             f"expected a stream's acknowledgement on {subject}, found another answer: something else subscribes to it"
         )
-    return PubAck(stream, sequence, bool(ack.get("duplicate")))
+    domain = ack.get("domain")
+    return PubAck(stream, sequence, bool(ack.get("duplicate")), domain if isinstance(domain, str) else "")
 
 
 def publish_ack_pattern(stream: str) -> bytes:
@@ -102,6 +106,6 @@ def publish_ack_pattern(stream: str) -> bytes:
 def _decode(answer: bytes) -> dict[str, Any]:
     try:
         ack = json.loads(answer)
-    except ValueError:
+    except (ValueError, RecursionError):
         return {}
     return ack if isinstance(ack, dict) else {}

@@ -17,7 +17,7 @@ PRIORITIZED = "prioritized"
 PINNED = "pinned_client"
 
 
-def pull_subject(stream: str, consumer: str, api_prefix: str = "$JS.API") -> str:
+def pull_subject(stream: str, consumer: str, api_prefix: str) -> str:
     """Return the subject of a consumer's pull requests."""
     return f"{api_prefix}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
 

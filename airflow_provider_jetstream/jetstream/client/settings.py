@@ -1,36 +1,56 @@
-"""The settings of a connection: servers, credentials, TLS and the time limit."""
+"""The settings of a connection: servers, credentials, TLS, names in JetStream, and the time limit."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Self
+import re
+from typing import TYPE_CHECKING, Any, Final, Self
 from urllib.parse import urlsplit
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, ValidationError, field_validator, model_validator
 
+from airflow_provider_jetstream.jetstream.client.settings_sources import read_context, read_environment
+from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.errors import ConnectionSettingsError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+    from pathlib import Path
 
 DEFAULT_PORT = 4222
 
-_VARIABLES = {
-    "user": "NATS_USER",
-    "password": "NATS_PASSWORD",
-    "token": "NATS_TOKEN",
-    "tls_ca_file": "NATS_CA",
+# The ways to authenticate with a secret, and the fields of each.
+_WAYS: Final = {
+    "user and password": ("user", "password", "password_file"),
+    "a token": ("token", "token_file"),
+    "an nkey seed": ("nkey_seed_secret", "nkey_seed_file"),
+    "credentials": ("credentials_secret", "credentials_file"),
 }
+_TLS_FIELDS: Final = ("tls_ca_file", "tls_cert_file", "tls_server_name", "tls_handshake_first")
+_LONGEST_PREFIX = 200
+_DOMAIN = re.compile(r"[A-Za-z0-9_-]+")
 
 
 class ConnectionSettings(BaseModel):
-    """The servers and the credentials.
+    """The servers and the credentials, under the same names in Airflow, in the environment and in Spark.
+
+    A field whose name ends with ``_file`` is a path that is read whenever a connection is made or restored, so that a
+    file may be replaced while a connection is open.
 
     :param servers: ``nats://`` or ``tls://`` addresses without credentials; ``host`` and ``host:port`` work too
-    :param user: together with ``password``
-    :param token: instead of user and password
+    :param user: with ``password`` or ``password_file``; with an empty password where both are absent
+    :param token: instead of user and password; or ``token_file``
+    :param nkey_seed_secret: the seed (``SU…``) of a user's key; or ``nkey_seed_file``
+    :param credentials_secret: the content of a credentials file with a JWT and a seed; or ``credentials_file``
     :param tls_ca_file: the file with the certificate authorities of the servers' certificates; the system's authorities
         where absent
+    :param tls_cert_file: the file with the client's certificate, together with ``tls_key_file``
+    :param tls_server_name: the name in the servers' certificates, where it isn't that of the address
+    :param tls_handshake_first: whether TLS begins before the server's first line, as servers with ``handshake_first``
+        want it
+    :param js_domain: the JetStream domain of the queues; the server's own where absent
+    :param api_prefix: what the subjects of JetStream's API begin with, instead of a domain
+    :param inbox_prefix: what the subjects begin with on which answers arrive. A prefix of its own, and the permission
+        to subscribe to nothing else, keeps the answers of a user from others of the same account
     :param timeout: seconds for everything between the first packet and a usable JetStream
     :param name: the connection's name in the server's list
     :raises ConnectionSettingsError: if the settings contradict each other; it never repeats a value
@@ -41,8 +61,21 @@ class ConnectionSettings(BaseModel):
     servers: tuple[str, ...] = Field(default=("nats://127.0.0.1:4222",), min_length=1)
     user: str | None = None
     password: SecretStr | None = None
+    password_file: str | None = None
     token: SecretStr | None = None
+    token_file: str | None = None
+    nkey_seed_secret: SecretStr | None = None
+    nkey_seed_file: str | None = None
+    credentials_secret: SecretStr | None = None
+    credentials_file: str | None = None
     tls_ca_file: str | None = None
+    tls_cert_file: str | None = None
+    tls_key_file: str | None = None
+    tls_server_name: str | None = None
+    tls_handshake_first: bool = False
+    js_domain: str | None = None
+    api_prefix: str | None = None
+    inbox_prefix: str = "_INBOX"
     timeout: float = Field(default=10.0, gt=0, le=300)
     name: str = "airflow-provider-jetstream"
 
@@ -61,12 +94,40 @@ class ConnectionSettings(BaseModel):
     def _normalise_servers(cls, servers: tuple[str, ...]) -> tuple[str, ...]:
         return tuple(_normalise_server(server) for server in servers)
 
+    @field_validator("js_domain", mode="after")
+    @classmethod
+    def _check_domain(cls, domain: str | None) -> str | None:
+        if domain is not None and not _DOMAIN.fullmatch(domain):
+            raise ValueError(f"expected a JetStream domain of letters, digits, - and _, found {domain!r}")
+        return domain
+
+    @field_validator("api_prefix", "inbox_prefix", mode="after")
+    @classmethod
+    def _check_prefix(cls, prefix: str | None) -> str | None:
+        if prefix is None:
+            return None
+        prefix = prefix.removesuffix(".")
+        problem = subject_problem(prefix, wildcards=False) or (len(prefix) > _LONGEST_PREFIX and "it is too long")
+        if problem:
+            raise ValueError(
+                f"expected what subjects begin with, such as _INBOX_orders, without wildcards, found {prefix!r}"
+            )
+        return prefix
+
     @model_validator(mode="after")
     def _check_consistency(self) -> Self:
-        if self.token and (self.user or self.password):
-            raise ValueError("expected a token or user and password, found both: keep one")
-        if (self.user is None) != (self.password is None):
-            raise ValueError("expected user and password together, found only one of them")
+        found = [way for way, fields in _WAYS.items() if any(getattr(self, field) is not None for field in fields)]
+        if len(found) > 1:
+            raise ValueError(f"expected one of {', '.join(_WAYS)}, found {' and '.join(found)}: keep one")
+        for secret, file in (fields[-2:] for fields in _WAYS.values()):
+            if getattr(self, secret) is not None and getattr(self, file) is not None:
+                raise ValueError(f"expected {secret} or {file}, found both: keep one")
+        if self.user is None and (self.password is not None or self.password_file is not None):
+            raise ValueError("expected a user with the password, found none")
+        if (self.tls_cert_file is None) != (self.tls_key_file is None):
+            raise ValueError("expected tls_cert_file and tls_key_file together, found only one of them")
+        if self.js_domain is not None and self.api_prefix is not None:
+            raise ValueError("expected js_domain or api_prefix, found both: keep one")
         if len({urlsplit(server).scheme for server in self.servers}) > 1:
             raise ValueError("expected either tls:// for all servers or for none, found both")
         return self
@@ -74,21 +135,48 @@ class ConnectionSettings(BaseModel):
     @property
     def encrypted(self) -> bool:
         """Whether plaintext is refused."""
-        return self.servers[0].startswith("tls://") or self.tls_ca_file is not None
+        return self.servers[0].startswith("tls://") or any(getattr(self, field) for field in _TLS_FIELDS)
+
+    @property
+    def jetstream_api(self) -> str:
+        """What the subjects of JetStream's API begin with."""
+        return self.api_prefix or (f"$JS.{self.js_domain}.API" if self.js_domain else "$JS.API")
+
+    @property
+    def way(self) -> str:
+        """By what the client proves who it is, in words; ``none`` where it doesn't."""
+        for way, fields in _WAYS.items():
+            if any(getattr(self, field) is not None for field in fields):
+                return way
+        return "a client certificate" if self.tls_cert_file else "none"
+
+    @property
+    def client(self) -> str:
+        """Who the client is, in words and without a secret."""
+        if self.user is not None:
+            return f"user {self.user!r}"
+        return "a client without credentials" if self.way == "none" else f"the client with {self.way}"
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str]) -> ConnectionSettings:
-        """Read ``NATS_URL`` (several with commas), ``NATS_USER``, ``NATS_PASSWORD``, ``NATS_TOKEN``, ``NATS_CA``.
+        """Read ``NATS_URL`` (several with commas), ``NATS_USER``, ``NATS_CA``… (docs/connection.md lists them all).
+
+        ``NATS_CONTEXT`` names a context of the command ``nats`` whose settings hold where no variable differs.
 
         :param environment: such as :data:`os.environ`; an empty variable counts as absent
         :raises ConnectionSettingsError: the settings contradict each other
         """
-        values: dict[str, Any] = {
-            field: environment[variable] for field, variable in _VARIABLES.items() if environment.get(variable)
-        }
-        if servers := [server for server in environment.get("NATS_URL", "").split(",") if server.strip()]:
-            values["servers"] = tuple(servers)
-        return cls(**values)
+        return cls(**read_environment(environment))
+
+    @classmethod
+    def from_context(cls, context: str | Path, environment: Mapping[str, str] | None = None) -> ConnectionSettings:
+        """Read a context of the command ``nats``.
+
+        :param context: its name, or the path of its file
+        :param environment: says where contexts are, by ``XDG_CONFIG_HOME`` or ``HOME``
+        :raises ConnectionSettingsError: there is no such context, or it has settings that aren't supported
+        """
+        return cls(**read_context(context, environment or {}))
 
 
 def connection_settings(values: Mapping[str, Any]) -> ConnectionSettings:
@@ -123,20 +211,3 @@ def _normalise_server(server: str) -> str:
     if not host or port == 0 or parts.path not in ("", "/") or parts.query or parts.fragment:
         raise ValueError(f"expected nothing but host and port in the address, found {server!r}")
     return f"{parts.scheme}://{f'[{host}]' if ':' in host else host}:{port or DEFAULT_PORT}"
-
-
-@dataclass(frozen=True)
-class SocketSettings:
-    """The settings of a blocking connection, which supports more kinds of credentials.
-
-    :param nkey_seed: the seed of a user's key
-    :param credentials: the content of a credentials file
-    :param tls_cert_file: the file with the client's certificate
-    :param tls_key_file: the file with its key
-    """
-
-    connection: ConnectionSettings
-    nkey_seed: SecretStr | None = None
-    credentials: SecretStr | None = None
-    tls_cert_file: str | None = None
-    tls_key_file: str | None = None

@@ -10,8 +10,14 @@ from functools import lru_cache
 from itertools import combinations
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.limits import ADVISORY_SUBJECT, PUBLISHED_SUBJECT
+
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
+
+# How subjects begin that are never a job's: the server's own, and those on which clients await answers, unless they
+# have a prefix of their own.
+PRIVATE_SUBJECTS = ("$", "_INBOX.")
 
 
 def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
@@ -19,8 +25,9 @@ def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
 
     :param wildcards: whether ``*`` and ``>`` are allowed
     """
-    if not subject:
-        return "it is empty"
+    size = len(subject.encode(errors="replace"))
+    if not 0 < size <= PUBLISHED_SUBJECT:
+        return f"it has {size} bytes, more than {PUBLISHED_SUBJECT}" if size else "it is empty"
     if any(character.isspace() or not character.isprintable() for character in subject):
         return "it contains white space or control characters"
     tokens = subject.split(".")
@@ -30,6 +37,26 @@ def subject_problem(subject: str, *, wildcards: bool = True) -> str | None:
         return "> may only be the last token"
     if not wildcards and {"*", ">"} & set(tokens):
         return "a job's subject can't have wildcards"
+    return None
+
+
+def advisory_problem(advisory: str, declared: Sequence[str]) -> str | None:
+    """Return what keeps a worker from reporting a job on the subject that the job names; ``None`` where nothing does.
+
+    Whoever publishes a job must not choose where a worker, with its own rights, publishes.
+
+    :param declared: the queue's advisory subjects, which only its events stream captures
+    """
+    if (size := len(advisory.encode(errors="replace"))) > ADVISORY_SUBJECT:
+        return f"it has {size} bytes, more than {ADVISORY_SUBJECT}"
+    if problem := subject_problem(advisory, wildcards=False):
+        return problem
+    if "\ufffd" in advisory:
+        return "it isn't UTF-8, of which clients show different parts"
+    if advisory.startswith(PRIVATE_SUBJECTS):
+        return "subjects that begin with $ or _INBOX are never a job's"
+    if not covered_by_any(declared, advisory):
+        return f"it is outside of the queue's advisory_subjects ({', '.join(declared) or 'none are declared'})"
     return None
 
 

@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING
 
 from nats.aio.transport import TcpTransport
 
+from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info
 from airflow_provider_jetstream.jetstream.client.unsent import drop_when_closed, limit_send_time
+from airflow_provider_jetstream.jetstream.errors import WireError
 
 if TYPE_CHECKING:
     from asyncio.trsock import TransportSocket
@@ -41,6 +43,19 @@ class AbortableTransport(TcpTransport):
             # TLS is spoken over the same socket.
             self._socket = self._io_writer.get_extra_info("socket")
             limit_send_time(self._socket, self._send_seconds)
+
+    async def readline(self) -> bytes:
+        """Read a line of the handshake; the client believes an INFO without a look at it.
+
+        :raises WireError: no nats-server has sent this
+        """
+        try:
+            line: bytes = await super().readline()  # type: ignore[no-untyped-call]
+        except ValueError:
+            raise WireError("expected a line of the NATS protocol, found one without an end") from None
+        if b"INFO" in line:
+            parse_server_info(line.partition(b"INFO ")[2])
+        return line
 
     def abort(self) -> None:
         """End the connection and drop all bytes that aren't sent."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
@@ -10,7 +11,7 @@ from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.errors import SelectionError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterable, Mapping, Sequence
+    from collections.abc import Callable, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 
@@ -112,8 +113,10 @@ def group_fields(names: Iterable[str] | str) -> tuple[GroupField, ...]:
     :param names: field names, or one field name
     :raises SelectionError: one of the names is no field
     """
-    requested = (names,) if isinstance(names, str) else tuple(names)
     fields: dict[str, GroupField] = {field: field for field in get_args(GroupField)}
-    if unknown := [name for name in requested if name not in fields]:
+    if not isinstance(names, Iterable):
+        raise SelectionError(f"expected fields to group by among {', '.join(fields)}; found {names!r}")
+    requested = (names,) if isinstance(names, str) else tuple(names)
+    if unknown := [name for name in requested if not isinstance(name, str) or name not in fields]:
         raise SelectionError(f"expected fields to group by among {', '.join(fields)}; found {unknown[0]!r}")
     return tuple(fields[name] for name in requested)

@@ -7,7 +7,6 @@ describes the headers; their version is a header of its own.
 from __future__ import annotations
 
 import re
-import unicodedata
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, NamedTuple
@@ -18,6 +17,7 @@ from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, MSG_ID, 
 from airflow_provider_jetstream.jetstream.dead_letters.death import Death, Reason
 from airflow_provider_jetstream.jetstream.dead_letters.kept_headers import format_pairs, needs_json, parse_pairs
 from airflow_provider_jetstream.jetstream.dead_letters.record_origin import format_origin, parse_origin
+from airflow_provider_jetstream.jetstream.line_text import one_line
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -52,7 +52,6 @@ _PARKED = f"{PREFIX}Parked"
 _ORIGIN = f"{PREFIX}Origin"
 _STORED_AS_JSON = f"{PREFIX}Kept-Headers"
 
-_MAX_TEXT = 1_000
 # The clocks of a cluster's servers differ by less.
 _CLOCK_DIFFERENCE = timedelta(minutes=5)
 _DIGEST = re.compile(r"[0-9a-f]{8,64}")
@@ -60,7 +59,6 @@ _WHOLE = re.compile(r"[0-9]{1,20}")
 _TOKEN = re.compile(r"[^\s.*>\ud800-\udfff]+")
 # Bytes that aren't UTF-8 are escaped as U+DC80 to U+DCFF.
 _SUBJECT_TEXT = re.compile(r"[^\s\ud800-\udc7f\udd00-\udfff]+", re.ASCII)
-_UNPRINTABLE = frozenset({"Cc", "Cs"})
 
 
 def record_headers(
@@ -215,25 +213,6 @@ def _outline(message: StoredMessage, fields: Mapping[str, str], stream: str) -> 
         _time(fields.get(_CREATED)),
         _count(fields.get(_DELIVERIES)),
     )
-
-
-def one_line(text: str | None) -> str | None:
-    """Turn any text into one line of at most a thousand characters, for headers, logs and tables.
-
-    :return: ``None`` where nothing is left
-    """
-    if not text:
-        return None
-    words = _words(text)
-    if words.isascii() and words.isprintable():
-        # By far the most frequent case, in a twentieth of the time.
-        return words[:_MAX_TEXT].rstrip() or None
-    characters = ("\ufffd" if unicodedata.category(character) in _UNPRINTABLE else character for character in words)
-    return "".join(characters)[:_MAX_TEXT].rstrip() or None
-
-
-def _words(text: str) -> str:
-    return " ".join(text[: 10 * _MAX_TEXT].split())
 
 
 def _address(subject: str, stream: str) -> tuple[str | None, int | None]:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from pydantic import BaseModel, ConfigDict, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, ValidationError, field_validator, model_validator
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers, subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
@@ -37,9 +38,20 @@ class Selection(BaseModel):
     :param parked: letters that are out of circulation instead of those in circulation
     :param vanished: also jobs that are gone without evidence of their end and have a copy; a slow worker may have
         finished them, so they may run twice
+    :raises SelectionError: a field is unknown or has an invalid value
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    def __init__(self, *unnamed: object, **values: Any) -> None:
+        if unnamed:
+            raise SelectionError(
+                f"expected the fields of a selection by name, such as Selection(consumer=…), found {unnamed[0]!r}"
+            )
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise _selection_error(values, error) from None
 
     sequences: frozenset[int] | None = None
     reasons: frozenset[Reason] | None = None
@@ -63,6 +75,27 @@ class Selection(BaseModel):
             raise ValueError(f"{subject!r} selects nothing: {problem}")
         return subject
 
+    @field_validator("sequences", mode="before")
+    @classmethod
+    def _check_sequences(cls, sequences: Any) -> Any:
+        listed = list(sequences) if isinstance(sequences, Iterable) and not isinstance(sequences, str) else []
+        if wrong := [item for item in listed if isinstance(item, bool) or (isinstance(item, int) and item < 1)]:
+            raise ValueError(f"expected stream sequences, whole numbers from 1, found {wrong[0]!r}")
+        return sequences
+
+    @field_validator("older_than", "younger_than")
+    @classmethod
+    def _check_age(cls, age: int | None) -> int | None:
+        if age is not None and age < 0:
+            raise ValueError("expected an age of at least 0, found a negative one")
+        return age
+
+    @model_validator(mode="after")
+    def _check_ages(self) -> Self:
+        if self.older_than is not None and self.younger_than is not None and self.older_than >= self.younger_than:
+            raise ValueError("expected older_than below younger_than, found it above, which selects nothing")
+        return self
+
     @classmethod
     def of(cls, source: Selection | Mapping[str, Any] | None) -> Selection:
         """Build a selection from any form that the operators accept.
@@ -73,16 +106,11 @@ class Selection(BaseModel):
         if isinstance(source, Selection):
             return source
         try:
-            return cls.model_validate(dict(source or {}))
-        except (ValidationError, TypeError, ValueError) as error:
-            known = ", ".join(cls.model_fields)
-            problems = "; ".join(
-                f"{'.'.join(map(str, problem['loc']))}: {problem['msg'].removeprefix('Value error, ')}"
-                for problem in (error.errors(include_url=False) if isinstance(error, ValidationError) else [])
-            )
-            raise SelectionError(
-                f"expected a selection of dead letters by {known}; found {source!r}: {problems or error}"
-            ) from None
+            return cls(**dict(source or {}))
+        except SelectionError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise _selection_error(source, error) from None
 
     @property
     def selects_all(self) -> bool:
@@ -127,6 +155,19 @@ class Selection(BaseModel):
             and self.run_id in (None, origin and origin.run_id)
             and self.task_id in (None, origin and origin.task_id)
         )
+
+
+def _selection_error(source: object, error: Exception) -> SelectionError:
+    problems = "; ".join(
+        ": ".join(
+            part for part in (".".join(map(str, problem["loc"])), problem["msg"].removeprefix("Value error, ")) if part
+        )
+        for problem in (error.errors(include_url=False) if isinstance(error, ValidationError) else [])
+    )
+    return SelectionError(
+        f"expected a selection of dead letters by {', '.join(Selection.model_fields)}; found {source!r}:"
+        f" {problems or error}"
+    )
 
 
 def _timedelta(nanoseconds: int) -> timedelta:

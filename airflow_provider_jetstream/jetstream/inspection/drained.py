@@ -9,6 +9,7 @@ was stored or delivered between them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +22,7 @@ from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.inspection.health import count_left_over, inspect_queue
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.inspection.health import ConsumerHealth, QueueHealth
@@ -152,12 +153,13 @@ def chosen_consumers(names: Sequence[str] | str | None) -> tuple[str, ...] | Non
     """
     if names is None:
         return None
-    chosen = tuple(dict.fromkeys([names] if isinstance(names, str) else names))
-    if not chosen or not all(isinstance(name, str) and name.strip() for name in chosen):
+    is_list = isinstance(names, Iterable) and not isinstance(names, Mapping)
+    listed = [names] if isinstance(names, str) else list(names) if is_list else []
+    if not listed or not all(isinstance(name, str) and name.strip() for name in listed):
         raise NotFoundError(
             f"expected names of consumers to inspect, found {names!r}: name some, or leave consumers out to inspect all"
         )
-    return chosen
+    return tuple(dict.fromkeys(listed))
 
 
 async def _inspect(

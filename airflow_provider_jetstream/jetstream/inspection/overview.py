@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
-from airflow_provider_jetstream.jetstream.errors import NotFoundError, UnreachableError
+from airflow_provider_jetstream.jetstream.errors import NotFoundError, PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.jetstream.inspection.health import (
     LeftOver,
     QueueHealth,
@@ -48,7 +48,7 @@ class QueueOverview:
     dead_letter_queue: Mapping[str, Any] | None
     health: QueueHealth | None
     left_over: LeftOver | None
-    problem: UnreachableError | None = None
+    problem: UnreachableError | PermissionDeniedError | None = None
 
     @property
     def name(self) -> str:
@@ -101,7 +101,8 @@ async def inspect_all_queues(
             return await _with_left_over(connection, overview, (before or {}).get(overview.name))
         except NotFoundError:
             return None
-        except UnreachableError as error:
+        except (UnreachableError, PermissionDeniedError) as error:
+            # The user's role may be for some of the server's queues only.
             return QueueOverview(config, state, dead_letter_queue, None, None, error)
 
     queues = [info for info in streams if _is_queue(info["config"])]

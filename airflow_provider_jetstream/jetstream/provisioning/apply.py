@@ -31,7 +31,7 @@ from airflow_provider_jetstream.jetstream.provisioning.plan import (
     stream_step,
 )
 from airflow_provider_jetstream.jetstream.provisioning.server_refusals import with_refusals
-from airflow_provider_jetstream.jetstream.publishing.record_removal import maintain_records
+from airflow_provider_jetstream.jetstream.publishing.manifest_removal import maintain_manifests
 from airflow_provider_jetstream.jetstream.queue.server_uptime import watch_server
 
 if TYPE_CHECKING:
@@ -134,7 +134,7 @@ async def provision(connection: Connection, queue: WorkQueue, *, migrate: bool =
         except TransientError as error:
             if attempt == _ATTEMPTS or not isinstance(error.__cause__, ApiError):
                 raise
-    await maintain_records(connection, queue)
+    await maintain_manifests(connection, queue)
     if queue.audit:
         await watch_server(connection, await stream_info(connection, queue.audit.name))
     return executed

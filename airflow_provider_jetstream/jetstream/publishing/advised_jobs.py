@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.errors import JobError
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
 
-    from airflow_provider_jetstream.jetstream.publishing.job import Job, OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
@@ -68,7 +68,7 @@ class AdvisedJobs:
         """
         for index, outgoing in enumerate(jobs):
             if self.advisory_subjects and not outgoing.scheduled:
-                self._note(index, outgoing.job)
+                self._note(index, outgoing)
             yield outgoing
 
     def sequences(self, report: PublishReport) -> dict[str, int]:
@@ -80,9 +80,10 @@ class AdvisedJobs:
         }
         return {digest: sequence for digest, sequence in stored.items() if sequence}
 
-    def _note(self, index: int, job: Job) -> None:
+    def _note(self, index: int, outgoing: OutgoingJob) -> None:
+        job = outgoing.job
         body = job.body if isinstance(job.body, dict) else _json_object(job.body)
-        subject, job_id = job.advisory or body.get("advisory"), job.id or _id_of(body)
+        subject, job_id = job.advisory or body.get("advisory"), outgoing.key.given_id or _id_of(body)
         self._add(index, subject, job_id, is_named=True)
         # A worker of another make knows the body only, and reports what stands there word for word.
         if (named := (body.get("advisory", subject), _id_of(body) or job_id)) != (subject, job_id):

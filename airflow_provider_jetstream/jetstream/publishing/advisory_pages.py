@@ -17,8 +17,9 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.client.stream_api import subject_counts
-from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_page_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_page_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, JobError, NotFoundError
+from airflow_provider_jetstream.jetstream.publishing.job_reader import read_all
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator, Mapping
@@ -87,7 +88,7 @@ class AdvisoryPages:
         """
         if not jobs.advisory_subjects:
             return prepared
-        prepared = iter(list(prepared))
+        prepared = iter(await read_all(prepared))
         if not jobs.indexes:
             return prepared
         self._created = created
@@ -116,14 +117,14 @@ class AdvisoryPages:
     async def remove(self) -> None:
         """Remove the pages, if there are any."""
         (first,) = await _last_messages(
-            self._connection, self._events, [publish_page_subject(self._queue, self._key, 0)]
+            self._connection, self._events, [manifest_page_subject(self._queue, self._key, 0)]
         )
         if page := _parse(first):
             await self._purge(page.pages * self._rows, {})
 
     async def _purge(self, jobs: int, limits: Mapping[str, int]) -> None:
         for number in range(-(-jobs // self._rows)):
-            subject = publish_page_subject(self._queue, self._key, number)
+            subject = manifest_page_subject(self._queue, self._key, number)
             # A stream that denies purges keeps its pages: they count only as long as their jobs are stored.
             with suppress(ApiError):
                 await self._connection.api(f"STREAM.PURGE.{self._events}", {"filter": subject, **limits})
@@ -134,7 +135,7 @@ class AdvisoryPages:
         pages = [dict(rows[start : start + self._rows]) for start in range(0, len(rows), self._rows)]
         stored_at = 0
         for number, page in enumerate(pages):
-            subject = publish_page_subject(self._queue, self._key, number)
+            subject = manifest_page_subject(self._queue, self._key, number)
             content = AdvisoryPage(
                 stream=self._queue, created=self._created, task=self._task, pages=len(pages), jobs=page
             )
@@ -162,7 +163,7 @@ class AdvisoryPages:
     async def _pages_of_others(self) -> list[str]:
         """Return the subjects of the pages of other tasks."""
         subjects: list[str] = []
-        stored = subject_counts(self._connection, self._events, publish_log_filter(self._queue))
+        stored = subject_counts(self._connection, self._events, manifest_filter(self._queue))
         async for subject, _ in stored:
             key, dash, number = subject.rpartition(".")[2].rpartition("-")
             if dash and number.isdecimal() and key != self._key:
@@ -177,11 +178,11 @@ async def read_advisory_pages(
 
     :param created: when the queue's stream was created, in the server's own text; other pages don't count
     """
-    (first,) = await _last_messages(connection, events, [publish_page_subject(queue, key, 0)])
+    (first,) = await _last_messages(connection, events, [manifest_page_subject(queue, key, 0)])
     page = _parse(first)
     if page is None or page.created != created or page.stream != queue:
         return {}
-    others = [publish_page_subject(queue, key, number) for number in range(1, page.pages)]
+    others = [manifest_page_subject(queue, key, number) for number in range(1, page.pages)]
     jobs = dict(page.jobs)
     for message in await _last_messages(connection, events, others):
         other = _parse(message)

@@ -3,24 +3,33 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.headers import is_servers
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
 from airflow_provider_jetstream.jetstream.contract import (
     AIRFLOW_TASK,
-    EXECUTE_AT,
     JOB_ID,
     MSG_ID,
     schedule_once_subject,
     schedule_repeated_subject,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError, JobTooLargeError
+from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
-from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, header_job_id, identity_headers
+from airflow_provider_jetstream.jetstream.publishing.job_fields import field_problem
+from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field, identity_headers
+from airflow_provider_jetstream.jetstream.publishing.job_keys import JobKeys, given_id, text_or_none
+from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
+    check_advisory,
+    check_captured,
+    check_execute_at,
+    check_headers,
+    check_id,
+    checked_subject,
+)
+from airflow_provider_jetstream.jetstream.publishing.reading_thread import iterate
 from airflow_provider_jetstream.jetstream.publishing.schedules import (
     ONCE_LEVEL,
     REPEATED_LEVEL,
@@ -30,40 +39,31 @@ from airflow_provider_jetstream.jetstream.publishing.schedules import (
 )
 from airflow_provider_jetstream.jetstream.queue.checks import NO_SCHEDULES_WITH_DISCARD_NEW
 from airflow_provider_jetstream.jetstream.queue.message_size import Measured, made_headers
-from airflow_provider_jetstream.jetstream.queue.partitions import (
-    PLACEHOLDER,
-    partition_of,
-    partition_subject,
-    placeholder_problem,
-)
-from airflow_provider_jetstream.jetstream.units import parse_time
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import AsyncIterable, Callable, Iterable, Iterator, Mapping, Sequence
     from datetime import timedelta
     from zoneinfo import ZoneInfo
 
+    from airflow_provider_jetstream.jetstream.publishing.job_keys import JobIdSource, JobKey
     from airflow_provider_jetstream.jetstream.queue.message_size import SizeLimit
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
-_LINE_BREAK = re.compile(r"[\r\n]")
-
-
+@checked_field_names(JobError)
 @dataclass(frozen=True, slots=True)
 class Job:
     """One message of a work queue.
 
-    :param body: bytes and text are published as they are, anything else as JSON; an object may hold ``id`` and
-        ``advisory``
+    :param body: bytes and text are published as they are, anything else as JSON
     :param subject: where it is published; the publisher's default where absent
-    :param id: unique among the jobs of its publisher; a job that is published twice is stored once
+    :param id: unique among the jobs of its task: a job that is published twice is stored once, and one with another
+        body is refused. A job without an id is known by its subject and body, and by the number of equal jobs before it
     :param advisory: a subject on which its worker reports the completion, besides the queue's own events
     :param headers: further headers; names starting with ``Nats-`` belong to the server
     :param partition_key: jobs of the same key go to the same partition, whose number replaces ``{partition}`` in the
         subject
-    :param at: when the server publishes the job, with a time zone
+    :param at: when the server publishes the job, with a time zone; also as text such as ``"2026-11-21T09:00:00Z"``
     :param delay: how long after publishing the server publishes the job, such as ``"10m"``
     :param every: how often the server publishes the job: a duration such as ``"30s"``, a cron expression of six fields,
         or ``@daily`` and the like. A later schedule of the same id replaces it
@@ -76,18 +76,22 @@ class Job:
     advisory: str | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     partition_key: str | None = None
-    at: datetime | None = None
+    at: datetime | str | None = None
     delay: str | timedelta | int | None = None
     every: str | timedelta | None = None
     time_zone: str | ZoneInfo | None = None
 
+    def __post_init__(self) -> None:
+        if problem := field_problem(self.headers, self.subject, self.id, self.advisory, self.partition_key):
+            raise JobError(problem)
+
     @classmethod
     def of(cls, item: object) -> Job:
-        """Return a job as it is, or make one of a body; a dict's ``id`` and ``advisory`` become the job's."""
+        """Return a job as it is, or make one of a body; a dict's ``advisory`` becomes the job's."""
         if isinstance(item, Job):
             return item
         if isinstance(item, dict):
-            return cls(item, id=_text(item.get("id")), advisory=_text(item.get("advisory")))
+            return cls(item, advisory=text_or_none(item.get("advisory")))
         return cls(item)
 
     def payload(self) -> bytes:
@@ -113,7 +117,7 @@ class OutgoingJob:
     """A job with its subject, id and headers.
 
     :param body: its encoded body; ``None`` where it can't be encoded
-    :param key: its own id, or its index where it has none
+    :param key: what identifies it among the jobs of its task
     :param job_id: the id by which it is known
     :param message_id: the value of ``Nats-Msg-Id``
     :param api_level: the JetStream API level that the server must have
@@ -122,7 +126,7 @@ class OutgoingJob:
     job: Job
     subject: str
     body: bytes | None
-    key: str | int
+    key: JobKey
     job_id: str
     message_id: str
     headers: dict[str, str]
@@ -135,7 +139,7 @@ class OutgoingJob:
 
 
 def prepare_jobs(
-    items: Iterable[object],
+    items: Iterable[object] | AsyncIterable[object],
     *,
     subject: str | None,
     origin: Origin | None,
@@ -143,10 +147,13 @@ def prepare_jobs(
     queue: WorkQueue | None = None,
     by_key: bool = False,
     limit: SizeLimit | None = None,
+    job_id: JobIdSource | None = None,
+    check: Callable[[int, OutgoingJob], None] | None = None,
+    captured: Sequence[str] = (),
 ) -> Iterator[OutgoingJob]:
     """Give every job its subject, id and headers.
 
-    :param items: jobs, or just bodies
+    :param items: jobs, or just bodies; of a list, none is returned before all are checked
     :param subject: the subject of jobs that name none; with ``{partition}`` in place of a token where consumers divide
         the jobs
     :param origin: the publishing task, if there is one
@@ -155,64 +162,77 @@ def prepare_jobs(
     :param by_key: whether a stored record names the task, so that jobs hold only its key; otherwise they name the task
         themselves, as far as it fits
     :param limit: the largest job of the queue, where it is known
+    :param job_id: where the ids of jobs are that have none of their own: a field of the body, or what returns the id
+    :param check: called with each job and its position; refuses those that can't be published
+    :param captured: the subjects of the queue's stream, where they are known
     :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
-    :raises JobError: a job has no subject, an invalid one, a header of the server's, or a partition or a schedule that
-        the queue doesn't have
+    :raises JobError: a job has no subject, an invalid one, one that the queue doesn't capture, a header of the
+        server's, a partition or a schedule that the queue doesn't have, or the id of another job
     """
-    prepared = _prepare(items, subject, origin, batch, queue, limit, by_key=by_key)
+    preparation = _Preparation(subject, origin, batch, queue, limit, job_id, check, captured, by_key=by_key)
+    prepared = preparation.outgoing(iterate(items))
     # Nothing of a list is sent unless all of it can be stored.
-    return iter(list(prepared)) if limit and isinstance(items, list | tuple) else prepared
+    return whole(prepared) if isinstance(items, list | tuple) else prepared
 
 
-def _prepare(
-    items: Iterable[object],
-    subject: str | None,
-    origin: Origin | None,
-    batch: str,
-    queue: WorkQueue | None,
-    limit: SizeLimit | None,
-    *,
-    by_key: bool,
-) -> Iterator[OutgoingJob]:
-    for index, item in enumerate(items):
-        job = Job.of(item)
-        target = _checked_subject(index, job, job.subject or subject, queue)
-        if job.advisory and (problem := subject_problem(job.advisory, wildcards=False)):
-            raise JobError(
-                f"job {index} can't be reported on {job.advisory!r}: {problem}; publish Job(body) where the body's"
-                " advisory means something else"
-            )
-        if job.advisory and queue:
-            _check_advisory(index, job.advisory, queue.advisory_subjects)
+def whole(jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
+    """Yield jobs once all of them are prepared."""
+    yield from list(jobs)
+
+
+@dataclass(frozen=True, slots=True)
+class _Preparation:
+    subject: str | None
+    origin: Origin | None
+    batch: str
+    queue: WorkQueue | None
+    limit: SizeLimit | None
+    job_id: JobIdSource | None
+    check: Callable[[int, OutgoingJob], None] | None
+    captured: Sequence[str]
+    by_key: bool
+    keys: JobKeys = field(default_factory=JobKeys)
+
+    def outgoing(self, items: Iterable[object]) -> Iterator[OutgoingJob]:
+        for index, item in enumerate(items):
+            outgoing = self._identified(index, item)
+            if self.check:
+                self.check(index, outgoing)
+            yield outgoing
+
+    def _identified(self, index: int, item: object) -> OutgoingJob:
+        job, queue, origin = Job.of(item), self.queue, self.origin
+        target = checked_subject(index, job.partition_key, job.subject or self.subject, queue)
+        if queue and self.captured:
+            check_captured(index, target, queue.name, self.captured)
+        if job.advisory:
+            check_advisory(index, job.advisory, queue.advisory_subjects if queue else ())
         check_headers(index, job.headers)
-        _check_execute_at(index, job.headers, queue)
-        body, own_id = _encoded(job), _text(job.id)
-        if own_id and not _is_header_value(own_id):
-            raise JobError(f"job {index} has the id {own_id!r}: expected text in one line, which a header can hold")
-        if own_id and header_job_id([(JOB_ID, own_id)]) is None:
-            raise JobError(
-                f"job {index} has an id of {len(own_id.encode())} bytes: expected at most {MAX_JOB_ID}, and no U+FFFD,"
-                " which stands for what isn't UTF-8; use a digest"
-            )
-        key = own_id or index
-        message_id = origin.message_id(key) if origin else short_digest(batch, key)
-        job_id = own_id or message_id
+        check_execute_at(index, job.headers, queue)
+        body = _encoded(job)
+        own_id = given_id(index, item, job.id, body, self.job_id, queue.advisory_subjects if queue else ())
+        if own_id:
+            check_id(index, own_id)
+        key = self.keys.key_of(index, own_id, job.subject or self.subject or "", job.partition_key, body)
+        message_id = origin.message_id(*key.parts) if origin else short_digest(self.batch, *key.parts)
+        job_id = own_id or body_field(body or b"", "id") or message_id
         is_scheduled = (job.at, job.delay, job.every, job.time_zone) != (None, None, None, None)
         headers = {name: value for name, value in job.headers.items() if name != JOB_ID} | identity_headers(
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled
         )
-        measured = Measured(len(body or b""), copied_id=None if JOB_ID in headers or own_id else message_id)
+        copied_id = None if JOB_ID in headers or job_id != message_id else message_id
+        measured = Measured(len(body or b""), copied_id=copied_id)
         if origin:
-            headers = _with_origin(headers, origin, measured, by_key=by_key, limit=limit)
+            headers = _with_origin(headers, origin, measured, by_key=self.by_key, limit=self.limit)
         outgoing = OutgoingJob(job, target, body, key, job_id, message_id, headers)
         if is_scheduled:
             outgoing = _scheduled(index, outgoing, queue)
-        if limit and (problem := limit.problem(measured, outgoing.headers)):
+        if self.limit and (problem := self.limit.problem(measured, outgoing.headers)):
             raise JobTooLargeError(f"job {index} {problem}")
-        if limit and is_scheduled and (problem := limit.problem(measured, _made_headers(outgoing))):
+        if self.limit and is_scheduled and (problem := self.limit.problem(measured, _made_headers(outgoing))):
             # The server would try to store it for ever.
             raise JobTooLargeError(f"job {index}, as the server makes it of its schedule, {problem}")
-        yield outgoing
+        return outgoing
 
 
 def _encoded(job: Job) -> bytes | None:
@@ -233,40 +253,6 @@ def _with_origin(
     return headers if limit and limit.problem(job, named) else named
 
 
-def _checked_subject(index: int, job: Job, subject: str | None, queue: WorkQueue | None) -> str:
-    if subject is None:
-        raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
-    if PLACEHOLDER in subject or job.partition_key is not None:
-        subject = _partitioned(index, job.partition_key, subject, queue)
-    if problem := subject_problem(subject, wildcards=False):
-        raise JobError(f"job {index} can't be published to {subject!r}: {problem}")
-    return subject
-
-
-def _check_advisory(index: int, advisory: str, declared: tuple[str, ...]) -> None:
-    if declared and not covered_by_any(declared, advisory):
-        raise JobError(
-            f"job {index} names the advisory subject {advisory!r}, which is outside of the queue's advisory_subjects"
-            f" ({', '.join(declared)}), so nothing would store what its worker reports there: choose a subject among"
-            " them, or add this one to the declaration"
-        )
-
-
-def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | None) -> str:
-    if problem := placeholder_problem(subject):
-        raise JobError(f"job {index} has a partition_key, but its subject is {subject!r}: {problem}")
-    if key is None:
-        raise JobError(f"job {index} has no partition_key, which {subject!r} needs: set it on the job")
-    if queue is None:
-        raise JobError(f"job {index} has a partition_key: pass the queue too, which declares the number of partitions")
-    if (count := queue.partition_count(subject)) is None:
-        raise JobError(
-            f"job {index} can't be published to {subject!r}: no consumer of {queue.name} has partitions on that"
-            " subject; declare one with partitions and such a filter"
-        )
-    return partition_subject(subject, partition_of(key, count))
-
-
 def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> OutgoingJob:
     at, delay, every = job.job.at, job.job.delay, job.job.every
     if sum(value is not None for value in (at, delay, every)) > 1:
@@ -281,12 +267,12 @@ def _scheduled(index: int, job: OutgoingJob, queue: WorkQueue | None) -> Outgoin
     job_id, headers = job.job_id, dict(job.headers)
     try:
         schedule = schedule_headers(at, delay, every, job.job.time_zone, now=datetime.now(UTC))
-    except ValueError as error:
+    except (ValueError, OverflowError) as error:
         raise JobError(f"job {index}: {error}") from None
     if every is None:
         subject, level = schedule_once_subject(queue.name, job_id, job.message_id), ONCE_LEVEL
     else:
-        if job.job.id is None:
+        if job.key.given_id is None:
             raise JobError(
                 f"job {index} has a repeating schedule: give it an id, by which it can be replaced or cancelled"
             )
@@ -301,41 +287,3 @@ def _made_headers(schedule: OutgoingJob) -> dict[str, str]:
     """Return the headers of the job that the server makes of a schedule."""
     own = {name: value for name, value in schedule.headers.items() if not is_servers(name)}
     return own | made_headers(schedule.subject, once=schedule.job.every is None)
-
-
-def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
-    """Refuse headers that can't be sent, or on which the server would act.
-
-    :param index: the job's index or id, for the message
-    :raises JobError: there is such a header
-    """
-    for name, value in headers.items():
-        if name.lower().startswith("nats-"):
-            raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")
-        if not _HEADER_NAME.fullmatch(name):
-            raise JobError(f"job {index} has a header {name!r}: expected a name of letters, digits and dashes")
-        if not isinstance(value, str) or not _is_header_value(value):
-            raise JobError(f"job {index}, header {name}: expected text without line breaks, found {value!r}")
-
-
-def _is_header_value(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return not _LINE_BREAK.search(text)
-
-
-def _check_execute_at(index: int, headers: Mapping[str, str], queue: WorkQueue | None) -> None:
-    """Refuse a time that workers can't parse: such a job would be a dead letter."""
-    if queue is None or not queue.execute_at_header or EXECUTE_AT not in headers:
-        return
-    try:
-        parse_time(headers[EXECUTE_AT])
-    except ValueError as error:
-        raise JobError(f"job {index}, header {EXECUTE_AT}: {error}") from None
-
-
-def _text(value: object) -> str | None:
-    # White space around a header's value isn't sent.
-    return None if value is None else str(value).strip() or None

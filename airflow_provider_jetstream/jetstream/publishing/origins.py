@@ -6,10 +6,10 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
-from airflow_provider_jetstream.jetstream.contract import publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.errors import NotFoundError
 from airflow_provider_jetstream.jetstream.origin import is_task_key
-from airflow_provider_jetstream.jetstream.publishing.publish_record import parse_publish_record
+from airflow_provider_jetstream.jetstream.publishing.manifest_head import parse_manifest_head
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
@@ -38,10 +38,10 @@ async def resolve_origins(
 
     async def resolve(key: str) -> Origin | None:
         try:
-            message = await last_message(connection, events_stream, publish_log_subject(queue_name, key))
+            message = await last_message(connection, events_stream, manifest_subject(queue_name, key))
         except NotFoundError:
             return None
-        record = parse_publish_record(message.data) if message else None
+        record = parse_manifest_head(message.data) if message else None
         origin = record.origin if record else None
         return origin if origin and origin.key == key else None
 

@@ -20,11 +20,17 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
 
 # By error code: what is full. The limits of an account and of a server hold for all their streams together.
+_STORE_FAILED: Final = 10077
 _FULL: Final = {
-    10077: "{stream} is full",
+    _STORE_FAILED: "{stream} is full",
     10002: "{stream} can't store it, since its account may store no more",
     10023: "{stream} can't store it, since its server may store no more",
+    10028: "{stream} can't store it, since its server may store no more in memory",
+    10047: "{stream} can't store it, since its server may store no more",
 }
+# By error code: what passes without anybody's help, besides what the server marks by a status. Its cluster has no
+# leader, a vote failed, an earlier attempt is being stored, and too much is on its way.
+_PASSING: Final = {10004, 10008, 10009, 10041, 10158, 10167}
 _MESSAGE_TOO_LARGE: Final = 10054
 
 
@@ -44,14 +50,24 @@ def job_error(refusal: ApiError) -> JetStreamProviderError:
         return QueueFullError(full_text(refusal))
     if refusal.err_code == _MESSAGE_TOO_LARGE:
         return too_large(f"max_msg_size of {stream}")
-    if refusal.status == HTTPStatus.SERVICE_UNAVAILABLE:
-        return UnreachableError(f"{stream} can't store it just now ({description})")
+    if is_passing(refusal):
+        return UnreachableError(f"{stream} can't store it just now ({description}): try again")
     return JobError(f"{stream} refused it: {description} (error {refusal.err_code})")
 
 
 def is_full(refusal: ApiError) -> bool:
     """Return whether there is no room for a job now; there may be later."""
-    return refusal.err_code in _FULL
+    # A store fails for other reasons too, such as a server that shuts down.
+    return refusal.err_code in _FULL and (
+        refusal.err_code != _STORE_FAILED or refusal.description.startswith("maximum")
+    )
+
+
+def is_passing(refusal: ApiError) -> bool:
+    """Return whether the server can't store a job just now, as while it shuts down or elects a leader."""
+    return not is_full(refusal) and (
+        refusal.err_code in _PASSING or refusal.status in (HTTPStatus.SERVICE_UNAVAILABLE, HTTPStatus.TOO_MANY_REQUESTS)
+    )
 
 
 def is_full_subject(refusal: ApiError) -> bool:

@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import logging
 from array import array
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TerminalError, TransientError
+from airflow_provider_jetstream.jetstream.errors import (
+    JetStreamProviderError,
+    TerminalError,
+    TransientError,
+    WrongStreamError,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
+    from collections.abc import Iterable, Mapping
 
     from airflow_provider_jetstream.jetstream.client.publish_ack import PubAck
+
+logger = logging.getLogger(__name__)
 
 _NAMED_FAILURES = 5
 
@@ -31,6 +39,58 @@ class PublishFailure:
     certain: bool
 
 
+@dataclass(frozen=True, slots=True)
+class RepeatedJob:
+    """A job whose message id the server has stored before this call.
+
+    :param index: its position among the published jobs
+    :param job_id: its id
+    :param sequence: that of the message with its message id
+    :param body_digest: the SHA-256 of its body
+    """
+
+    index: int
+    job_id: str
+    sequence: int
+    body_digest: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Destination:
+    """The stream in which jobs are to be stored.
+
+    :param stream: the queue's name
+    :param created: when the stream was created, in the server's own text; empty where that isn't known
+    :param domain: its JetStream domain; ``None`` where that isn't known
+    """
+
+    stream: str
+    created: str = ""
+    domain: str | None = None
+
+    @classmethod
+    def of(cls, queue: str, info: Mapping[str, Any] | None) -> Destination:
+        """Return the stream of a queue.
+
+        :param info: its STREAM.INFO, where it has been read
+        """
+        return cls(queue, info["created"], info.get("domain", "")) if info else cls(queue)
+
+    def problem(self, ack: PubAck) -> JetStreamProviderError | None:
+        """Return what is wrong if another stream has stored a job."""
+        if ack.stream == self.stream and (self.domain is None or ack.domain == self.domain):
+            return None
+        expected, found = _place(self.stream, self.domain), _place(ack.stream, ack.domain)
+        return WrongStreamError(
+            f"expected {expected} to store it, found that {found} did, as sequence {ack.sequence}: its workers may do"
+            f" this job; delete it there, and publish on a subject of {self.stream}"
+        )
+
+
+def _place(stream: str, domain: str | None) -> str:
+    return f"{stream} in the domain {domain}" if domain else stream
+
+
 @dataclass(slots=True)
 class PublishReport:
     """The fate of every job of one call.
@@ -39,10 +99,18 @@ class PublishReport:
     :param sequences: by index, the stream sequence; 0 where a job isn't known to be stored
     :param duplicates: how many jobs were stored already
     :param failures: the jobs not known to be stored
-    :param message_ids: by index, the jobs' ``Nats-Msg-Id``; only of tasks with an idempotency key
     :param scheduled: the indexes of jobs whose schedule is stored; the job made of it gets a sequence of its own
+    :param source_error: what the source of the jobs raised, after the jobs of the report
+    :param is_cut: whether further jobs weren't read any more, since too many had failed, or none could be sent
     :param advised: the jobs that name one of the queue's advisory subjects: stream sequences by digests of subject and
         id; :func:`~airflow_provider_jetstream.jetstream.wait` takes it
+    :param repeated: the jobs that the server had stored, and of which it isn't known whether with the same body
+    :param extra: the sequences of jobs that an earlier try has stored, and that aren't among these jobs any more
+    :param destination: the queue's stream; ``None`` where no queue was given
+    :param manifest_key: the key of the manifest that names the jobs; ``None`` where there is none
+    :param events_from: the position in the events stream from which the ends of the jobs can be stored
+    :param handle: a handle on the jobs as JSON, by which another task or DAG can wait for them; ``None`` where nobody
+        can
     """
 
     stream: str | None = None
@@ -50,8 +118,15 @@ class PublishReport:
     duplicates: int = 0
     failures: list[PublishFailure] = field(default_factory=list)
     scheduled: set[int] = field(default_factory=set)
-    message_ids: list[str] = field(default_factory=list)
     advised: dict[str, int] = field(default_factory=dict)
+    source_error: Exception | None = None
+    is_cut: bool = False
+    repeated: list[RepeatedJob] = field(default_factory=list)
+    extra: array[int] = field(default_factory=lambda: array("Q"))
+    destination: Destination | None = None
+    manifest_key: str | None = None
+    events_from: int = 1
+    handle: dict[str, Any] | None = None
 
     def add_stored(self, sequence: int, *, scheduled: bool) -> None:
         """Append a job that was stored before this call."""
@@ -73,12 +148,32 @@ class PublishReport:
         """How many jobs are stored."""
         return len(self.sequences) - len(self.failures)
 
+    def reject(self, repeated: RepeatedJob, error: JetStreamProviderError) -> None:
+        """Record that what the server has stored in the place of a job is another one."""
+        self.sequences[repeated.index] = 0
+        self.duplicates -= 1
+        self.scheduled.discard(repeated.index)
+        self.failures.append(PublishFailure(repeated.index, repeated.job_id, error, certain=True))
+
+    def awaited(self) -> set[int]:
+        """Return the sequences of all jobs of the task: those of the list, and those that it doesn't name any more."""
+        return {*self.sequences, *self.extra} - {0}
+
     def raise_for_failures(self) -> None:
         """Return if all jobs are stored.
 
+        :raises Exception: what the source of the jobs raised, with a note of what is stored
         :raises PublishRefusedError: some jobs can never be stored as they are
         :raises PublishIncompleteError: some jobs weren't stored this time
         """
+        if self.source_error:
+            note = (
+                f"the source of the jobs, which is read in a thread of its own, ended there; {self.stored} jobs before"
+                f" are stored{self._stored_ranges()}"
+            )
+            self.source_error.add_note(note)
+            logger.error("Publishing stopped, since %s", note)
+            raise self.source_error
         if not self.failures:
             return
         failures = sorted(self.failures, key=lambda failure: failure.index)
@@ -91,6 +186,7 @@ class PublishReport:
         message = (
             f"{self.stored} of {len(self.sequences)} jobs are stored{self._stored_ranges()}; {len(failures)} are not"
             f" known to be: {named}{f'; and {rest} more' if rest > 0 else ''}"
+            f"{', and the jobs after them, which were not read' if self.is_cut else ''}"
         )
         terminal = any(isinstance(failure.error, TerminalError) for failure in failures)
         raise (PublishRefusedError if terminal else PublishIncompleteError)(message, self)

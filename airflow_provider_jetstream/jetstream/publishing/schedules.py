@@ -17,7 +17,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
 from airflow_provider_jetstream.jetstream.contract import job_schedule_filters, schedule_filter
 from airflow_provider_jetstream.jetstream.errors import ApiError
-from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_time
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -86,7 +86,7 @@ def schedule_headers(at: Any, delay: Any, every: Any, time_zone: Any, *, now: da
 def schedule_once(at: Any, delay: Any, now: datetime) -> str:
     """Return the value of ``Nats-Schedule`` for a job that is published once.
 
-    :param at: the time, with its zone; or
+    :param at: the time, with its zone, also as text; or
     :param delay: how long after ``now``, as :func:`~airflow_provider_jetstream.jetstream.units.parse_duration` reads it
     :raises ValueError: it is no such time or delay
     """
@@ -95,6 +95,8 @@ def schedule_once(at: Any, delay: Any, now: datetime) -> str:
         if nanoseconds < 0:
             raise ValueError(f"expected a delay of at least 0, found {delay!r}")
         at = now + timedelta(microseconds=nanoseconds / 1_000)
+    if isinstance(at, str):
+        at = parse_time(at)
     if not isinstance(at, datetime) or at.utcoffset() is None:
         raise ValueError(f"expected a datetime with its time zone, found {at!r}: add one, such as tzinfo=UTC")
     return f"@at {at.astimezone(UTC).isoformat().replace('+00:00', 'Z')}"

@@ -1,71 +1,54 @@
-"""Sends jobs to the server one after another, matches its answers to them, and sends again what wasn't stored."""
+"""Sends jobs to the server one after another, as they come and as window, rate and queue allow."""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import OrderedDict
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.headers import wire_size
-from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack
+from airflow_provider_jetstream.jetstream.client.diagnostics import last_report
 from airflow_provider_jetstream.jetstream.errors import (
-    ApiError,
     JetStreamProviderError,
     JobNotSerializableError,
-    NotFoundError,
     QueueFullError,
     TransientError,
     UnreachableError,
+    WrongStreamError,
 )
-from airflow_provider_jetstream.jetstream.publishing.refusals import (
-    full_text,
-    is_full,
-    is_full_subject,
-    job_error,
-    too_large,
-    too_old,
-)
-from airflow_provider_jetstream.jetstream.publishing.report import PublishFailure, PublishReport
+from airflow_provider_jetstream.jetstream.publishing.in_flight import JobInFlight, JobsInFlight
+from airflow_provider_jetstream.jetstream.publishing.refusals import full_text, is_full_subject, too_old
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from nats.aio.msg import Msg
+    from collections.abc import Awaitable, Callable
+    from types import TracebackType
+    from typing import Self
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.publishing.in_flight import SendingLimits
     from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.job_reader import JobReader
     from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
 
-_NO_STREAM_PAUSE = 0.25
 # Seconds until a full queue is tried again; doubled for as long as it stays full.
 _FIRST_PAUSE = 0.05
 # Also the longest time until a stop is noticed.
 _LONGEST_PAUSE = 1.0
-
-
-@dataclass(slots=True)
-class _InFlight:
-    job: OutgoingJob
-    payload: bytes
-    deadline: float
-    attempts: int = 1
-    foreign_answer: bool = False
-    no_stream: bool = False
-    answer_lost: bool = False
+# So many failures are reported; they are held in memory.
+_MAX_FAILURES = 10_000
+# After so many jobs, bytes or seconds, other tasks of the event loop run.
+_YIELD_JOBS = 64
+_YIELD_BYTES = 256 << 10
+_YIELD_SECONDS = 0.005
 
 
 class JobSender:
-    """Sends jobs with a bounded number in flight, and holds the fate of each in its report.
+    """Sends jobs with a bounded number in flight; its report holds the fate of each.
 
     A job that a full queue refuses is held back, and all jobs after it with it, until the queue has room: the first of
     them is sent alone, and after each success twice as many.
 
     :param window: the largest number of unacknowledged jobs
-    :param ack_timeout: seconds to wait for an acknowledgement before a job is sent again
-    :param attempts: the largest number of times that a job is sent for want of an answer
-    :param room_timeout: how many seconds a full queue may store no job before the jobs that it refuses are given up
     :param stopped: returns whether to wait no longer for a turn or for room
     """
 
@@ -73,74 +56,124 @@ class JobSender:
         self,
         connection: Connection,
         window: int,
-        ack_timeout: float,
-        attempts: int,
+        limits: SendingLimits,
         rate_limiter: RateLimiter,
-        room_timeout: float,
         stopped: Callable[[], bool],
     ) -> None:
-        self.report = PublishReport()
         self._connection = connection
         self._window = window
-        self._ack_timeout = ack_timeout
-        self._attempts = attempts
+        self._room_timeout = limits.room_timeout
         self._rate_limiter = rate_limiter
-        self._room_timeout = room_timeout
         self._stopped = stopped
-        self._in_flight: OrderedDict[int, _InFlight] = OrderedDict()
-        self._refused: dict[int, _InFlight] = {}
-        self._refusal: ApiError | None = None
-        self._full_since: float | None = None
+        self._in_flight = JobsInFlight(connection, limits, rate_limiter.record_stored, stopped)
+        self.report = self._in_flight.report
         self._gave_up: str | None = None
-        self._progress = asyncio.Event()
-        self._last_answer = time.monotonic()
-        self._silent = False
-        self._inbox = connection.new_inbox()
+        self._useless_since: float | None = None
+        self._yielded_at, self._jobs_since, self._bytes_since = time.monotonic(), 0, 0
 
-    async def open(self) -> None:
-        """Subscribe to the answers.
+    async def __aenter__(self) -> Self:
+        await self._in_flight.open()
+        return self
 
-        :raises UnreachableError: the connection is closed
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._in_flight.close()
+
+    async def send_each(
+        self,
+        jobs: JobReader,
+        stored_sequence: Callable[[int, OutgoingJob], int | None],
+        progress: Callable[[PublishReport], Awaitable[None]],
+    ) -> None:
+        """Send jobs as they come, until they end or publishing is stopped, and wait until the fate of each is known.
+
+        What their source raises is noted in the report.
+
+        :param stored_sequence: returns the stream sequence of a job that is known to be stored, and isn't sent again
+        :param progress: awaited after each job, and while the next one is awaited
         """
-        try:
-            self._subscription = await self._connection.subscribe(f"{self._inbox}.*", self._on_answer)
-        except UnreachableError as error:
-            raise UnreachableError(f"nothing was published: {error}") from None
+        while not self._stopped():
+            if self._is_over():
+                self.report.is_cut = not jobs.ended
+                break
+            try:
+                job = jobs.take()
+            except Exception as error:  # noqa: BLE001
+                # A source may raise anything.
+                self.report.source_error = error
+                break
+            if job is None and jobs.ended:
+                break
+            if job is None:
+                await self._wait_for_source(jobs)
+                await progress(self.report)
+                continue
+            index = len(self.report.sequences)
+            if sequence := stored_sequence(index, job):
+                self.report.add_stored(sequence, scheduled=job.scheduled)
+            else:
+                await self._send(index, job)
+            await self._yield(len(job.body or b""))
+            await progress(self.report)
+        await self._send_refused()
 
-    async def close(self) -> None:
-        """Unsubscribe."""
-        await self._subscription.unsubscribe()
+    def _is_over(self) -> bool:
+        """Return whether there is no point in reading more jobs: too many failed, or none is sent any more."""
+        if len(self.report.failures) >= _MAX_FAILURES:
+            return True
+        if self._not_sent() is None:
+            self._useless_since = None
+            return False
+        self._useless_since = self._useless_since or time.monotonic()
+        return time.monotonic() - self._useless_since >= _LONGEST_PAUSE
 
-    async def send(self, index: int, job: OutgoingJob) -> None:
-        """Send the next job as soon as window, rate and queue allow; its answer may come later.
+    async def _wait_for_source(self, jobs: JobReader) -> None:
+        """Wait for the next job, and meanwhile send those again that need it."""
+        if self._in_flight.refused:
+            await self._send_refused()
+        await jobs.wait(min(self._in_flight.seconds_left(), _LONGEST_PAUSE))
+        await self._in_flight.send_late()
 
-        :param index: its position among all jobs
-        """
+    async def _yield(self, size: int) -> None:
+        """Let other tasks run, such as the one that writes to the connection."""
+        self._jobs_since += 1
+        self._bytes_since += size
+        if (
+            self._jobs_since >= _YIELD_JOBS
+            or self._bytes_since >= _YIELD_BYTES
+            or time.monotonic() - self._yielded_at >= _YIELD_SECONDS
+        ):
+            await asyncio.sleep(0)
+            self._yielded_at, self._jobs_since, self._bytes_since = time.monotonic(), 0, 0
+
+    async def _send(self, index: int, job: OutgoingJob) -> None:
+        """Send the next job as soon as window, rate and queue allow; its answer may come later."""
         self.report.sequences.append(0)
         try:
             payload = job.job.payload() if job.body is None else job.body
         except JobNotSerializableError as error:
-            self._fail(index, job, error, certain=True)
+            self._in_flight.fail(index, job, error)
             return
         if job.api_level > self._connection.api_level:
             # An older server stores a schedule as a message like any other and never makes a job of it.
-            self._fail(index, job, too_old(job, self._connection), certain=True)
+            self._in_flight.fail(index, job, too_old(job, self._connection))
             return
         await self._wait_for_turn()
         if problem := self._not_sent():
-            self._fail(index, job, problem, certain=True)
+            self._in_flight.fail(index, job, problem)
             return
-        await self._put(index, _InFlight(job, payload, time.monotonic() + self._ack_timeout))
-
-    async def finish(self) -> None:
-        """Wait until the fate of every job is known."""
-        await self._send_refused()
+        await self._in_flight.send(index, JobInFlight(job, payload))
 
     def _not_sent(self) -> JetStreamProviderError | None:
         """Return why no more jobs are sent."""
-        if self._silent:
+        if self._in_flight.silent:
             reason = "it was not sent: the jobs before it got no answer"
-            return UnreachableError(reason + self._last_report())
+            return UnreachableError(reason + last_report(self._connection.last_error))
+        if self._in_flight.away:
+            return UnreachableError(f"it was not sent: {self._in_flight.away}")
+        if self._in_flight.misplaced:
+            return WrongStreamError(f"it was not sent: {self._in_flight.misplaced}")
         if self._gave_up:
             return QueueFullError(f"it was not sent: {self._gave_up}")
         if self._stopped():
@@ -148,168 +181,72 @@ class JobSender:
         return None
 
     async def _wait_for_turn(self) -> None:
+        in_flight = self._in_flight
         while True:
-            await self._wait_for_answers(self._window - 1)
-            while self._is_away() and self._in_flight and not self._not_sent():
-                oldest = next(iter(self._in_flight.values()))
-                await self._connection.wait_until_connected(max(oldest.deadline - time.monotonic(), 0.0))
-                await self._resend_late()
-            if self._refused:
+            await in_flight.wait_until_at_most(self._window - 1)
+            while self._is_away() and len(in_flight) and not self._not_sent():
+                await self._connection.wait_until_connected(in_flight.seconds_left())
+                await in_flight.send_late()
+            if in_flight.refused:
                 await self._send_refused()
             if self._not_sent() or (seconds := self._rate_limiter.delay(1)) <= 0:
                 break
             await self._sleep(seconds)
         self._rate_limiter.consume(1)
 
+    def _is_away(self) -> bool:
+        return not (self._connection.is_connected or self._connection.is_closed)
+
     async def _sleep(self, seconds: float) -> None:
         """Sleep, but no longer than until a job in flight or a stop needs attention."""
-        now = time.monotonic()
-        due = min((flight.deadline for flight in self._in_flight.values()), default=now + seconds)
-        await asyncio.sleep(min(seconds, max(0.0, due - now), _LONGEST_PAUSE))
-        await self._resend_late()
+        await asyncio.sleep(min(seconds, self._in_flight.seconds_left(), _LONGEST_PAUSE))
+        await self._in_flight.send_late()
 
     async def _send_refused(self) -> None:
-        """Send the jobs that a full queue refused again, until they are stored or there is no room for too long."""
+        """Wait for all answers, and send the jobs that a full queue refused again.
+
+        Until they are stored, or there is no room for too long.
+        """
+        in_flight, refused = self._in_flight, self._in_flight.refused
         count, pause = 1, _FIRST_PAUSE
         while True:
-            await self._wait_for_answers(0)
-            if not self._refused:
+            await in_flight.wait_until_at_most(0)
+            if not refused:
                 return
             now = time.monotonic()
-            left = (now if self._full_since is None else self._full_since) + self._room_timeout - now
-            if self._silent or self._stopped() or left <= 0:
+            left = (now if in_flight.full_since is None else in_flight.full_since) + self._room_timeout - now
+            if in_flight.silent or in_flight.away or self._stopped() or left <= 0:
                 self._give_up_refused()
                 return
             await asyncio.sleep(min(pause, left))
-            waiting = len(self._refused)
+            waiting = len(refused)
             sent = self._first_refused(count)
             for index in sent:
                 while (seconds := self._rate_limiter.delay(1)) > 0 and not self._stopped():
                     await self._sleep(seconds)
                 self._rate_limiter.consume(1)
-                flight = self._refused.pop(index)
-                flight.attempts, flight.deadline = 1, time.monotonic() + self._ack_timeout
-                await self._put(index, flight)
-            await self._wait_for_answers(0)
-            stored = waiting - len(self._refused)
+                await in_flight.send(index, refused.pop(index))
+            await in_flight.wait_until_at_most(0)
+            stored = waiting - len(refused)
             count = min(2 * count, self._window) if stored == len(sent) else 1
             pause = 0.0 if stored else min(max(2 * pause, _FIRST_PAUSE), _LONGEST_PAUSE)
 
     def _first_refused(self, count: int) -> list[int]:
         """Return in their order the jobs to be sent again: the first of them alone finds out whether there is room."""
-        refused = sorted(self._refused)
-        if count == 1 and self._refusal and is_full_subject(self._refusal):
+        in_flight = self._in_flight
+        refused = sorted(in_flight.refused)
+        if count == 1 and in_flight.refusal and is_full_subject(in_flight.refusal):
             # There may be room on the subjects of others.
-            firsts = {self._refused[index].job.subject: index for index in reversed(refused)}
+            firsts = {in_flight.refused[index].job.subject: index for index in reversed(refused)}
             return sorted(firsts.values())
         return refused[:count]
 
     def _give_up_refused(self) -> None:
-        problem = self._not_sent()
-        if problem is None and self._refusal:
-            self._gave_up = full_text(self._refusal, f" and stored nothing for {self._room_timeout:g} s")
+        in_flight, problem = self._in_flight, self._not_sent()
+        if problem is None and in_flight.refusal:
+            self._gave_up = full_text(in_flight.refusal, f" and stored nothing for {self._room_timeout:g} s")
+            in_flight.takes_no_refused = True
             problem = QueueFullError(self._gave_up)
-        for index in sorted(self._refused):
-            self._fail(index, self._refused[index].job, problem or TransientError("it was not sent"), certain=True)
-        self._refused.clear()
-
-    async def _wait_for_answers(self, max_in_flight: int) -> None:
-        while len(self._in_flight) > max_in_flight:
-            self._progress.clear()
-            oldest = next(iter(self._in_flight.values()))
-            try:
-                async with asyncio.timeout_at(asyncio.get_running_loop().time() + oldest.deadline - time.monotonic()):
-                    await self._progress.wait()
-            except TimeoutError:
-                await self._resend_late()
-
-    async def _resend_late(self) -> None:
-        now = time.monotonic()
-        for index, flight in [(index, flight) for index, flight in self._in_flight.items() if flight.deadline <= now]:
-            if index not in self._in_flight:
-                continue
-            if flight.attempts >= self._attempts:
-                del self._in_flight[index]
-                self._silent = self._last_answer < flight.deadline - self._ack_timeout
-                reason = f"no acknowledgement after {flight.attempts} attempts of {self._ack_timeout:g} s"
-                if flight.foreign_answer:
-                    reason += f": what answers on {flight.job.subject} isn't a stream; provision the queue first"
-                self._fail(index, flight.job, UnreachableError(reason + self._last_report()), certain=False)
-                continue
-            flight.answer_lost |= not flight.no_stream
-            flight.no_stream = False
-            flight.attempts += 1
-            flight.deadline = now + self._ack_timeout
-            self._in_flight.move_to_end(index)
-            await self._put(index, flight)
-
-    async def _put(self, index: int, flight: _InFlight) -> None:
-        self._in_flight[index] = flight
-        limit = self._connection.max_payload
-        # The client counts the body only; for body and headers together the server would close the connection.
-        if len(flight.payload) + wire_size(flight.job.headers) > limit:
-            del self._in_flight[index]
-            self._fail(index, flight.job, too_large(f"the server's limit of {limit} bytes"), certain=True)
-            return
-        try:
-            await self._connection.publish(
-                flight.job.subject, flight.payload, flight.job.headers, f"{self._inbox}.{index}"
-            )
-        except UnreachableError as error:
-            if self._is_away():
-                # The job is sent again after its deadline.
-                return
-            del self._in_flight[index]
-            self._fail(index, flight.job, error, certain=flight.attempts == 1)
-
-    def _is_away(self) -> bool:
-        return not (self._connection.is_connected or self._connection.is_closed)
-
-    async def _on_answer(self, message: Msg) -> None:
-        index = int(message.subject.rsplit(".", 1)[1])
-        flight = self._in_flight.get(index)
-        ack = refusal = None
-        try:
-            # An empty answer is the server's own: no stream captures the subject.
-            ack = parse_publish_ack(message.subject, message.data) if message.data else None
-        except ApiError as error:
-            refusal = error
-        except UnreachableError:
-            # From a subscriber to the subject that is no stream; the stream's own answer may still come.
-            if flight:
-                flight.foreign_answer = True
-            return
-        self._last_answer, self._silent = time.monotonic(), False
-        self._progress.set()
-        if flight is None:
-            return
-        if not message.data and flight.attempts < self._attempts:
-            # Either no stream captures the subject or the server is just starting: only time shows which.
-            flight.no_stream = True
-            flight.deadline = time.monotonic() + _NO_STREAM_PAUSE
-            self._in_flight.move_to_end(index, last=False)
-            return
-        del self._in_flight[index]
-        if refusal and is_full(refusal) and self._room_timeout > 0 and not self._gave_up:
-            self._full_since = self._full_since or time.monotonic()
-            self._refused[index], self._refusal = flight, refusal
-        elif refusal:
-            self._fail(index, flight.job, job_error(refusal), certain=True)
-        elif ack is None:
-            missing = NotFoundError(
-                f"no stream captures {flight.job.subject}: provision the queue first, or check the subject"
-            )
-            # An attempt whose answer was lost may have been stored before the stream went away.
-            self._fail(index, flight.job, missing, certain=not flight.answer_lost)
-        else:
-            if not ack.duplicate:
-                self._full_since = None
-            self._rate_limiter.record_stored(1 + len(self._in_flight))
-            self.report.add_acknowledged(index, ack, scheduled=flight.job.scheduled)
-
-    def _last_report(self) -> str:
-        error = self._connection.last_error
-        return f" (the connection last reported: {error})" if error else ""
-
-    def _fail(self, index: int, job: OutgoingJob, error: JetStreamProviderError, *, certain: bool) -> None:
-        self.report.failures.append(PublishFailure(index, job.job_id, error, certain))
+        for index in sorted(in_flight.refused):
+            in_flight.fail(index, in_flight.refused[index].job, problem or TransientError("it was not sent"))
+        in_flight.refused.clear()

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from airflow_provider_jetstream.jetstream.contract import DEAD_LETTER_MARK, PARTITIONS
 from airflow_provider_jetstream.jetstream.errors import QueueDeclarationError
+from airflow_provider_jetstream.jetstream.line_text import shown_value
 from airflow_provider_jetstream.jetstream.queue.consumer_checks import PriorityPolicy, consumer_problems
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_duration, parse_size
@@ -19,6 +20,15 @@ from airflow_provider_jetstream.jetstream.units import NANOSECONDS, parse_durati
 # Before the models, which pydantic builds in full only where these names are already known.
 Duration = Annotated[int, BeforeValidator(parse_duration)]
 Size = Annotated[int, BeforeValidator(parse_size)]
+
+
+def _require_utf8(text: str) -> str:
+    if text != text.encode(errors="replace").decode():
+        raise ValueError(f"expected text that UTF-8 can encode, found {shown_value(text)}")
+    return text
+
+
+Text = Annotated[str, AfterValidator(_require_utf8)]
 
 _DAY = 86_400 * NANOSECONDS
 
@@ -35,11 +45,15 @@ class Declaration(BaseModel):
 
     # Each model repeats the signature for type checkers: they would derive one from the fields and refuse the other
     # forms that fields accept, such as a list, ``"30s"`` or a stream's name.
-    def __init__(self, **values: Any) -> None:
+    def __init__(self, *unnamed: object, **values: Any) -> None:
+        if unnamed:
+            raise QueueDeclarationError("?", [f"expected its fields by name, found {unnamed[0]!r}"], self.kind)
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise QueueDeclarationError(str(values.get("name", "?")), _problem_texts(error), self.kind) from None
+            name = values.get("name", "?")
+            shown = name if isinstance(name, str) else shown_value(name)
+            raise QueueDeclarationError(shown, _problem_texts(error), self.kind) from None
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -76,15 +90,15 @@ class Consumer(Declaration):
 
         def __init__(self, **values: Any) -> None: ...
 
-    name: str
-    description: str | None = None
+    name: Text
+    description: Text | None = None
     filter_subjects: tuple[str, ...] = ()
     max_deliver: int | None = None
     ack_wait: Duration | None = None
     backoff: tuple[Duration, ...] = ()
     max_ack_pending: int | None = None
     sample_freq: str | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[Text, Text] | None = None
     partitions: int | None = Field(default=None, ge=1, le=1000)
     partition: int | None = None
     priority_groups: tuple[str, ...] = ()
@@ -169,9 +183,9 @@ class Stream(Declaration):
 
         def __init__(self, **values: Any) -> None: ...
 
-    name: str
+    name: Text
     subjects: tuple[str, ...] = ()
-    description: str | None = None
+    description: Text | None = None
     storage: Literal["file", "memory"] = "file"
     num_replicas: int = Field(default=1, ge=1, le=5)
     discard: Literal["old", "new"] | None = None
@@ -185,7 +199,7 @@ class Stream(Declaration):
     deny_purge: bool | None = None
     allow_direct: bool | None = None
     allow_rollup_hdrs: bool | None = None
-    metadata: dict[str, str] | None = None
+    metadata: dict[Text, Text] | None = None
 
     def captured_subjects(self) -> tuple[str, ...]:
         """Return the subjects of the stream on the server: those declared, and those that its features add."""
@@ -223,7 +237,7 @@ class DeadLetterQueue(Stream):
     consumers: Consumers = ()
     republish: dict[str, Any] | None = None
     allow_direct: bool | None = True
-    metadata: dict[str, str] | None = Field(default_factory=lambda: {DEAD_LETTER_MARK: "true"})
+    metadata: dict[Text, Text] | None = Field(default_factory=lambda: {DEAD_LETTER_MARK: "true"})
 
     def _retention(self) -> str:
         return self.retention
@@ -298,6 +312,9 @@ class Archive(Stream):
 class Audit(Stream):
     """The stream that records what was done to dead letters.
 
+    An audit that refuses records when it is full keeps doing so: what it would drop instead may be the only evidence of
+    what became of a job.
+
     :param max_age: how long a record is stored
     """
 
@@ -307,7 +324,6 @@ class Audit(Stream):
 
         def __init__(self, **values: Any) -> None: ...
 
-    discard: Literal["old", "new"] | None = "old"
     max_age: Duration | None = 90 * _DAY
     allow_direct: bool | None = True
 

@@ -10,12 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
+from airflow_provider_jetstream.jetstream.client.subjects import PRIVATE_SUBJECTS, covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import (
     ACK_METRIC,
     cancellation_filter,
     completion_filter,
-    publish_log_filter,
+    manifest_filter,
 )
 from airflow_provider_jetstream.jetstream.queue.declaration import Consumer, Events
 from airflow_provider_jetstream.jetstream.queue.queue_warning import QueueWarning
@@ -70,7 +70,7 @@ def default_event_subjects(name: object, consumers: object, advisory_subjects: t
     return (
         completion_filter(name),
         cancellation_filter(name),
-        publish_log_filter(name),
+        manifest_filter(name),
         *([ack_metric_filter(name)] if is_sampled else []),
         *advisory_subjects,
     )
@@ -94,7 +94,7 @@ def advisory_subject_problems(queue: QueueFields) -> Iterator[str]:
     own = (
         completion_filter(queue.name),
         cancellation_filter(queue.name),
-        publish_log_filter(queue.name),
+        manifest_filter(queue.name),
     )
     for subject in subjects:
         if not covered_by_any(queue.events.subjects, subject):
@@ -102,8 +102,11 @@ def advisory_subject_problems(queue: QueueFields) -> Iterator[str]:
                 f"the events stream {queue.events.name} doesn't capture the advisory subject {subject}, so what workers"
                 " publish there would not be stored: add that subject"
             )
-        elif subject.startswith("$"):
-            yield f"advisory subject {subject}: subjects that begin with $ are the server's; choose another"
+        elif subject.startswith(PRIVATE_SUBJECTS):
+            yield (
+                f"advisory subject {subject}: subjects that begin with $ are the server's, and those with _INBOX are"
+                " for answers to clients; choose another"
+            )
         for other in own:
             if overlaps(subject, other):
                 yield (

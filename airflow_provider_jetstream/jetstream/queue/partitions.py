@@ -35,6 +35,6 @@ def partition_subject(template: str, partition: int | str) -> str:
 
 def placeholder_problem(template: str) -> str | None:
     """Return what is wrong with the placeholder of a subject or filter; ``None`` where it is exactly one token."""
-    if template.split(".").count(PLACEHOLDER) == 1 and template.count("{") == 1:
+    if template.split(".").count(PLACEHOLDER) == 1 and template.count("{") == template.count("}") == 1:
         return None
     return f"expected {PLACEHOLDER} as one of its tokens, once"

@@ -18,7 +18,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, NotFoundError, PermissionDeniedError
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -54,7 +54,8 @@ async def server_up_since(connection: Connection, stream: Mapping[str, Any]) -> 
     try:
         info = await _existing(connection, name) or await _create(connection, name)
     except JetStreamProviderError as error:
-        log.debug("Since when the server of %s has been up isn't known: %s", name, error)
+        level = logging.INFO if isinstance(error, PermissionDeniedError) else logging.DEBUG
+        log.log(level, "Since when the server of %s has been up isn't known: %s", name, error)
         return None
     # One that somebody stored in a file survives restarts.
     return datetime.fromisoformat(info["created"]) if info["config"].get("mem_storage") else None

@@ -35,6 +35,7 @@ from airflow_provider_jetstream.jetstream.queue.end_evidence import (
 from airflow_provider_jetstream.jetstream.queue.entry_copies import audit_subjects, with_entry_copies
 from airflow_provider_jetstream.jetstream.queue.lint import queue_warnings
 from airflow_provider_jetstream.jetstream.queue.partitions import partition_subject
+from airflow_provider_jetstream.jetstream.queue.queue_file import read_queue_file
 from airflow_provider_jetstream.jetstream.queue.yaml_text import yaml_text
 
 if TYPE_CHECKING:
@@ -214,7 +215,7 @@ class WorkQueue(Stream):
             return source
         name, values = "?", source
         if isinstance(source, (str, Path)):
-            name, values = str(source), _read(Path(source))
+            name, values = str(source), read_queue_file(Path(source))
         if not isinstance(values, Mapping):
             raise QueueDeclarationError(
                 name, [f"expected a mapping with name, subjects, consumers…, found {type(values).__name__}"]
@@ -230,18 +231,6 @@ class WorkQueue(Stream):
         return yaml_text(self, add_defaults)
 
 
-def _read(path: Path) -> Any:
-    import yaml
-
-    try:
-        return yaml.safe_load(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        problem = f"expected a YAML file at this path, found: {error.strerror or type(error).__name__}"
-        raise QueueDeclarationError(str(path), [problem]) from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise QueueDeclarationError(str(path), [f"expected YAML, found something else: {error}"]) from None
-
-
 def _fields_of(companion: Any, model: type[Stream]) -> dict[str, Any] | None:
     """Return the declared fields of a companion; ``None`` where none is declared, or something else in its place."""
     if isinstance(companion, str):
@@ -252,7 +241,13 @@ def _fields_of(companion: Any, model: type[Stream]) -> dict[str, Any] | None:
 
 
 def _inherited(values: Mapping[str, Any], fields: Mapping[str, frozenset[str]]) -> dict[str, Any]:
-    return {field: values[field] for field, valid in fields.items() if str(values.get(field)) in valid}
+    return {field: values[field] for field, valid in fields.items() if _is_one_of(values.get(field), valid)}
+
+
+def _is_one_of(value: object, valid: frozenset[str]) -> bool:
+    # Nothing else is written as text: it may be of any size.
+    is_plain = isinstance(value, str) or (isinstance(value, int) and value in range(10))
+    return is_plain and str(value) in valid
 
 
 def _enabled(field: str, values: Mapping[str, Any]) -> dict[str, Any]:

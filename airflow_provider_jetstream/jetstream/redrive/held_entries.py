@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection, Subscription
     from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import DeadLetterHandler
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 # A consumer of the dead letter queue, and an entry: an interest stream delivers an entry to several consumers.
 Claim: TypeAlias = tuple[str, int]
@@ -72,6 +73,7 @@ class HeldEntries:
         self._subscription: Subscription | None = None
         self._expected = 0
         self._answered = asyncio.Event()
+        self._denial: PermissionDeniedError | None = None
 
     def __contains__(self, claim: Claim) -> bool:
         return claim in self._held
@@ -161,10 +163,11 @@ class HeldEntries:
         self._pulled[handler.name] = handler
         if self._subscription is None:
             self._inbox = self._connection.new_inbox()
-            self._subscription = await self._connection.subscribe(self._inbox, self._receive)
+            self._subscription = await self._connection.subscribe(self._inbox, self._receive, self._on_denied)
             self._signals = asyncio.create_task(self._signal_progress())
         self._expected = count
         self._answered.clear()
+        self._denial = None
         longest = handler.config.get("max_expires", 0) / NANOSECONDS
         expires = min(_PULL_SECONDS, longest) if longest > 0 else _PULL_SECONDS
         request = pull_request(count, expires=expires, priority=priority_fields(handler.config))
@@ -173,6 +176,14 @@ class HeldEntries:
         with suppress(TimeoutError):
             async with asyncio.timeout(_PULL_SECONDS + _ANSWER_SECONDS):
                 await self._answered.wait()
+        if self._denial:
+            raise self._denial
+
+    def _on_denied(self, denial: PermissionDeniedError) -> None:
+        pulls = (pull_subject(self._config["name"], name, self._connection.api_prefix) for name in self._pulled)
+        if denial.subject in (self._inbox, *pulls):
+            self._denial = denial
+            self._answered.set()
 
     async def _receive(self, message: Msg) -> None:
         if not message.reply:

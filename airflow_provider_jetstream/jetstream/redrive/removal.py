@@ -21,6 +21,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     ApiError,
     JetStreamProviderError,
     NotFoundError,
+    PermissionDeniedError,
     RedriveError,
     TransientError,
 )
@@ -51,7 +52,7 @@ async def remove_originals(
     :raises NotFoundError: the queue doesn't exist any more
     :raises TransientError: the queue couldn't be read
     """
-    requests = [_removal(queue, consumer, sequence) for sequence, consumer in originals.items()]
+    requests = [_removal(connection.api_prefix, queue, consumer, sequence) for sequence, consumer in originals.items()]
     answers = dict(zip(originals, await connection.request_many(requests), strict=True))
     stored = await _still_stored(connection, queue, sorted(originals)) if originals else []
     return {
@@ -62,10 +63,10 @@ async def remove_originals(
     }
 
 
-def _removal(queue: str, consumer: str | None, sequence: int) -> tuple[str, bytes]:
+def _removal(api_prefix: str, queue: str, consumer: str | None, sequence: int) -> tuple[str, bytes]:
     if consumer:
         return late_ack_subject(queue, consumer, sequence), b"+ACK"
-    return f"$JS.API.STREAM.MSG.DELETE.{queue}", b'{"seq":%d,"no_erase":true}' % sequence
+    return f"{api_prefix}.STREAM.MSG.DELETE.{queue}", b'{"seq":%d,"no_erase":true}' % sequence
 
 
 def _cause(answer: bytes | TransientError) -> object:
@@ -124,14 +125,14 @@ async def remove_entries(
             return await _delete(connection, dead_letter_queue, entries)
         if config["retention"] == "workqueue":
             return await _acknowledge(connection, dead_letter_queue, queue.name, entries)
-    except (ApiError, NotFoundError, TransientError) as error:
+    except (ApiError, NotFoundError, PermissionDeniedError, TransientError) as error:
         log.warning("%d finished entries stay in %s: %s", len(entries), dead_letter_queue, error)
     return len(entries)
 
 
 async def _delete(connection: Connection, dead_letter_queue: str, entries: Sequence[int]) -> int:
     # The server's default overwrites the message on disk, at milliseconds each.
-    subject = f"$JS.API.STREAM.MSG.DELETE.{dead_letter_queue}"
+    subject = f"{connection.api_prefix}.STREAM.MSG.DELETE.{dead_letter_queue}"
     answers = await connection.request_many([(subject, b'{"seq":%d,"no_erase":true}' % entry) for entry in entries])
     unconfirmed = [
         entry
@@ -245,6 +246,8 @@ async def _pulling(
 
         async def pull(count: int) -> None:
             request = pull_request(count, no_wait=True, priority=priority)
-            await connection.publish(pull_subject(dead_letter_queue, consumer), request, reply=inbox)
+            await connection.publish(
+                pull_subject(dead_letter_queue, consumer, connection.api_prefix), request, reply=inbox
+            )
 
         yield pull

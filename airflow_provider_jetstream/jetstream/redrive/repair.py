@@ -16,7 +16,9 @@ from airflow_provider_jetstream.jetstream.contract import (
     REDRIVE_STREAM,
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, RedriveError
-from airflow_provider_jetstream.jetstream.publishing.job import Job, check_headers
+from airflow_provider_jetstream.jetstream.field_names import checked_field_names
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import check_headers
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -39,6 +41,7 @@ class _Unchanged:
 UNCHANGED: Final = _Unchanged()
 
 
+@checked_field_names(JobError)
 @dataclass(frozen=True, slots=True)
 class Repair:
     """The changes that a transform makes to a letter.

@@ -6,20 +6,41 @@ import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from types import NoneType
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.errors import RedriveRequestError
+from airflow_provider_jetstream.jetstream.field_names import checked_field_names
+from airflow_provider_jetstream.jetstream.function_problem import function_problem
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 from airflow_provider_jetstream.jetstream.redrive.order_key import order_key_problem
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.redrive.repair import Transform
 
 # Longer than the lease of a process that was killed.
 LEASE_TIMEOUT = 60.0
+
+
+_OPTIONAL_TEXT = ((str, NoneType), "text")
+_TYPES: Mapping[str, tuple[Any, str]] = {
+    "selection": (Selection, "a Selection"),
+    "subject": _OPTIONAL_TEXT,
+    "rate": ((int, float, NoneType), "a number of letters a second"),
+    "max_redrives": ((int, NoneType), "a whole number"),
+    "order_key": _OPTIONAL_TEXT,
+    "why": _OPTIONAL_TEXT,
+    "who": (dict, "a dict"),
+    "run": _OPTIONAL_TEXT,
+    "lease_timeout": ((int, float), "a number of seconds"),
+    "census": (bool, "True or False"),
+    "keep_open": (bool, "True or False"),
+}
 
 
 class Protocol(StrEnum):
@@ -35,6 +56,7 @@ class Protocol(StrEnum):
     """Make the consumer deliver the originals again, all of its letters at once."""
 
 
+@checked_field_names(RedriveRequestError)
 @dataclass(frozen=True, slots=True)
 class RedriveRequest:
     """The request for a redrive.
@@ -76,16 +98,15 @@ class RedriveRequest:
     keep_open: bool = False
 
     def __post_init__(self) -> None:
-        if self.rate is not None and not (isfinite(self.rate) and self.rate > 0):
-            raise RedriveRequestError(
-                f"expected a rate above 0 letters a second, found {self.rate}: leave it out for all speed"
-            )
-        if not (isfinite(self.lease_timeout) and self.lease_timeout >= 0):
-            raise RedriveRequestError(f"expected a lease_timeout of at least 0 seconds, found {self.lease_timeout}")
-        if self.max_redrives is not None and self.max_redrives < 0:
-            raise RedriveRequestError(f"expected max_redrives of at least 0, found {self.max_redrives}")
+        if unusable := self._type_problem() or self._limit_problem():
+            raise RedriveRequestError(unusable)
         if self.subject is not None and (problem := subject_problem(self.subject, wildcards=False)):
             raise RedriveRequestError(f"expected a subject to redrive to, found {self.subject!r}: {problem}")
+        if self.subject is not None and ("{" in self.subject or "}" in self.subject):
+            raise RedriveRequestError(
+                f"expected a subject to redrive to, found {self.subject!r}: its braces would be part of the subject;"
+                " leave it out, or have a transform name a subject for each letter"
+            )
         if self.run is not None and ("." in self.run or subject_problem(self.run, wildcards=False)):
             raise RedriveRequestError(f"expected a key without dots, wildcards and white space, found {self.run!r}")
         if problem := self._target_problem():
@@ -124,6 +145,29 @@ class RedriveRequest:
     def must_park(self, letter: DeadLetter) -> bool:
         """Return whether a letter is to be parked rather than redriven."""
         return self.max_redrives is not None and letter.redrives >= self.max_redrives
+
+    def _type_problem(self) -> str:
+        """Return which field has a value of another type than it can have; empty where none has."""
+        if problem := function_problem("transform", self.transform, "DeadLetter"):
+            return problem
+        for name, (types, expected) in _TYPES.items():
+            value = getattr(self, name)
+            is_flag = isinstance(value, bool)
+            if not isinstance(value, types) or is_flag != (types is bool):
+                return f"expected {expected} as {name}, found {value!r}: convert it"
+        return ""
+
+    def _limit_problem(self) -> str:
+        """Return which limit or protocol can't be used; empty where each can."""
+        if self.protocol not in tuple(Protocol):
+            return f"expected a protocol among {', '.join(Protocol)}, found {self.protocol!r}: choose one"
+        if self.rate is not None and not (isfinite(self.rate) and self.rate > 0):
+            return f"expected a rate above 0 letters a second, found {self.rate}: leave it out for all speed"
+        if not (isfinite(self.lease_timeout) and self.lease_timeout >= 0):
+            return f"expected a lease_timeout of at least 0 seconds, found {self.lease_timeout}"
+        if self.max_redrives is not None and self.max_redrives < 0:
+            return f"expected max_redrives of at least 0, found {self.max_redrives}"
+        return ""
 
     def _target_problem(self) -> str:
         """Return why the target can't get the new jobs; empty if it can, as far as that shows without a server."""

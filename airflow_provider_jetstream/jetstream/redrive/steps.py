@@ -25,7 +25,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     RedriveError,
     TransientError,
 )
-from airflow_provider_jetstream.jetstream.publishing.record_store import renew_records
+from airflow_provider_jetstream.jetstream.publishing.manifest_store import renew_manifests
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
@@ -324,7 +324,7 @@ class Steps:
                 copies[key] = max(last, record.new_sequence or 0), origin or letter.origin
         queue, created = self._target.queue, self._target.snapshot.created
         if copies and queue.events:
-            await renew_records(self._connection, queue.name, queue.events.name, created, copies)
+            await renew_manifests(self._connection, queue.name, queue.events.name, created, copies)
 
     async def _remove_originals(self, done: Sequence[Done]) -> list[Done]:
         """Remove the original jobs; return the letters whose original is gone."""

@@ -132,7 +132,8 @@ class AdvisoryEnds:
                 return False
             used.add(report.event_sequence)
         for sequence in ended:
-            self._on_end(JobEnd(EndKind.COMPLETED, sequence, report.event_sequence))
+            end = JobEnd(EndKind.COMPLETED, sequence, report.event_sequence, stored_at=report.stored_at)
+            self._on_end(end)
         return True
 
     def _warn_once(self, digest: str, sequences: Iterable[int]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import asynccontextmanager
+from contextvars import copy_context
 from datetime import datetime
 from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
@@ -23,10 +24,12 @@ from airflow_provider_jetstream.jetstream.waiting.advisory_ends import AdvisoryE
 from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
 from airflow_provider_jetstream.jetstream.waiting.event_source import EndSource
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
+from airflow_provider_jetstream.jetstream.waiting.queue_identity import QueueIdentity
 from airflow_provider_jetstream.jetstream.waiting.reconciler import Reconciler
+from airflow_provider_jetstream.jetstream.waiting.stalls import Stalls
 
 if TYPE_CHECKING:
-    from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
+    from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Iterator, Mapping
     from typing import Any
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
@@ -34,6 +37,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
     from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+    from airflow_provider_jetstream.jetstream.waiting.stalls import Stall, StallPolicy
 
 log = logging.getLogger(__name__)
 
@@ -48,9 +52,13 @@ class Waiter:
     :param policy: when waiting is over before every job has ended
     :param progress: called after each end
     :param advised: the jobs that workers of any make report on advisory subjects: stream sequences by digests
+    :param stall_policy: what to do about jobs that no consumer delivers; where absent, nothing
     """
 
-    __slots__ = ("_policy", "_progress", "advised", "cursor", "finished", "report")
+    __slots__ = (
+        *("_context", "_known_stall", "_policy", "_progress", "_stall_policy", "advised", "cursor", "finished"),
+        "report",
+    )
 
     def __init__(
         self,
@@ -59,6 +67,7 @@ class Waiter:
         policy: WaitPolicy,
         progress: Callable[[WaitReport], None],
         advised: Mapping[str, int],
+        stall_policy: StallPolicy | None = None,
     ) -> None:
         self.cursor = cursor
         self.report = report
@@ -66,6 +75,10 @@ class Waiter:
         self.advised = {digest: sequence for digest, sequence in advised.items() if sequence in unsettled}
         self._policy = policy
         self._progress = progress
+        self._stall_policy = stall_policy
+        self._known_stall = ""
+        # The dispatcher's tasks run in the context of its first waiter, and Airflow finds a task's log by the context.
+        self._context = copy_context()
         self.finished: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._check()
 
@@ -73,8 +86,23 @@ class Waiter:
         """Record an end; ends of other jobs change nothing."""
         if self.finished.done() or not self.report.record(end):
             return
-        self._progress(self.report)
+        self._context.run(self._progress, self.report)
         self._check()
+
+    def record_stalls(self, stalls: Iterable[tuple[int | None, Stall]]) -> None:
+        """Record jobs that aren't delivered, or with ``None`` that none is; jobs of other waiters change nothing."""
+        policy, awaited = self._stall_policy, self.report.awaited
+        if self.finished.done() or not policy:
+            return
+        due = [(job, stall) for job, stall in stalls if (job is None or job in awaited) and policy.is_due(stall)]
+        if not due or self._policy.is_attainable_without(self.report, len(due)):
+            return
+        job, stall = due[0]
+        if error := policy.failure(self.cursor.queue, job, stall):
+            self.finished.set_exception(error)
+        elif stall.reason != self._known_stall:
+            self._known_stall = stall.reason
+            self._context.run(log.warning, "%s", policy.warning(self.cursor.queue, job, stall))
 
     def _check(self) -> None:
         if self._policy.is_finished(self.report):
@@ -113,6 +141,8 @@ class EndDispatcher:
             )
         self._unconfirmed: asyncio.Queue[JobEnd] = asyncio.Queue()
         self._evidence = EndEvidenceCheck(connection, cursor)
+        self._identity = QueueIdentity(connection, cursor)
+        self._stalls = Stalls(cursor.queue)
         self._reconciler = Reconciler(
             connection,
             cursor,
@@ -120,6 +150,9 @@ class EndDispatcher:
             self._dispatch_reconciled,
             self._wait_until_read,
             self._evidence,
+            self._identity,
+            self._stalls,
+            self._dispatch_stalls,
         )
         self._tasks: list[asyncio.Task[None]] = []
         self.waiter_count = 0
@@ -177,6 +210,10 @@ class EndDispatcher:
         """By consumer, why the server didn't report each of its acknowledgements at any time since a moment."""
         return self._evidence.unsampled_since(moment)
 
+    async def confirm(self, waiter: Waiter) -> None:
+        """Return if the ends that a waiter has are those of its jobs; see :meth:`QueueIdentity.confirm`."""
+        await self._identity.confirm(waiter.report.last_end_at)
+
     def _sources(self) -> Iterator[EndSource]:
         yield self._events
         if self._deaths:
@@ -219,6 +256,21 @@ class EndDispatcher:
             if end.kind in (EndKind.COMPLETED, EndKind.CANCELLED):
                 self._drop(end.sequence, waiter)
 
+    def _dispatch_stalls(self) -> None:
+        if absence := self._stalls.absence:
+            for waiter in self._all_waiters():
+                waiter.record_stalls([(None, absence)])
+            return
+        stalls: dict[int, tuple[Waiter, list[tuple[int | None, Stall]]]] = {}
+        for sequence, stall in self._stalls:
+            for waiter in self._waiters.get(sequence, ()):
+                stalls.setdefault(id(waiter), (waiter, []))[1].append((sequence, stall))
+        for waiter, of_waiter in stalls.values():
+            waiter.record_stalls(of_waiter)
+
+    def _all_waiters(self) -> Collection[Waiter]:
+        return {id(waiter): waiter for waiters in self._waiters.values() for waiter in waiters}.values()
+
     def _drop(self, sequence: int, waiter: Waiter) -> None:
         waiters = self._waiters.get(sequence, [])
         if waiter in waiters:
@@ -257,8 +309,7 @@ class EndDispatcher:
             return
         if (error := task.exception()) is None:
             error = RuntimeError(f"{task.get_coro()} ended by itself")
-        waiters = {id(waiter): waiter for waiters in self._waiters.values() for waiter in waiters}
-        for waiter in waiters.values():
+        for waiter in self._all_waiters():
             if not waiter.finished.done():
                 waiter.finished.set_exception(error)
 

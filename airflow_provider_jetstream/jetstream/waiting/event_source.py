@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from datetime import datetime
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import ended_job_time
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import reported_job
 from airflow_provider_jetstream.jetstream.waiting.job_end import AdvisoryReport, parse_end
 from airflow_provider_jetstream.jetstream.waiting.stream_tail import StreamTail
@@ -137,8 +139,9 @@ class EndSource:
             self._take_report(message)
             return
         end = parse_end(message.data, message.sequence, self._queue, self._connection.domain)
-        if end is None:
+        if end is None or self._is_of_earlier_stream(message, end):
             return
+        end = replace(end, stored_at=message.stored_at)
         earlier = self._recent.pop(end.sequence, end)
         # The ack metric of a completed job adds nothing to its completion, and reading the backlog finds older ends.
         self._recent[end.sequence] = max(earlier, end, key=lambda end: (end.has_result, end.event_sequence))
@@ -146,6 +149,11 @@ class EndSource:
             oldest = self._recent.pop(next(iter(self._recent)))
             self._low = max(self._low, oldest.event_sequence + 1)
         self._on_end(self, end)
+
+    def _is_of_earlier_stream(self, message: TailedMessage, end: JobEnd) -> bool:
+        """Return whether a worker ended a job late that an earlier stream of this name had stored."""
+        stored_at = ended_job_time(message.message_id, end.sequence)
+        return stored_at is not None and stored_at < self._created.timestamp()
 
     def _take_report(self, message: TailedMessage) -> None:
         if (digest := reported_job(message.subject, message.data)) is None:

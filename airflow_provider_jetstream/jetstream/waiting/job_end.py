@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.advisories import (
     DELETED_IN_FLIGHT,
@@ -16,8 +16,7 @@ from airflow_provider_jetstream.jetstream.advisories import (
     parse_advisory,
 )
 
-if TYPE_CHECKING:
-    from datetime import datetime
+_UNKNOWN = datetime.max.replace(tzinfo=UTC)
 
 
 class EndKind(Enum):
@@ -40,6 +39,8 @@ class JobEnd:
     :param consumer: the consumer that delivered the job
     :param note: a reason for people
     :param has_result: whether the event holds what the handler returned
+    :param attempts: how often the job was delivered; 0 where the event doesn't say it
+    :param stored_at: when the event was stored; later than everything where that isn't known
     """
 
     kind: EndKind
@@ -48,6 +49,8 @@ class JobEnd:
     consumer: str = ""
     note: str = ""
     has_result: bool = False
+    attempts: int = 0
+    stored_at: datetime = _UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,4 +92,4 @@ def parse_end(data: bytes, event_sequence: int, queue: str, domain: str = "") ->
             note = f"terminated by {event.consumer}: {event.reason or 'no reason given'}"
         case _:
             return None
-    return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result)
+    return JobEnd(kind, event.stream_seq, event_sequence, event.consumer, note, has_result, max(0, event.deliveries))

@@ -6,19 +6,32 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
     JobsCancelledError,
     JobsDeadError,
     JobsIncompleteError,
     JobsVanishedError,
 )
+from airflow_provider_jetstream.jetstream.field_names import checked_field_names
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Callable, Mapping
 
     from airflow_provider_jetstream.jetstream.errors import TerminalError
     from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 
+_UNKNOWN_ENDS = (
+    "they expired or were purged, or they are done and the evidence is missing: it was lost with a server that was"
+    " killed, or never stored, as where a worker only acknowledges and the sample_freq of its consumer isn't 100%. Find"
+    " out which of them are done before you publish any of them again, which would run those twice; allow them with"
+    " max_vanished"
+)
 
+
+_LEAST = {"max_dead": 0, "max_cancelled": 0, "max_vanished": 0, "min_completed": 1}
+
+
+@checked_field_names(ArgumentError)
 @dataclass(frozen=True, slots=True)
 class WaitPolicy:
     """Which ends of jobs are acceptable.
@@ -27,12 +40,23 @@ class WaitPolicy:
     :param max_cancelled: accepted cancelled jobs; ``None`` for any number
     :param max_vanished: accepted jobs that are gone without a stored end; ``None`` for any number
     :param min_completed: how many jobs have to complete, whatever the others' ends; ``None`` for all but the accepted
+    :raises ArgumentError: one is no whole number, or too small
     """
 
     max_dead: int | None = 0
     max_cancelled: int | None = 0
     max_vanished: int | None = 0
     min_completed: int | None = None
+
+    def __post_init__(self) -> None:
+        for name, least in _LEAST.items():
+            count = getattr(self, name)
+            if count is None:
+                continue
+            if isinstance(count, bool) or not isinstance(count, int) or count < least:
+                raise ArgumentError(
+                    f"expected a whole number of at least {least} as {name}, found {count!r}: correct it"
+                )
 
     def is_finished(self, report: WaitReport) -> bool:
         """Return whether waiting longer can't change the outcome: all ended, enough completed, or too many can't."""
@@ -47,10 +71,19 @@ class WaitPolicy:
             or _exceeds(len(report.vanished), self.max_vanished)
         )
 
-    def violation(self, report: Mapping[str, Any]) -> TerminalError | None:
+    def is_attainable_without(self, report: WaitReport, stalled: int) -> bool:
+        """Return whether the wait may still succeed although so many of the awaited jobs never end."""
+        if self.min_completed is None:
+            return False
+        return len(report.completed) + len(report.awaited) - stalled >= self.min_completed
+
+    def violation(
+        self, report: Mapping[str, Any], describe: Callable[[str], str] = lambda _state: ""
+    ) -> TerminalError | None:
         """Return the error of ends that aren't acceptable; ``None`` where all are.
 
         :param report: what :meth:`WaitReport.as_json` returns
+        :param describe: returns the first jobs of a state with their errors, and how many more there are
         """
         completed, dead = report["completed"], report["dead"]
         # The report of a task that an older version of this package deferred lacks them.
@@ -61,28 +94,26 @@ class WaitPolicy:
             return JobsIncompleteError(
                 f"expected at least {self.min_completed} jobs to complete, found {completed}; {dead} became dead"
                 f" letters, {cancelled} were cancelled, {vanished} vanished: "
-                + (_unseen_ends(report) or "fix the cause, then redrive or publish again")
+                + (_unseen_ends(report) or (_UNKNOWN_ENDS if vanished else "fix the cause, then redrive"))
+                + "".join(f"; {state}: {jobs}" for state in ("dead", "cancelled") if (jobs := describe(state)))
             )
         if _exceeds(dead, self.max_dead):
             return JobsDeadError(
-                f"expected at most {self.max_dead} dead letters, found {dead}: {report['dead_reasons']};"
+                f"expected at most {self.max_dead} dead letters, found {dead}:"
+                f" {describe('dead') or report['dead_reasons']};"
                 " see the dead letter queue, fix the cause, then redrive"
             )
         if _exceeds(cancelled, self.max_cancelled):
             return JobsCancelledError(
                 f"expected at most {self.max_cancelled} cancelled jobs, found {cancelled}:"
-                f" {report['cancelled_reasons']}; allow them with max_cancelled, or publish again the jobs that are"
-                " still wanted"
+                f" {describe('cancelled') or report['cancelled_reasons']};"
+                " allow them with max_cancelled, or publish again the jobs that are still wanted"
             )
         if _exceeds(vanished, self.max_vanished):
             return JobsVanishedError(
                 f"expected at most {self.max_vanished} jobs that are gone without a stored end, found {vanished}"
-                f" (sequences {report['vanished_sequences']}): "
-                + (
-                    _unseen_ends(report)
-                    or "they expired, were purged, or their completions were lost with a server, or never published by"
-                    " a worker; allow them with max_vanished, or publish them again"
-                )
+                f" ({describe('vanished') or 'sequences ' + str(report['vanished_sequences'])}): "
+                + (_unseen_ends(report) or _UNKNOWN_ENDS)
             )
         return None
 

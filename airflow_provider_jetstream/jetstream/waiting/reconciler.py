@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.client.message_reader import get_messa
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
-from airflow_provider_jetstream.jetstream.queue.consumer_state import settled_sequence
+from airflow_provider_jetstream.jetstream.queue.consumer_state import filter_subjects, settled_sequence
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind, JobEnd
 
 if TYPE_CHECKING:
@@ -29,6 +29,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
     from airflow_provider_jetstream.jetstream.waiting.end_evidence_check import EndEvidenceCheck
+    from airflow_provider_jetstream.jetstream.waiting.queue_identity import QueueIdentity
+    from airflow_provider_jetstream.jetstream.waiting.stalls import Stalls
 
 log = logging.getLogger(__name__)
 
@@ -46,6 +48,9 @@ class Reconciler:
     :param on_end: called with each end that is found
     :param wait_until_read: returns once every event stored so far has been read
     :param evidence: looks at each comparison whether the ends of jobs are stored
+    :param identity: compares the queue's stream with the one in which the jobs were stored
+    :param stalls: gets the jobs that no consumer delivers
+    :param on_stalls: called after each comparison
     """
 
     def __init__(
@@ -56,6 +61,9 @@ class Reconciler:
         on_end: Callable[[JobEnd], None],
         wait_until_read: Callable[[], Awaitable[None]],
         evidence: EndEvidenceCheck,
+        identity: QueueIdentity,
+        stalls: Stalls,
+        on_stalls: Callable[[], None],
     ) -> None:
         self._connection = connection
         self._queue = cursor.queue
@@ -63,12 +71,18 @@ class Reconciler:
         self._on_end = on_end
         self._wait_until_read = wait_until_read
         self._evidence = evidence
+        self._identity = identity
+        self._stalls = stalls
+        self._on_stalls = on_stalls
         self._suspected: dict[int, EndKind] = {}
         # The last candidate of each group, after which the next round continues.
         self._positions = [0, 0, 0]
 
     async def run(self) -> None:
-        """Compare at each interval, without end."""
+        """Compare at each interval, without end.
+
+        :raises QueueGoneError: the queue was deleted and created anew
+        """
         while True:
             await asyncio.sleep(INTERVAL)
             try:
@@ -77,14 +91,23 @@ class Reconciler:
                 if self._connection.is_closed:
                     raise
                 log.warning("Comparing awaited jobs with %s failed, trying again: %s", self._queue, error)
+            self._on_stalls()
 
     async def _compare(self) -> None:
         # An event that is stored and not read yet would look like an end without one.
         await self._wait_until_read()
-        by_name = await probe_consumers(self._connection, self._queue)
+        try:
+            by_name = await probe_consumers(self._connection, self._queue)
+            info = await stream_info(self._connection, self._queue)
+        except NotFoundError:
+            self._stalls.note_absence()
+            raise
+        if not self._identity.is_same(info):
+            # A waiter may have begun meanwhile whose jobs ended before.
+            await self._wait_until_read()
+            raise self._identity.another(info)
         await self._evidence.check(by_name)
-        consumers = by_name.values()
-        first = (await stream_info(self._connection, self._queue))["state"]["first_seq"]
+        consumers, first = by_name.values(), info["state"]["first_seq"]
         settled = max([first - 1, *(info["ack_floor"]["stream_seq"] for info in consumers)])
         delivered = max([settled, *(info["delivered"]["stream_seq"] for info in consumers)])
         suspected_before, self._suspected = self._suspected, {}
@@ -93,13 +116,16 @@ class Reconciler:
         async def read(sequence: int) -> StoredMessage | None:
             return await get_message(self._connection, self._queue, sequence)
 
-        for sequence, message in zip(candidates, await map_concurrently(read, candidates), strict=True):
+        messages = dict(zip(candidates, await map_concurrently(read, candidates), strict=True))
+        kinds: dict[int, EndKind] = {}
+        for sequence, message in messages.items():
             if message is None:
-                kind = EndKind.VANISHED
+                kinds[sequence] = EndKind.VANISHED
             elif _is_dead(message, consumers, by_name.held_above):
-                kind = EndKind.DEAD
-            else:
-                continue
+                kinds[sequence] = EndKind.DEAD
+        stored = {sequence: message.subject for sequence, message in messages.items() if message}
+        self._stalls.update(stored, kinds, self._awaited, by_name)
+        for sequence, kind in kinds.items():
             # Twice, since an event may be on its way, and an acknowledged job leaves the stream a moment later.
             if suspected_before.get(sequence) is kind:
                 self._on_end(JobEnd(kind, sequence, note=_NO_ADVISORY if kind is EndKind.DEAD else ""))
@@ -123,9 +149,7 @@ class Reconciler:
 
 def _is_dead(message: StoredMessage, consumers: Collection[Mapping[str, Any]], held_above: int | None) -> bool:
     for info in consumers:
-        config = info["config"]
-        filters = config.get("filter_subjects") or [config.get("filter_subject") or ">"]
-        if covered_by_any(filters, message.subject):
+        if covered_by_any(filter_subjects(info["config"]), message.subject):
             return message.sequence <= settled_sequence(
                 info["delivered"]["stream_seq"],
                 info["ack_floor"]["stream_seq"],

@@ -9,9 +9,14 @@ from airflow_provider_jetstream.jetstream.publishing.report import sequence_rang
 from airflow_provider_jetstream.jetstream.waiting.job_end import EndKind
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+    from datetime import datetime
+
     from airflow_provider_jetstream.jetstream.waiting.job_end import JobEnd
 
 _MAX_REASONS = 20
+_MAX_NOTES = 100
+_MAX_NOTE = 500
 
 
 @dataclass(slots=True)
@@ -28,6 +33,8 @@ class WaitReport:
     :param results_left_out: how many results exceed the size limit
     :param unsampled_consumers: where jobs vanished, the consumers whose acknowledged jobs may leave no evidence, with
         the reason
+    :param attempts: how often jobs were delivered that weren't delivered exactly once; 0 where their end doesn't say it
+    :param last_end_at: when the last event of an end was stored
     """
 
     awaited: set[int]
@@ -39,6 +46,8 @@ class WaitReport:
     results: dict[str, Any] = field(default_factory=dict)
     results_left_out: int = 0
     unsampled_consumers: dict[str, str] = field(default_factory=dict)
+    attempts: dict[int, int] = field(default_factory=dict)
+    last_end_at: datetime | None = None
 
     def record(self, end: JobEnd) -> bool:
         """Record an end and return whether it changes the state of a job."""
@@ -47,9 +56,13 @@ class WaitReport:
         final = end.kind in (EndKind.COMPLETED, EndKind.CANCELLED)
         if sequence not in self.awaited and not (final and (sequence in self.dead or sequence in self.vanished)):
             return False
+        self.last_end_at = max(self.last_end_at or end.stored_at, end.stored_at)
         self.awaited.discard(sequence)
         self.dead.pop(sequence, None)
         self.vanished.discard(sequence)
+        self.attempts.pop(sequence, None)
+        if end.attempts != 1 and end.kind is not EndKind.VANISHED:
+            self.attempts[sequence] = end.attempts
         match end.kind:
             case EndKind.COMPLETED:
                 self.completed.add(sequence)
@@ -68,7 +81,7 @@ class WaitReport:
         return [*self.awaited, *self.dead, *self.vanished]
 
     def as_json(self) -> dict[str, Any]:
-        """Return counts, sequences as ranges and results by job id, for an event or an XCom."""
+        """Return counts, sequences as ranges, results by job id, and details of single jobs, for an event."""
         return {
             "awaited": len(self.awaited),
             "completed": len(self.completed),
@@ -84,4 +97,22 @@ class WaitReport:
             "results": self.results,
             "results_left_out": self.results_left_out,
             **({"unsampled_consumers": self.unsampled_consumers} if self.unsampled_consumers else {}),
+            "details": self._details(),
         }
+
+    def _details(self) -> dict[str, Any]:
+        """Return what the reports of single jobs need: ranges by what they have in common."""
+        notes = _grouped((sequence, note[:_MAX_NOTE]) for sequence, note in (self.dead | self.cancelled).items())
+        return {
+            "awaited": sequence_ranges(self.awaited),
+            "with_result": sequence_ranges(self.results_at),
+            "attempts": _grouped((sequence, str(count)) for sequence, count in self.attempts.items()),
+            "notes": notes[:_MAX_NOTES],
+        }
+
+
+def _grouped(named: Iterable[tuple[int, str]]) -> list[tuple[str, list[tuple[int, int]]]]:
+    groups: dict[str, list[int]] = {}
+    for sequence, text in sorted(named):
+        groups.setdefault(text, []).append(sequence)
+    return [(text, sequence_ranges(sequences)) for text, sequences in groups.items()]

@@ -18,6 +18,7 @@ from uuid import uuid4
 from airflow_provider_jetstream.jetstream.client.message_reader import follow, read_range
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, TransientError, UnreachableError
 from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
 
 log = logging.getLogger(__name__)
 
@@ -52,6 +54,7 @@ class TailedMessage:
     sequence: int
     stored_at: datetime
     data: bytes
+    message_id: str = ""
 
 
 class StreamTail:
@@ -84,7 +87,7 @@ class StreamTail:
         self._stop = stop
         self._created = created
         self._on_created = on_created
-        self._inbox = ""
+        self._inbox = self._pull_subject = ""
         self._delivered = 0
         self._requested = 0
         self._last_message_at = 0.0
@@ -136,7 +139,10 @@ class StreamTail:
             messages = read_range(self._connection, self._stream, subject, self._next, self._stop)
         async with aclosing(messages):
             async for message in messages:
-                self._on_message(TailedMessage(message.subject, message.sequence, message.stored_at, message.data))
+                message_id = message.header(MSG_ID) or ""
+                self._on_message(
+                    TailedMessage(message.subject, message.sequence, message.stored_at, message.data, message_id)
+                )
         self.caught_up.set()
 
     async def _pull(self) -> None:
@@ -152,9 +158,10 @@ class StreamTail:
             "num_replicas": 1,
         }
         self._inbox, self._delivered, self._requested, self._failure = connection.new_inbox(), 0, 0, None
+        self._pull_subject = pull_subject(self._stream, name, connection.api_prefix)
         reconnects = connection.reconnects
         try:
-            subscription = await connection.subscribe(self._inbox, self._on_delivery)
+            subscription = await connection.subscribe(self._inbox, self._on_delivery, self._on_denied)
         except UnreachableError as error:
             raise UnreachableError(f"{self._stream} can't be followed: {error}") from None
         try:
@@ -166,7 +173,7 @@ class StreamTail:
             while not self._is_finished():
                 if self._requested <= 0:
                     self._requested = _BATCH
-                    await connection.publish(pull_subject(self._stream, name), _PULL, reply=self._inbox)
+                    await connection.publish(self._pull_subject, _PULL, reply=self._inbox)
                 self._wakeup.clear()
                 with suppress(TimeoutError):
                     async with asyncio.timeout(_CHECK_INTERVAL):
@@ -176,14 +183,14 @@ class StreamTail:
             with suppress(Exception):
                 await subscription.unsubscribe()
                 # Without waiting for the answer: the server drops an idle consumer anyway.
-                await connection.publish(f"$JS.API.CONSUMER.DELETE.{self._stream}.{name}", b"")
+                await connection.publish(f"{connection.api_prefix}.CONSUMER.DELETE.{self._stream}.{name}", b"")
 
     def _require_progress(self, reconnects: int) -> None:
         if self._failure:
             raise self._failure
         connection = self._connection
         if connection.is_closed:
-            raise UnreachableError("the connection is closed")
+            raise connection.close_reason or UnreachableError("the connection is closed")
         if connection.is_connected and connection.reconnects != reconnects:
             raise UnreachableError("messages in flight were lost with the connection")
         if asyncio.get_running_loop().time() - self._last_message_at > _MAX_SILENCE:
@@ -202,7 +209,8 @@ class StreamTail:
         self._last_message_at = asyncio.get_running_loop().time()
         sequence = metadata.sequence.stream
         if self._stop is None or sequence <= self._stop:
-            self._on_message(TailedMessage(message.subject, sequence, metadata.timestamp, message.data))
+            message_id = (message.headers or {}).get(MSG_ID, "")
+            self._on_message(TailedMessage(message.subject, sequence, metadata.timestamp, message.data, message_id))
         self._next = sequence + 1
         if not metadata.num_pending:
             self.caught_up.set()
@@ -222,6 +230,11 @@ class StreamTail:
             self._wakeup.set()
         else:
             self._fail(f"{headers.get('Description') or 'no responders'} (status {status})")
+
+    def _on_denied(self, denial: PermissionDeniedError) -> None:
+        if denial.subject in (self._inbox, self._pull_subject):
+            self._failure = denial
+            self._wakeup.set()
 
     def _fail(self, reason: str) -> None:
         self._failure = self._failure or UnreachableError(reason)

@@ -39,6 +39,8 @@ _HEADERS = (
 _NO_STORE = (b"cache-control", b"no-store")
 
 _FOLDER = Path(__file__).parent / "static"
+# Looked up by name, so that no path of a request reaches the file system.
+_FILES = {file.relative_to(_FOLDER).as_posix(): file for file in _FOLDER.rglob("*") if file.is_file()}
 _MEDIA_TYPES = {
     ".css": "text/css; charset=utf-8",
     ".html": "text/html; charset=utf-8",
@@ -126,8 +128,8 @@ def static_file(path: str) -> FileResponse:
 
 
 def _file(path: str) -> FileResponse:
-    file = (_FOLDER / path).resolve()
-    media_type = _MEDIA_TYPES.get(file.suffix)
-    if media_type is None or not file.is_relative_to(_FOLDER.resolve()) or not file.is_file():
+    file = _FILES.get(path)
+    media_type = _MEDIA_TYPES.get(file.suffix) if file else None
+    if file is None or media_type is None:
         raise refusal(status.HTTP_404_NOT_FOUND, "file", "expected a file of the page, found none of that name")
     return FileResponse(file, media_type=media_type, headers=_REVALIDATE)

@@ -1,20 +1,24 @@
 """Authorization of the page's requests: Airflow decides, for every route."""
 
+from collections.abc import Collection
 from typing import Annotated
-from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
-from airflow.api_fastapi.auth.managers.models.resource_details import AccessView, DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import (
+    AccessView,
+    DagAccessEntity,
+    DagDetails,
+)
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_view
-from fastapi import Depends, HTTPException, Request, status
+from airflow.models.connection import Connection
+from airflow.models.dag import DagModel
+from fastapi import Depends, HTTPException, status
 
 from airflow_provider_jetstream.airflow_compat import conf
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
 
 page_access = Depends(requires_access_view(AccessView.PLUGINS))
-
-_JSON = "application/json"
-_PORTS = {"http": 80, "https": 443}
 
 
 def may_act(user: GetUserDep) -> bool:
@@ -22,7 +26,7 @@ def may_act(user: GetUserDep) -> bool:
     return get_auth_manager().is_authorized_dag(
         method="POST",
         access_entity=DagAccessEntity.RUN,
-        details=DagDetails(id=monitor_settings().redrive_dag),
+        details=_dag_details([monitor_settings().redrive_dag])[0],
         user=user,
     )
 
@@ -52,40 +56,70 @@ def require_run_access(dag_id: str, user: GetUserDep) -> None:
 
     :raises HTTPException: the user may not
     """
-    allowed = get_auth_manager().is_authorized_dag(
-        method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=DagDetails(id=dag_id), user=user
-    )
-    if not allowed:
+    if not permitted_dags([dag_id], user):
         raise refusal(
             status.HTTP_403_FORBIDDEN,
             "forbidden",
-            f"expected a role that may see the task instances of {dag_id}, found one that may not",
+            f"expected a role that may see the task instances of {readable_text(dag_id)}, found one that may not; ask"
+            " an administrator of this Airflow for it",
         )
 
 
-def require_own_origin(request: Request) -> None:
-    """Refuse requests that another site's page has sent, and those that an HTML form can send.
+def permitted_dags(dag_ids: Collection[str], user: GetUserDep) -> frozenset[str]:
+    """Return those of some DAGs whose task instances a user may see."""
+    manager = get_auth_manager()
+    return frozenset(
+        dag_id
+        for dag_id, details in zip(dag_ids, _dag_details(dag_ids), strict=True)
+        if manager.is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.TASK_INSTANCE, details=details, user=user
+        )
+    )
 
-    :raises HTTPException: the request comes from another origin, or its body isn't JSON
+
+def permitted_connections(user: GetUserDep) -> tuple[str, ...]:
+    """Return the connections of the page that a user may see: those of the user's teams, and those of no team."""
+    connections = monitor_settings().connections
+    if not _has_teams():
+        return connections
+    # Airflow 3.1 has no such class.
+    from airflow.api_fastapi.auth.managers.models.resource_details import TeamDetails
+
+    teams = Connection.get_conn_id_to_team_name_mapping(list(connections))
+    manager = get_auth_manager()
+    return tuple(
+        connection
+        for connection in connections
+        if (team := teams.get(connection)) is None
+        or manager.is_authorized_team(method="GET", details=TeamDetails(name=team), user=user)
+    )
+
+
+def require_connection(connection: str, user: GetUserDep) -> None:
+    """Refuse users who may not see a connection that the page shows to others.
+
+    :raises HTTPException: the user may not
     """
-    origin = request.headers.get("origin")
-    allowed = {_host_and_port(f"{request.url.scheme}://{request.headers.get('host', '')}")}
-    allowed.add(_host_and_port(conf.get("api", "base_url", fallback="")))
-    site = request.headers.get("sec-fetch-site", "none")
-    foreign = _host_and_port(origin) not in allowed if origin is not None else site in ("cross-site", "same-site")
-    if foreign:
+    if connection in monitor_settings().connections and connection not in permitted_connections(user):
         raise refusal(
             status.HTTP_403_FORBIDDEN,
-            "origin",
-            f"expected a request of this Airflow's own page, found one of {origin or site}; if this is Airflow's"
-            " address behind a proxy, set it as [api] base_url",
+            "forbidden",
+            f"expected a member of the team that the connection {connection} belongs to, found somebody else",
         )
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != _JSON:
-        raise refusal(
-            status.HTTP_415_UNSUPPORTED_MEDIA_TYPE,
-            "media_type",
-            f"expected a body of type {_JSON}, found another; name it in Content-Type",
-        )
+
+
+def _dag_details(dag_ids: Collection[str]) -> list[DagDetails]:
+    # Ids come from jobs' headers too, whose bytes no database may accept.
+    readable = [readable_text(dag_id) for dag_id in dag_ids]
+    teams = DagModel.get_dag_id_to_team_name_mapping(readable) if _has_teams() else {}
+    return [DagDetails(id=dag_id, team_name=teams.get(dag_id)) for dag_id in readable]
+
+
+def _has_teams() -> bool:
+    # Airflow 3.1 has no teams.
+    return conf.getboolean("core", "multi_team", fallback=False) and hasattr(
+        DagModel, "get_dag_id_to_team_name_mapping"
+    )
 
 
 def refusal(status_code: int, code: str, message: str) -> HTTPException:
@@ -95,12 +129,3 @@ def refusal(status_code: int, code: str, message: str) -> HTTPException:
     :param message: what was expected, what was found and what to do
     """
     return HTTPException(status_code, {"code": code, "message": message})
-
-
-def _host_and_port(url: str) -> tuple[str, int | None]:
-    """Return host and port; the scheme isn't known behind a proxy that ends TLS."""
-    try:
-        parts = urlsplit(url)
-        return (parts.hostname or "", parts.port or _PORTS.get(parts.scheme))
-    except ValueError:
-        return ("", None)

@@ -42,7 +42,7 @@ def monitor_settings() -> MonitorSettings:
     # The fallbacks are those of provider_info: the API server may read them before it has discovered providers.
     text = conf.get(SECTION, "monitor_connections", fallback=JetStreamHook.default_conn_name)
     connections = tuple(dict.fromkeys(conn_id.strip() for conn_id in text.split(",") if conn_id.strip()))
-    payloads: str = conf.get(SECTION, "monitor_payloads", fallback="all")
+    payloads: str = conf.get(SECTION, "monitor_payloads", fallback="acting")
     choices: dict[str, PayloadAccess] = {choice: choice for choice in get_args(PayloadAccess)}
     if not connections:
         raise _invalid("monitor_connections", "ids of connections, with commas between them", text)

@@ -9,13 +9,14 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, NamedTuple, get_args
 
 from airflow_provider_jetstream.jetstream.client.subjects import covers
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 from airflow_provider_jetstream.jetstream.dead_letters.group import GroupField, GroupKey, group_of
 from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroup as LetterGroup
 from airflow_provider_jetstream.jetstream.dead_letters.group import LetterGroups as LetterGroups
 from airflow_provider_jetstream.plugins.monitor.models.letters import Group
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Collection, Iterator, Sequence
 
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
@@ -84,6 +85,7 @@ class LetterIndex:
         self._entries: array[int] = array("Q")
         self._kinds: list[LetterKind] = []
         self._groups: dict[LetterKind, tuple[int, LetterGroup]] = {}
+        self._dags: set[str] = set()
         self.complete = True
 
     def __len__(self) -> int:
@@ -101,6 +103,8 @@ class LetterIndex:
         if known is None:
             known = self._groups[kind] = (len(self._kinds), added)
             self._kinds.append(kind)
+            if (dag_id := kind.value("dag_id")) is not None:
+                self._dags.add(dag_id)
         else:
             known[1].merge(added)
         self._sequences.append(sequence)
@@ -120,13 +124,22 @@ class LetterIndex:
         kind = self._kinds[self._kind_numbers[position]]
         return IndexedLetter(kind, datetime.fromtimestamp(self._died_at[position], UTC), entry)
 
-    def count(self, selection: Selection) -> int:
-        """Count the letters that match a selection."""
-        return sum(group.count for _, _, group in self._matching(selection))
+    def dags(self) -> frozenset[str]:
+        """Return the DAGs that published jobs of these letters."""
+        return frozenset(self._dags)
 
-    def page(self, selection: Selection, after: int, limit: int) -> tuple[list[int], bool]:
+    def count(self, selection: Selection, dags: Collection[str] | None = None) -> int:
+        """Count the letters that match a selection.
+
+        :param dags: without the letters of all other DAGs; ``None`` for every letter
+        """
+        return sum(group.count for _, _, group in self._matching(selection, dags))
+
+    def page(
+        self, selection: Selection, after: int, limit: int, dags: Collection[str] | None = None
+    ) -> tuple[list[int], bool]:
         """Return the sequences of up to ``limit`` matching letters above ``after``, and whether there are more."""
-        numbers = {number for _, number, _ in self._matching(selection)}
+        numbers = {number for _, number, _ in self._matching(selection, dags)}
         sequences: list[int] = []
         for position in range(bisect_right(self._sequences, after), len(self)):
             if self._kind_numbers[position] in numbers:
@@ -135,10 +148,12 @@ class LetterIndex:
                 sequences.append(self._sequences[position])
         return sequences, False
 
-    def groups(self, selection: Selection, group_by: Sequence[GroupField]) -> tuple[list[Group], int]:
+    def groups(
+        self, selection: Selection, group_by: Sequence[GroupField], dags: Collection[str] | None = None
+    ) -> tuple[list[Group], int]:
         """Group the matching letters by some fields; return the largest groups, and the number of the others."""
         merged = LetterGroups()
-        for kind, _, group in self._matching(selection):
+        for kind, _, group in self._matching(selection, dags):
             merged.merge(tuple(kind.value(field) for field in group_by), replace(group))
         largest = merged.largest()
         base = selection.model_dump(mode="json", exclude_defaults=True)
@@ -169,8 +184,19 @@ class LetterIndex:
                 )
         return counts
 
-    def _matching(self, selection: Selection) -> Iterator[tuple[LetterKind, int, LetterGroup]]:
-        return ((kind, number, group) for kind, (number, group) in self._groups.items() if _matches(selection, kind))
+    def _matching(
+        self, selection: Selection, dags: Collection[str] | None
+    ) -> Iterator[tuple[LetterKind, int, LetterGroup]]:
+        return (
+            (kind, number, group)
+            for kind, (number, group) in self._groups.items()
+            if _matches(selection, kind) and is_of(kind.value("dag_id"), dags)
+        )
+
+
+def is_of(dag_id: str | None, dags: Collection[str] | None) -> bool:
+    """Return whether a letter belongs to no DAG or to one of these; to any DAG for ``None``."""
+    return dag_id is None or dags is None or dag_id in dags
 
 
 def _matches(selection: Selection, kind: LetterKind) -> bool:
@@ -191,6 +217,9 @@ def _group_selection(
         if field == "reason":
             select["reasons"] = [value]
         elif field == "error_place" or (value is None and not (field in _IN_FINGERPRINT and "fingerprint" in group_by)):
+            return None
+        elif value is not None and readable_text(value) != value:
+            # JSON can't hold it.
             return None
         elif value is not None:
             select[field] = value

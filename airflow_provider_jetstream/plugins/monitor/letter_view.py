@@ -138,6 +138,11 @@ def _attempts(letter: DeadLetter, records: list[LetterRecord]) -> list[Attempt]:
     return sorted(attempts, key=lambda attempt: attempt.at or death.died_at)
 
 
+def dag_of(letter: DeadLetter) -> str | None:
+    """Return the DAG that published a letter's job, if that is known."""
+    return letter.origin.dag_id if letter.origin else None
+
+
 def _stored_at(letter: DeadLetter) -> datetime | None:
     return datetime.fromisoformat(letter.time) if letter.time else None
 
@@ -171,7 +176,8 @@ def _indented(text: str) -> str | None:
     try:
         value = json.loads(text)
         # Only objects and lists: otherwise every text of digits would be called JSON.
-        return json.dumps(value, indent=2, ensure_ascii=False) if isinstance(value, (dict, list)) else None
+        is_structured = isinstance(value, (dict, list))
+        return readable_text(json.dumps(value, indent=2, ensure_ascii=False)) if is_structured else None
     except (ValueError, RecursionError):
         return None
 

@@ -3,9 +3,11 @@
 from functools import cache
 from typing import Annotated
 
+from airflow.api_fastapi.core_api.security import GetUserDep
 from airflow.models.taskinstance import TaskInstance
 from airflow.utils.session import create_session
-from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
+from fastapi.concurrency import run_in_threadpool
 from pydantic import ValidationError
 from sqlalchemy import select as sql_select
 
@@ -16,19 +18,21 @@ from airflow_provider_jetstream.jetstream.redrive.preview import BY_CAUSE
 from airflow_provider_jetstream.plugins.monitor.authorization import (
     may_act,
     payloads_hidden,
+    permitted_connections,
+    permitted_dags,
     refusal,
     require_acting,
-    require_own_origin,
+    require_connection,
     require_run_access,
 )
 from airflow_provider_jetstream.plugins.monitor.configuration import monitor_settings
 from airflow_provider_jetstream.plugins.monitor.models.actions import DryRunRequest, Me
+from airflow_provider_jetstream.plugins.monitor.request_origin import require_own_origin
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
 from airflow_provider_jetstream.plugins.monitor.task_jobs import TaskQuery
 
 router = APIRouter(prefix="/api")
 
-_QUEUE = "/queues/{connection}/{queue}"
 _MAX_INSTANCES = 1_000
 _MAX_BODY_BYTES = 1024 * 1024
 _UNPROCESSABLE = 422
@@ -73,12 +77,29 @@ def parse_group_by(group_by: Annotated[list[str] | None, Query()] = None) -> tup
     return group_fields(group_by or BY_CAUSE)
 
 
-Selected = Annotated[Selection, Depends(parse_selection)]
+def permitted_selection(selection: Annotated[Selection, Depends(parse_selection)], user: GetUserDep) -> Selection:
+    """Parse the selection in a query, and refuse one by a DAG that the user may not see."""
+    if selection.dag_id is not None:
+        require_run_access(selection.dag_id, user)
+    return selection
+
+
+async def shown_dags(connection: str, queue: str, user: GetUserDep) -> frozenset[str]:
+    """Return the DAGs whose letters a user may see, of those with letters in a queue."""
+    return await run_in_threadpool(permitted_dags, await service().dags(connection, queue), user)
+
+
+Selected = Annotated[Selection, Depends(permitted_selection)]
 Hidden = Annotated[bool, Depends(payloads_hidden)]
+# Databases refuse longer ones, and this character.
+AirflowId = Annotated[str, Query(max_length=250, pattern=r"^[^\x00]*$")]
+ShownConnections = Annotated[tuple[str, ...], Depends(permitted_connections)]
+ShownDags = Annotated[frozenset[str], Depends(shown_dags)]
+_of_queue = APIRouter(prefix="/queues/{connection}/{queue}", dependencies=[Depends(require_connection)])
 
 
 @router.get("/me")
-def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden) -> Me:
+def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden, connections: ShownConnections) -> Me:
     """Return the user's permissions."""
     settings = monitor_settings()
     return Me(
@@ -86,63 +107,82 @@ def me(acting: Annotated[bool, Depends(may_act)], hidden: Hidden) -> Me:
         payloads=not hidden,
         dag_id=settings.redrive_dag,
         refresh_seconds=settings.refresh,
-        connections=list(settings.connections),
+        connections=list(connections),
         version=__version__,
     )
 
 
 @router.get("/snapshot")
-async def snapshot(connection: str | None = None) -> Response:
+async def snapshot(connections: ShownConnections, user: GetUserDep, connection: str | None = None) -> Response:
     """Return the numbers of all queues."""
-    return _json(await service().snapshot(connection))
+    if connection:
+        await run_in_threadpool(require_connection, connection, user)
+        connections = (connection,)
+    return _json(await service().snapshot(connections))
 
 
-@router.get(_QUEUE)
+@_of_queue.get("")
 async def queue_detail(connection: str, queue: str) -> Response:
     """Return the details of a queue."""
     return _json(await service().queue(connection, queue))
 
 
-@router.get(f"{_QUEUE}/groups")
+@_of_queue.get("/groups")
 async def groups(
     connection: str,
     queue: str,
     selection: Selected,
+    dags: ShownDags,
     group_by: Annotated[tuple[GroupField, ...], Depends(parse_group_by)],
 ) -> Response:
     """Return the groups of a queue's dead letters."""
-    return _json(await service().groups(connection, queue, selection, group_by))
+    return _json(await service().groups(connection, queue, selection, group_by, dags=dags))
 
 
-@router.get(f"{_QUEUE}/letters")
+@_of_queue.get("/letters")
 async def letters(
     connection: str,
     queue: str,
     selection: Selected,
     hidden: Hidden,
+    dags: ShownDags,
     after: Annotated[int, Query(ge=0, lt=2**63)] = 0,
     limit: Annotated[int, Query(ge=1, le=200)] = 50,
 ) -> Response:
     """Return a page of a queue's dead letters."""
-    return _json(await service().letters(connection, queue, selection, after, limit, hidden=hidden))
+    return _json(await service().letters(connection, queue, selection, after, limit, hidden=hidden, dags=dags))
 
 
-@router.get(f"{_QUEUE}/letters/{{sequence}}")
-async def letter(connection: str, queue: str, sequence: int, hidden: Hidden) -> Response:
+@_of_queue.get("/letters/{sequence}")
+async def letter(
+    connection: str, queue: str, sequence: Annotated[int, Path(ge=1, lt=2**63)], hidden: Hidden, user: GetUserDep
+) -> Response:
     """Return the details of a dead letter."""
-    return _json(await service().letter(connection, queue, sequence, hidden=hidden))
+    answer = await service().letter(connection, queue, sequence, hidden=hidden)
+    if answer.dag_id is not None:
+        await run_in_threadpool(require_run_access, answer.dag_id, user)
+    return _json(answer.detail)
 
 
-@router.post(f"{_QUEUE}/dry-run", dependencies=[Depends(require_own_origin), Depends(require_acting)])
-async def dry_run(connection: str, queue: str, request: Request) -> Response:
+@_of_queue.post("/dry-run", dependencies=[Depends(require_own_origin), Depends(require_acting)])
+async def dry_run(connection: str, queue: str, request: Request, user: GetUserDep) -> Response:
     """Count what an action would do."""
     # Parsed here rather than by FastAPI, which would answer a body that isn't JSON before it checks the origin.
     parsed = await _body(request)
-    return _json(await service().dry_run(connection, queue, Selection.of(parsed.select), parsed.action))
+    selection = Selection.of(parsed.select)
+    if selection.dag_id is not None:
+        await run_in_threadpool(require_run_access, selection.dag_id, user)
+    return _json(await service().dry_run(connection, queue, selection, parsed.action))
+
+
+router.include_router(_of_queue)
 
 
 def parse_task_query(
-    dag_id: str, run_id: str, task_id: str | None = None, map_index: Annotated[int | None, Query(ge=-1)] = None
+    dag_id: AirflowId,
+    run_id: AirflowId,
+    task_id: AirflowId | None = None,
+    map_index: Annotated[int | None, Query(ge=-1, lt=2**31)] = None,
 ) -> TaskQuery:
     """Parse the origin in a query, and read the matching task instances from Airflow's database."""
     statement = sql_select(TaskInstance.task_id, TaskInstance.map_index).where(
@@ -158,9 +198,9 @@ def parse_task_query(
 
 
 @router.get("/jobs", dependencies=[Depends(require_run_access)])
-async def jobs(query: Annotated[TaskQuery, Depends(parse_task_query)]) -> Response:
+async def jobs(query: Annotated[TaskQuery, Depends(parse_task_query)], connections: ShownConnections) -> Response:
     """Return the jobs of a DAG run, or of one of its tasks."""
-    return _json(await service().jobs(query))
+    return _json(await service().jobs(query, connections))
 
 
 async def _body(request: Request) -> DryRunRequest:

@@ -6,10 +6,9 @@ Every method returns JSON of the model that it names, since an encoded answer ca
 from __future__ import annotations
 
 import asyncio
-from datetime import UTC, datetime
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.errors import (
     DeadLetterGoneError,
@@ -20,16 +19,15 @@ from airflow_provider_jetstream.jetstream.errors import (
     UnreachableError,
 )
 from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
-from airflow_provider_jetstream.jetstream.redrive.preview import preview
 from airflow_provider_jetstream.plugins.monitor.background import EventLoopThread, SingleFlightCache
-from airflow_provider_jetstream.plugins.monitor.letter_view import letter_detail, letter_line, read_records
-from airflow_provider_jetstream.plugins.monitor.models.actions import DryRun
-from airflow_provider_jetstream.plugins.monitor.models.letters import Groups, LetterDetail, LetterPage
+from airflow_provider_jetstream.plugins.monitor.dry_run import dry_run
+from airflow_provider_jetstream.plugins.monitor.letter_index import LetterIndex, is_of
+from airflow_provider_jetstream.plugins.monitor.letter_view import dag_of, letter_detail, letter_line, read_records
+from airflow_provider_jetstream.plugins.monitor.models.letters import Groups, LetterPage
 from airflow_provider_jetstream.plugins.monitor.models.queues import QueueDetail, Snapshot
 from airflow_provider_jetstream.plugins.monitor.queue_view import consumer_numbers, queue_numbers
 from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
 from airflow_provider_jetstream.plugins.monitor.task_jobs import task_jobs
-from airflow_provider_jetstream.tasks.redrive_request import request_for_action
 
 if TYPE_CHECKING:
     from collections.abc import Awaitable, Callable, Hashable, Sequence
@@ -54,6 +52,18 @@ _COUNT_SECONDS = 25.0
 _CONNECTION_LOST = "expected the server to answer, found the connection lost since the scan; try again in a few seconds"
 
 
+@dataclass(frozen=True, slots=True)
+class LetterAnswer:
+    """The details of a dead letter, for those who may see its DAG.
+
+    :param dag_id: the DAG that published its job, if that is known
+    :param detail: a :class:`LetterDetail` as JSON
+    """
+
+    dag_id: str | None
+    detail: bytes
+
+
 class MonitorService:
     """The pollers of all servers that are shown, and the answers made from their data."""
 
@@ -64,6 +74,7 @@ class MonitorService:
         # Nothing new is known before the next poll.
         self._answers: SingleFlightCache[bytes] = SingleFlightCache(_MAX_ANSWERS, min(0.5, settings.refresh / 2))
         self._pages: SingleFlightCache[bytes] = SingleFlightCache(_MAX_PAGES, settings.refresh)
+        self._letters: SingleFlightCache[LetterAnswer] = SingleFlightCache(_MAX_PAGES, settings.refresh)
         self._declarations: SingleFlightCache[WorkQueue] = SingleFlightCache(_MAX_ANSWERS, _DECLARATION_SECONDS)
 
     def stop(self) -> None:
@@ -72,20 +83,21 @@ class MonitorService:
         self._pollers.clear()
         self._answers.clear()
         self._pages.clear()
+        self._letters.clear()
 
-    async def snapshot(self, connection: str | None) -> bytes:
-        """Return the :class:`Snapshot` of all queues, of one connection or of all.
+    async def snapshot(self, connections: tuple[str, ...]) -> bytes:
+        """Return the :class:`Snapshot` of all queues of some connections.
 
-        :raises NotFoundError: the connection isn't shown
+        :raises NotFoundError: a connection isn't shown
         """
 
         async def make() -> Snapshot:
-            pollers = await self._refreshed([connection] if connection else self._settings.connections)
+            pollers = await self._refreshed(connections)
             return Snapshot(
                 connections=[poller.connection_state() for poller in pollers], refresh_seconds=self._settings.refresh
             )
 
-        return await self._cached(self._answers, ("snapshot", connection), make)
+        return await self._cached(self._answers, ("snapshot", connections), make)
 
     async def queue(self, connection: str, queue: str) -> bytes:
         """Return the :class:`QueueDetail` of a queue.
@@ -119,58 +131,94 @@ class MonitorService:
 
         return await self._cached(self._answers, ("queue", connection, queue), make)
 
-    async def groups(self, connection: str, queue: str, selection: Selection, group_by: Sequence[GroupField]) -> bytes:
-        """Return the :class:`Groups` of a queue's dead letters."""
+    async def dags(self, connection: str, queue: str) -> frozenset[str]:
+        """Return the DAGs that published jobs of a queue's dead letters."""
+
+        async def find() -> frozenset[str]:
+            scan = await self._requested_scan(connection, queue)
+            return scan.index.dags() if scan.index else frozenset()
+
+        return await self._thread.run(find())
+
+    async def groups(
+        self,
+        connection: str,
+        queue: str,
+        selection: Selection,
+        group_by: Sequence[GroupField],
+        *,
+        dags: frozenset[str] | None,
+    ) -> bytes:
+        """Return the :class:`Groups` of a queue's dead letters.
+
+        :param dags: without the letters of all other DAGs; ``None`` for every letter
+        """
 
         async def make() -> Groups:
             scan = await self._requested_scan(connection, queue)
-            groups, left_out = scan.index.groups(selection, group_by) if scan.index else ([], 0)
+            index = scan.index or LetterIndex()
+            groups, left_out = index.groups(selection, group_by, dags)
+            total = index.count(selection, dags)
             return Groups(
                 scan=scan.state(),
                 group_by=list(group_by),
-                total=scan.index.count(selection) if scan.index else 0,
+                total=total,
                 uncertain=scan.counts.uncertain if scan.counts else 0,
                 groups=groups,
                 groups_left_out=left_out,
+                not_shown=index.count(selection) - total,
             )
 
-        return await self._cached(self._answers, ("groups", connection, queue, selection, tuple(group_by)), make)
+        return await self._cached(self._answers, ("groups", connection, queue, selection, tuple(group_by), dags), make)
 
     async def letters(
-        self, connection: str, queue: str, selection: Selection, after: int, limit: int, *, hidden: bool
+        self,
+        connection: str,
+        queue: str,
+        selection: Selection,
+        after: int,
+        limit: int,
+        *,
+        hidden: bool,
+        dags: frozenset[str] | None,
     ) -> bytes:
         """Return a :class:`LetterPage` of dead letters, each proved again.
 
         :param after: only higher sequences
         :param hidden: whether texts that may quote bodies are left out
+        :param dags: without the letters of all other DAGs; ``None`` for every letter
         """
 
         async def make() -> LetterPage:
             scan = await self._requested_scan(connection, queue)
-            sequences, more = scan.index.page(selection, after, limit) if scan.index else ([], False)
+            sequences, more = scan.index.page(selection, after, limit, dags) if scan.index else ([], False)
             if sequences and scan.scan is None:
                 raise UnreachableError(_CONNECTION_LOST)
             classified = await scan.scan.classify(sequences) if scan.scan and sequences else []
-            letters = [letter for letter in classified if isinstance(letter, DeadLetter) and selection.matches(letter)]
+            letters = [
+                letter
+                for letter in classified
+                if isinstance(letter, DeadLetter) and selection.matches(letter) and is_of(dag_of(letter), dags)
+            ]
             return LetterPage(
                 scan=scan.state(),
-                matching=scan.index.count(selection) if scan.index else 0,
+                matching=scan.index.count(selection, dags) if scan.index else 0,
                 letters=[letter_line(letter, hidden=hidden) for letter in letters],
                 next_after=sequences[-1] if more else None,
                 gone=len(sequences) - len(letters),
             )
 
-        key = ("letters", connection, queue, selection, after, limit, hidden)
+        key = ("letters", connection, queue, selection, after, limit, hidden, dags)
         return await self._cached(self._pages, key, make)
 
-    async def letter(self, connection: str, queue: str, sequence: int, *, hidden: bool) -> bytes:
-        """Return the :class:`LetterDetail` of a dead letter.
+    async def letter(self, connection: str, queue: str, sequence: int, *, hidden: bool) -> LetterAnswer:
+        """Return the :class:`LetterDetail` of a dead letter, and the DAG that published its job.
 
         :param hidden: whether its body, its headers and texts that may quote them are left out
         :raises DeadLetterGoneError: it is no dead letter (any more)
         """
 
-        async def make() -> LetterDetail:
+        async def make() -> LetterAnswer:
             scan = await self._requested_scan(connection, queue)
             if scan.scan is None:
                 raise UnreachableError(
@@ -183,10 +231,10 @@ class MonitorService:
                 )
             records = await read_records(letter, scan.scan.audit)
             max_bytes = self._settings.payload_bytes
-            return letter_detail(letter, records, scan.scan.dead_letter_queue, max_bytes, hidden=hidden)
+            detail = letter_detail(letter, records, scan.scan.dead_letter_queue, max_bytes, hidden=hidden)
+            return LetterAnswer(dag_of(letter), detail.model_dump_json().encode())
 
-        key = ("letter", connection, queue, sequence, hidden)
-        return await self._cached(self._pages, key, make)
+        return await self._thread.run(self._letters.get((connection, queue, sequence, hidden), make))
 
     async def dry_run(self, connection: str, queue: str, selection: Selection, action: Act) -> bytes:
         """Return the :class:`DryRun` of an action.
@@ -198,7 +246,7 @@ class MonitorService:
 
         async def count() -> bytes:
             poller = self._poller(connection)
-            return (await _dry_run(poller, queue, selection, action)).model_dump_json().encode()
+            return (await dry_run(poller, queue, selection, action)).model_dump_json().encode()
 
         async def wait() -> bytes:
             try:
@@ -209,13 +257,13 @@ class MonitorService:
 
         return await self._thread.run(wait())
 
-    async def jobs(self, query: TaskQuery) -> bytes:
-        """Return the :class:`TaskJobs` of a DAG run, or of one of its tasks."""
+    async def jobs(self, query: TaskQuery, connections: tuple[str, ...]) -> bytes:
+        """Return the :class:`TaskJobs` of a DAG run, or of one of its tasks, in the queues of some connections."""
 
         async def make() -> BaseModel:
-            return await task_jobs(query, await self._refreshed(self._settings.connections))
+            return await task_jobs(query, await self._refreshed(connections))
 
-        return await self._cached(self._pages, ("jobs", query), make)
+        return await self._cached(self._pages, ("jobs", query, connections), make)
 
     async def _cached(
         self, cache: SingleFlightCache[bytes], key: Hashable, make: Callable[[], Awaitable[BaseModel]]
@@ -270,29 +318,3 @@ class MonitorService:
         except JetStreamProviderError:
             # The page shows the queue's numbers all the same.
             return None
-
-
-async def _dry_run(poller: ServerPoller, queue: str, selection: Selection, action: Act) -> DryRun:
-    async with poller.connection() as connection:
-        declared = await discover_queue(connection, queue)
-        # Reading ahead: the counts change a moment later anyway, and the DAG proves each letter before it acts.
-        reader = await read_ahead(connection, declared.name, declared.companion_names())
-        counts = (await preview(reader, declared, request_for_action(action, selection))).as_json()
-    return DryRun(
-        protocol=counts["protocol"],
-        guarantee=counts["guarantee"],
-        redriven=counts["redriven"],
-        parked=counts["parked"],
-        failed=counts["failed"],
-        failures={str(sequence): reason for sequence, reason in counts["failures"].items()},
-        uncertain=counts["uncertain"],
-        undeliverable=counts["undeliverable"],
-        risks=counts["risks"],
-        counted_at=datetime.now(UTC),
-        conf={
-            "nats_conn_id": poller.conn_id,
-            "queue": queue,
-            "select": selection.model_dump(mode="json", exclude_defaults=True),
-            "action": action,
-        },
-    )

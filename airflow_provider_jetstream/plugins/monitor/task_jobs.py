@@ -1,4 +1,4 @@
-"""The jobs of a DAG run or of one of its tasks, from publish logs and from scans of dead letters."""
+"""The jobs of a DAG run or of one of its tasks, from manifests and from scans of dead letters."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
 from airflow_provider_jetstream.jetstream.client.stream_api import list_streams
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
-from airflow_provider_jetstream.jetstream.contract import publish_log_filter, publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_filter, manifest_subject
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord, parse_publish_record
+from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead, parse_manifest_head
 from airflow_provider_jetstream.plugins.monitor.models.actions import TaskJobs, TaskQueue
 
 if TYPE_CHECKING:
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
 
 _Task: TypeAlias = "tuple[str | None, int | None]"
 
-# A subject that begins with another character can't cover publish logs.
-_LOG_SUBJECTS_BEGIN = frozenset(publish_log_filter("")[0] + "*>")
+# A subject that begins with another character can't cover manifests.
+_LOG_SUBJECTS_BEGIN = frozenset(manifest_filter("")[0] + "*>")
 # Each record, and each stored job that is counted, is a request.
 _MAX_RECORDS = 2_000
 _MAX_COUNTED_JOBS = 500
@@ -53,13 +53,13 @@ class TaskQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Published:
-    record: PublishRecord
+    record: ManifestHead
     published: int | None
     stored: int | None
 
 
 async def task_jobs(query: TaskQuery, pollers: Sequence[ServerPoller]) -> TaskJobs:
-    """Return a line for each queue and task instance with a publish record or a dead letter."""
+    """Return a line for each queue and task instance with a manifest or a dead letter."""
     lines: list[TaskQueue] = []
     scanning: list[str] = []
     for poller in pollers:
@@ -109,8 +109,8 @@ async def _read_publish_logs(query: TaskQuery, poller: ServerPoller) -> dict[str
 
 
 async def _publish_log_streams(connection: Connection, queues: Iterable[str]) -> dict[str, str]:
-    """Return the stream that stores the publish logs of each queue that has one."""
-    filters = {name: publish_log_filter(name) for name in queues}
+    """Return the stream that stores the manifests of each queue that has them."""
+    filters = {name: manifest_filter(name) for name in queues}
     streams: dict[str, str] = {}
     for info in await list_streams(connection):
         subjects = [subject for subject in info["config"].get("subjects") or [] if subject[0] in _LOG_SUBJECTS_BEGIN]
@@ -122,10 +122,10 @@ async def _publish_log_streams(connection: Connection, queues: Iterable[str]) ->
 async def _read_published(
     connection: Connection, stream: str, overview: QueueOverview, task: Origin
 ) -> _Published | None:
-    message = await last_message(connection, stream, publish_log_subject(overview.name, task.key))
+    message = await last_message(connection, stream, manifest_subject(overview.name, task.key))
     if message is None or overview.health is None:
         return None
-    record = parse_publish_record(message.data)
+    record = parse_manifest_head(message.data)
     if record is None or record.created != overview.health.created:
         return None
     if record.origin and record.origin.key != task.key:

@@ -231,7 +231,7 @@ class _Run:
     def _redrive_in_place(self, scan: DriverScan) -> RedriveReport:
         async def redrive_all() -> RedriveReport:
             request = replace(self._request, protocol=Protocol.IN_PLACE)
-            async with connect(socket_settings(self._options).connection) as connection:
+            async with connect(socket_settings(self._options)) as connection:
                 return await redrive_dead_letters(connection, scan.scan.queue, request, stopped=self._stopped)
 
         with ThreadPoolExecutor(1) as thread:

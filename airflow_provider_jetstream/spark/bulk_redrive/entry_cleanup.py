@@ -15,7 +15,7 @@ import numpy as np
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.contract import MAX_DELIVERIES, TERMINATED, copy_filter
 from airflow_provider_jetstream.jetstream.dead_letters.entry import EntryKind
-from airflow_provider_jetstream.jetstream.errors import ApiError, AuthenticationError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, PermissionDeniedError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 
@@ -43,11 +43,11 @@ def remove_finished_entries(options: Mapping[str, str], scan: Scan, redriven: Co
     try:
         try:
             return run_on_own_connection(options, lambda connection: _remove(connection, scan, redriven, purge=True))
-        except AuthenticationError as error:
+        except PermissionDeniedError as error:
             # The server sends the denial to the connection and doesn't answer the request.
             log.warning("Finished entries of %s are removed one by one: %s", scan.dead_letter_queue, error)
             return run_on_own_connection(options, lambda connection: _remove(connection, scan, redriven, purge=False))
-    except (AuthenticationError, TransientError) as error:
+    except (PermissionDeniedError, TransientError) as error:
         log.warning("Finished entries of %s stay until the next redrive: %s", scan.dead_letter_queue, error)
         return sum(len(entries) for sequence, entries in scan.index.jobs() if sequence in redriven)
 

@@ -49,7 +49,7 @@ class StreamSnapshot:
     def take(cls, raw_options: Mapping[str, str], options: ReadOptions) -> StreamSnapshot:
         """Read the stream's state from the server."""
         with closing(NatsSocket(socket_settings(raw_options))) as socket:
-            return cls(SourceStream(socket, options.stream, options.api_prefix).info(), socket.version)
+            return cls(SourceStream(socket, options.stream).info(), socket.version)
 
 
 class RangePartition(InputPartition):
@@ -81,7 +81,7 @@ class JetStreamReader(DataSourceReader):
         if bounds.subjects == ():
             return []
         with closing(NatsSocket(socket_settings(self._raw_options))) as socket:
-            stream = SourceStream(socket, options.stream, options.api_prefix)
+            stream = SourceStream(socket, options.stream)
             snapshot = self._snapshot or StreamSnapshot(stream.info(), socket.version)
             info = snapshot.info
             method = fetch_method(options, info, snapshot.version)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from pyspark.sql.datasource import DataSource
 from typing_extensions import override
 
+from airflow_provider_jetstream.spark.connection_policy import ConnectionPolicy
 from airflow_provider_jetstream.spark.source.options import read_options
 
 if TYPE_CHECKING:
@@ -35,7 +36,11 @@ class JetStreamDataSource(DataSource):
     :param options: see ``docs/spark.md``
     """
 
+    policy: ClassVar[ConnectionPolicy] = ConnectionPolicy()
+
     def __init__(self, options: MutableMapping[str, str]) -> None:
+        # Every query comes through here; what runs later takes these options as they are.
+        self.policy.check(options)
         super().__init__(options)
         self._snapshot: StreamSnapshot | None = None
 
@@ -89,6 +94,15 @@ class JetStreamDataSource(DataSource):
 def register(session: SparkSession) -> None:
     """Register the format ``jetstream`` with a session.
 
+    Its options choose only what the application's properties allow.
+
     :param session: on PySpark 4.1 or later
+    :raises SparkOptionError: a property ``spark.jetstream.allowed…`` can't be used
     """
-    session.dataSource.register(JetStreamDataSource)
+    allowed = ConnectionPolicy.of_session(session)
+
+    class _AllowedDataSource(JetStreamDataSource):
+        # A class of this function is sent to Spark's processes with its attributes, one of a module isn't.
+        policy = allowed
+
+    session.dataSource.register(_AllowedDataSource)

@@ -21,7 +21,7 @@ _Default = TypeVar("_Default")
 
 Purpose: TypeAlias = Literal["load", "read", "readStream", "write", "writeStream"]
 
-_ALWAYS = (*VARIABLES, *NAMED_CONNECTION, "stream", "jsDomain", "apiPrefix")
+_ALWAYS = (*VARIABLES, *NAMED_CONNECTION, "stream")
 _READING = (
     "filterSubjects",
     "startingOffsets",
@@ -57,10 +57,9 @@ _MILLISECOND = 1_000_000
 
 @dataclass(frozen=True)
 class StreamOptions:
-    """The stream's name, and the prefix of JetStream's API subjects."""
+    """The stream's name."""
 
     stream: str
-    api_prefix: str
 
 
 @dataclass(frozen=True)
@@ -115,7 +114,7 @@ def read_options(options: Mapping[str, str], purpose: Purpose) -> ReadOptions:
     parser = _OptionParser(options, purpose)
     streaming = purpose == "readStream"
     return ReadOptions(
-        *parser.stream(),
+        parser.stream(),
         filters=parser.read("filterSubjects", _filters, default=()),
         start=parser.bound("starting", "latest" if streaming else "earliest"),
         end=parser.bound("ending", "latest"),
@@ -139,7 +138,7 @@ def write_options(options: Mapping[str, str], purpose: Purpose) -> WriteOptions:
     """
     parser = _OptionParser(options, purpose)
     return WriteOptions(
-        *parser.stream(),
+        parser.stream(),
         subject=parser.read("subject", _subject, default=None),
         max_in_flight=parser.read("maxInFlight", _between(1, _MOST_IN_FLIGHT), default=1000),
         ack_timeout=parser.read("ackTimeout", parse_seconds, default=10.0),
@@ -156,14 +155,15 @@ class _OptionParser:
             if name.lower() not in known:
                 raise SparkOptionError(_unknown(name, purpose, known))
 
-    def stream(self) -> tuple[str, str]:
+    def stream(self) -> str:
         if "stream" not in self._options:
             raise SparkOptionError("expected the option stream, found none: name the stream to read or to write")
         if "jsdomain" in self._options and "apiprefix" in self._options:
             raise SparkOptionError("expected jsDomain or apiPrefix, found both: keep one")
-        domain = self.read("jsDomain", _token, default=None)
-        prefix = self.read("apiPrefix", _token, default=None) or (f"$JS.{domain}.API" if domain else "$JS.API")
-        return self.read("stream", _stream, default=""), prefix.rstrip(".")
+        # Used by the connection; what is wrong with them is reported with the other options.
+        self.read("jsDomain", _token, default=None)
+        self.read("apiPrefix", _token, default=None)
+        return self.read("stream", _stream, default="")
 
     def bound(self, which: str, default: str) -> Bound:
         offsets, timestamp = f"{which}Offsets", f"{which}Timestamp"

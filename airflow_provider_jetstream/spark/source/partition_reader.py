@@ -74,7 +74,7 @@ def _read_subjects(
     while position <= task.last:
         try:
             with closing(NatsSocket(settings)) as socket, closing(_LossDetector(raw_options, options, task)) as losses:
-                stream = SourceStream(socket, options.stream, options.api_prefix)
+                stream = SourceStream(socket, options.stream)
                 _require_range(stream, task, position)
                 fetched = _fetch(stream, options, columns, task, subjects, position, pipelined=not failures)
                 for batch, next_sequence, missing in fetched:
@@ -89,7 +89,7 @@ def _read_subjects(
         except TransientError:
             failures += 1
             failing_since = failing_since if failures > 1 else time.monotonic()
-            if failures >= _ATTEMPTS or time.monotonic() - failing_since > settings.connection.timeout:
+            if failures >= _ATTEMPTS or time.monotonic() - failing_since > settings.timeout:
                 raise
             time.sleep(_PAUSE * failures)
 
@@ -147,7 +147,7 @@ class _LossDetector:
         if not self._active:
             return
         self._socket = self._socket or NatsSocket(socket_settings(self._raw_options))
-        info = SourceStream(self._socket, self._options.stream, self._options.api_prefix).info()
+        info = SourceStream(self._socket, self._options.stream).info()
         if info.first > missing:
             name = self._options.stream
             report_loss(f"{name} begins at {info.first} now, and {missing} was being read", fail=self._fail)

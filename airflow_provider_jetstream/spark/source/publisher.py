@@ -65,7 +65,7 @@ class Publisher:
         self._raw_options = raw_options
         self._options = options
         self._partition_name = partition_name
-        self._inbox = f"_INBOX.{uuid4().hex}"
+        self._inbox = f"{socket_settings(raw_options).inbox_prefix}.{uuid4().hex}"
         self._reply_prefix = f"{self._inbox}.r".encode()
         # Rows without an acknowledgement, in order, with their sizes; and the batches that they belong to.
         self._in_flight: dict[int, int] = {}

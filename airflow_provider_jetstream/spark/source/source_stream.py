@@ -52,16 +52,15 @@ class StreamInfo:
 
 
 class _SourceConnection(BlockingConnection):
-    """Adds the options' API prefix, and words errors in terms of the options.
+    """Words errors in terms of the options.
 
     It waits for one answer at a time and compares the whole reply subject: a consumer's messages may arrive on the
     same socket meanwhile.
     """
 
-    def __init__(self, socket: NatsSocket, stream: str, api_prefix: str) -> None:
+    def __init__(self, socket: NatsSocket, stream: str) -> None:
         super().__init__(socket)
         self._stream = stream
-        self.api_prefix = api_prefix
 
     async def api(
         self, subject: str, request: Mapping[str, Any] | None = None, *, time_limit: float | None = None
@@ -98,11 +97,11 @@ class _SourceConnection(BlockingConnection):
 class SourceStream:
     """A stream behind an open connection."""
 
-    def __init__(self, socket: NatsSocket, name: str, api_prefix: str = "$JS.API") -> None:
+    def __init__(self, socket: NatsSocket, name: str) -> None:
         self.socket = socket
         self.name = name
-        self.api_prefix = api_prefix
-        self._connection = _SourceConnection(socket, name, api_prefix)
+        self.api_prefix = socket.api_prefix
+        self._connection = _SourceConnection(socket, name)
 
     def api(self, subject: str, request: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Send a request to JetStream's API.

@@ -133,10 +133,10 @@ class JetStreamStreamReader(DataSourceStreamReader):
         """Call a function over the open connection, or over a new one where that has broken since."""
         if self._socket:
             with suppress(TransientError):
-                return function(SourceStream(self._socket, self._options.stream, self._options.api_prefix))
+                return function(SourceStream(self._socket, self._options.stream))
             self._socket.close()
         self._socket = NatsSocket(socket_settings(self._raw_options))
-        return function(SourceStream(self._socket, self._options.stream, self._options.api_prefix))
+        return function(SourceStream(self._socket, self._options.stream))
 
 
 def _offset(info: StreamInfo, sequence: int) -> dict[str, Any]:

@@ -65,7 +65,7 @@ class _PartitionWriter:
 
         :raises SparkOptionError: the window is too short for a retried task
         """
-        window = SourceStream(socket, self.options.stream, self.options.api_prefix).info().duplicate_window
+        window = SourceStream(socket, self.options.stream).info().duplicate_window
         if window < self.options.min_duplicate_window:
             raise SparkOptionError(
                 f"expected a duplicate_window of at least {self.options.min_duplicate_window:g} s on"

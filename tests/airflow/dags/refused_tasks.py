@@ -6,7 +6,6 @@ What a DAG's file can show to be wrong fails its parsing; so what is wrong here 
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
@@ -19,7 +18,6 @@ from airflow_provider_jetstream.operators.redrive import JetStreamRedriveOperato
 from airflow_provider_jetstream.sensors.dead_letter import JetStreamDeadLetterSensor
 from airflow_provider_jetstream.sensors.queue import JetStreamQueueDrainedSensor
 
-FILES = Path(__file__).parent / "queues"
 GOOD: dict[str, Any] = {
     "name": "refusing",
     "subjects": ["refusing.>"],
@@ -27,8 +25,11 @@ GOOD: dict[str, Any] = {
     "dead_letters": "refusing_dead",
     "events": "refusing_events",
 }
+# Known only when the task runs.
+WITHOUT_EVENTS: dict[str, Any] = {**GOOD, "name": "{{ 'refusing' }}", "events": None}
 # This queue exists.
 WITHOUT_LETTERS: dict[str, Any] = {**GOOD, "name": "unlettered", "subjects": ["unlettered"], "dead_letters": None}
+NO_LETTERS: dict[str, Any] = {**WITHOUT_LETTERS, "name": "{{ 'unlettered' }}"}
 RETRY: dict[str, Any] = {"retries": 1, "retry_delay": timedelta(hours=1)}
 
 
@@ -38,7 +39,7 @@ def publish(name: str, **kwargs: Any) -> JetStreamPublishOperator:
     return JetStreamPublishOperator(task_id=name, **{**arguments, **kwargs})
 
 
-with DAG("refusing", schedule=None):
+with DAG("refusing", schedule=None, params={"files": "queues"}):
     for conn_id in (
         "nats_unreachable",
         "nats_wrong_password",
@@ -51,29 +52,32 @@ with DAG("refusing", schedule=None):
         "nats_undefined",
     ):
         publish(conn_id, nats_conn_id=conn_id)
-    JetStreamProvisionOperator(task_id="overlapping_filters", work_queue=str(FILES / "overlapping.yaml"), **RETRY)
-    JetStreamProvisionOperator(task_id="no_such_file", work_queue="queues/absent.yaml", **RETRY)
-    JetStreamProvisionOperator(task_id="misspelt_field", work_queue=str(FILES / "misspelt.yaml"), **RETRY)
+    JetStreamProvisionOperator(task_id="overlapping_filters", work_queue="{{ params.files }}/overlapping.yaml", **RETRY)
+    JetStreamProvisionOperator(task_id="no_such_file", work_queue="{{ params.files }}/absent.yaml", **RETRY)
+    JetStreamProvisionOperator(task_id="misspelt_field", work_queue="{{ params.files }}/misspelt.yaml", **RETRY)
     publish("unknown_stream")
     publish("unknown_stream_to_wait_for", wait_for_completion=True)
-    publish("no_events_to_wait_for", wait_for_completion=True, work_queue={**GOOD, "events": None})
-    publish("no_subject", subject=None)
+    publish("no_events_to_wait_for", wait_for_completion=True, work_queue=WITHOUT_EVENTS)
+    publish("no_subject", subject=None, jobs=["{{ run_id }}"])
     publish("text_for_jobs", jobs="{{ 'one' }}")
     publish("nothing_for_jobs", jobs=lambda: None)
     publish("unserialisable_job", jobs=lambda: [{"when": object()}])
     publish("text_for_a_rate", rate="{{ 'fast' }}")
     publish("nothing_for_a_key", idempotency_key="{{ none }}")
-    publish("reserved_header", jobs=[Job("one", headers={"Nats-Msg-Id": "mine"})])
+    publish("reserved_header", jobs=lambda: [Job("one", headers={"Nats-Msg-Id": "mine"})])
     JetStreamDeadLetterSensor(task_id="sensor_of_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
-    JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=WITHOUT_LETTERS, **RETRY)
+    JetStreamDeadLetterSensor(task_id="sensor_of_no_dead_letters", work_queue=NO_LETTERS, **RETRY)
+    # Airflow would skip them for any reason, and so hide that they can't work.
+    for soft, deferrable in (("soft_sensor", False), ("soft_deferred_sensor", True)):
+        JetStreamDeadLetterSensor(task_id=soft, work_queue=GOOD, soft_fail=True, deferrable=deferrable, **RETRY)
     JetStreamQueueDrainedSensor(task_id="drained_unknown_stream", work_queue=GOOD, deferrable=True, **RETRY)
     JetStreamQueueDrainedSensor(
         task_id="drained_unknown_consumer", work_queue=WITHOUT_LETTERS, consumers=["nobody"], **RETRY
     )
     JetStreamQueueDrainedSensor(
-        task_id="drained_without_dead_letters", work_queue=WITHOUT_LETTERS, nothing_dead=True, **RETRY
+        task_id="drained_without_dead_letters", work_queue=NO_LETTERS, nothing_dead=True, **RETRY
     )
     JetStreamCancelOperator(task_id="cancel_of_unknown_stream", work_queue=GOOD, job_ids="a", **RETRY)
-    JetStreamCancelOperator(task_id="cancel_without_ids", work_queue=GOOD, jobs=["no id"], **RETRY)
-    JetStreamCancelOperator(task_id="cancel_without_events", work_queue={**GOOD, "events": None}, job_ids="a", **RETRY)
+    JetStreamCancelOperator(task_id="cancel_without_ids", work_queue=GOOD, jobs=lambda: ["no id"], **RETRY)
+    JetStreamCancelOperator(task_id="cancel_without_events", work_queue=WITHOUT_EVENTS, job_ids="a", **RETRY)
     JetStreamRedriveOperator(task_id="redrive_of_unknown_stream", work_queue=GOOD, **RETRY)

@@ -10,6 +10,6 @@ COUNT = 1_000
 NO_SLOTS = "no_slots"
 
 with DAG("thousand_tasks", schedule=None):
-    JetStreamPublishOperator.partial(task_id="wait", work_queue="never loaded", subject="jobs", pool=NO_SLOTS).expand(
-        jobs=[[str(number)] for number in range(COUNT)]
-    )
+    JetStreamPublishOperator.partial(
+        task_id="wait", work_queue="/never/loaded.yaml", subject="jobs", pool=NO_SLOTS
+    ).expand(jobs=[[str(number)] for number in range(COUNT)])

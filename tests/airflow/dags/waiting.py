@@ -54,7 +54,14 @@ with DAG("full", schedule=None):
     waits("full", count=5, work_queue=FULL, retry_delay=timedelta(seconds=3), retries=20)
 
 with DAG("forgetful", schedule=None):
-    waits("forgetful", count=1, work_queue=FORGETFUL, wait_for_completion=False)
+    JetStreamPublishOperator(
+        task_id="forgetful",
+        work_queue=FORGETFUL,
+        subject="forgetful",
+        jobs=["forgetful-0"],
+        retries=1,
+        retry_delay=timedelta(hours=1),
+    )
 
 # None of these may be tried again: its jobs are dead either way.
 with DAG("deaths", schedule=None):

@@ -38,6 +38,7 @@ class BlockingConnection(Connection):
     def __init__(self, socket: NatsSocket) -> None:
         self.socket = socket
         self.timeout = socket.timeout
+        self.api_prefix = socket.api_prefix
         self.api_level = 0
         self._driver = CoroutineDriver(socket)
         self._readers: Mapping[str, StreamReader] = {}
@@ -138,7 +139,7 @@ class BlockingConnection(Connection):
         """Return a new subject for answers."""
         return self.socket.new_reply_subject()
 
-    async def subscribe(self, subject: str, callback: object) -> NoReturn:
+    async def subscribe(self, subject: str, callback: object, on_denied: object = None) -> NoReturn:
         """Refuse: a callback needs an event loop."""
         raise TypeError(
             f"expected a connection with an event loop for a subscription to {subject}, found a blocking one"

@@ -23,6 +23,7 @@ from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import (
     DeadlineError,
     JetStreamProviderError,
+    PermissionDeniedError,
     TransientError,
     UnreachableError,
 )
@@ -275,12 +276,27 @@ class CoroutineDriver:
         while frame := next_frame(buffer, position, filled):
             position = frame.end
             if not frame.sid:
-                socket.handle_control(frame)
+                try:
+                    socket.handle_control(frame)
+                except PermissionDeniedError as denial:
+                    if not self._deny(denial):
+                        socket.consume(position)
+                        raise
                 continue
             subject, subject_end, _, _, header, body, end = frame.offsets
             token = bytes(buffer[subject:subject_end]).rpartition(b".")[2]
             self._deliver(int(token) if token.isdigit() else -1, bytes(buffer[header:body]), bytes(buffer[body:end]))
         socket.consume(position)
+
+    def _deny(self, denial: PermissionDeniedError) -> bool:
+        """Let the requests on a denied subject fail; return whether there are any."""
+        denied = {number: pending for number, pending in self._pending.items() if pending.subject == denial.subject}
+        for number in denied:
+            del self._pending[number]
+        for pending in dict.fromkeys(denied.values()):
+            error = PermissionDeniedError(denial.action, denial.subject, denial.user)
+            self._ready.append((pending.task, None, error))
+        return bool(denied)
 
     def _deliver(self, number: int, header: bytes, body: bytes) -> None:
         if (pending := self._pending.get(number)) is None:

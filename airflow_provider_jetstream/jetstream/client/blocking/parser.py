@@ -10,10 +10,10 @@ import string
 from typing import NamedTuple
 
 from airflow_provider_jetstream.jetstream.errors import WireError
+from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
 
 _CRLF = b"\r\n"
-# No line is longer than the server's INFO; longer lines aren't NATS.
-_LONGEST_LINE = 1 << 20
+_MOST_DIGITS = 9
 _WITH_HEADER = 2
 _WITHOUT_REPLY = 2
 _WITH_REPLY = 3
@@ -54,7 +54,7 @@ def next_frame(buffer: bytearray | bytes, start: int, filled: int) -> Frame | No
     """
     line_end = buffer.find(_CRLF, start, filled)
     if line_end < 0:
-        if filled - start > _LONGEST_LINE:
+        if filled - start > PROTOCOL_LINE:
             raise WireError(f"expected a line of the NATS protocol, found {bytes(buffer[start : start + 40])!r}…")
         return None
     line = bytes(buffer[start:line_end])
@@ -71,13 +71,17 @@ def _message(
 ) -> Frame | None:
     numbers = _WITH_HEADER if op == b"HMSG" else 1
     names, sizes = fields[:-numbers], fields[-numbers:]
-    if len(names) not in (_WITHOUT_REPLY, _WITH_REPLY) or not all(size.isdigit() for size in sizes):
+    if len(names) not in (_WITHOUT_REPLY, _WITH_REPLY) or not all(
+        size.isdigit() and len(size) <= _MOST_DIGITS for size in sizes
+    ):
         raise WireError(f"expected the first line of a message, found {line[:80]!r}")
     reply = names[2] if len(names) == _WITH_REPLY else b""
     total = int(sizes[-1])
     header_size = int(sizes[0]) if numbers == _WITH_HEADER else 0
     header = start + len(line) + 2
     end = header + total
+    if total > MESSAGE:
+        raise WireError(f"expected a message of at most {MESSAGE} bytes, found {line[:80]!r}")
     if not 0 <= header_size <= total:
         raise WireError(f"expected a header within its message, found {line[:80]!r}")
     if end + 2 > filled:

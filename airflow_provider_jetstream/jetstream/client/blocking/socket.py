@@ -6,10 +6,8 @@ opened when this module is imported, so that Spark may fork its workers.
 
 from __future__ import annotations
 
-import json
 import random
 import socket
-import ssl
 import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -18,14 +16,16 @@ from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.blocking.parser import Frame, new_sid, next_frame
 from airflow_provider_jetstream.jetstream.client.connect import MINIMUM_SERVER
-from airflow_provider_jetstream.jetstream.client.credentials import credentials
+from airflow_provider_jetstream.jetstream.client.credentials import check_credentials, connect_command
+from airflow_provider_jetstream.jetstream.client.denials import authentication_error, is_refusal, parse_denial
+from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info, server_version
+from airflow_provider_jetstream.jetstream.client.tls import require_certificate, tls_context, tls_problem
 from airflow_provider_jetstream.jetstream.client.unsent import PING_SECONDS, drop_when_closed, limit_send_time
 from airflow_provider_jetstream.jetstream.errors import (
-    AuthenticationError,
-    ConnectionSettingsError,
     DeadlineError,
     JetStreamProviderError,
     ServerTooOldError,
+    TerminalError,
     TLSError,
     UnreachableError,
     WireError,
@@ -34,7 +34,7 @@ from airflow_provider_jetstream.jetstream.errors import (
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from airflow_provider_jetstream.jetstream.client.settings import SocketSettings
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
 
 _PING, _PONG = b"PING\r\n", b"PONG\r\n"
 _BUFFER_BYTES = 4 << 20
@@ -52,10 +52,12 @@ class NatsSocket:
     :raises ServerTooOldError: the server is older than 2.10.27
     """
 
-    def __init__(self, settings: SocketSettings, inbox: str | None = None) -> None:
-        self.timeout = settings.connection.timeout
+    def __init__(self, settings: ConnectionSettings, inbox: str | None = None) -> None:
+        self.timeout = settings.timeout
+        self.api_prefix = settings.jetstream_api
         self.sid = new_sid()
-        self.inbox = inbox or f"_INBOX.{uuid4().hex}"
+        self.inbox = inbox or f"{settings.inbox_prefix}.{uuid4().hex}"
+        self._settings = settings
         self.server_info: dict[str, Any] = {}
         self.buffer = bytearray(_BUFFER_BYTES)
         self.filled = 0
@@ -66,7 +68,7 @@ class NatsSocket:
     @property
     def version(self) -> tuple[int, ...]:
         """The server's version as numbers."""
-        return tuple(int(part) for part in str(self.server_info["version"]).split("-")[0].split(".")[:3])
+        return server_version(self.server_info)
 
     @property
     def max_payload(self) -> int:
@@ -151,7 +153,8 @@ class NatsSocket:
     def handle_control(self, frame: Frame) -> None:
         """Handle a frame that isn't a message.
 
-        :raises AuthenticationError: the server refused something
+        :raises PermissionDeniedError: the user may not do something
+        :raises AuthenticationError: the server refuses the credentials from now on
         :raises UnreachableError: the server ends the connection
         """
         if frame.op == b"PING":
@@ -159,9 +162,9 @@ class NatsSocket:
         elif frame.op == b"PONG":
             self._pongs += 1
         elif frame.op == b"-ERR":
-            raise _refusal(frame.line.decode(errors="replace"))
+            raise self._refusal(frame.line)
         elif frame.op == b"INFO":
-            self.server_info.update(json.loads(frame.line[5:]))
+            self.server_info = parse_server_info(frame.line[5:])
 
     def request(self, subject: str, payload: bytes = b"") -> tuple[bytes, bytes]:
         """Send a request and return the headers and the body of its answer; other messages are dropped.
@@ -188,8 +191,9 @@ class NatsSocket:
                 raise DeadlineError(f"no answer on {subject} within {self.timeout:g} s")
             self.receive(lambda _buffer, _filled: True, left)
 
-    def _connect(self, settings: SocketSettings) -> socket.socket:
-        servers = list(settings.connection.servers)
+    def _connect(self, settings: ConnectionSettings) -> socket.socket:
+        check_credentials(settings)
+        servers = list(settings.servers)
         # In random order, so that tasks spread over the servers.
         random.SystemRandom().shuffle(servers)
         failures: dict[str, JetStreamProviderError] = {}
@@ -201,14 +205,12 @@ class NatsSocket:
             except JetStreamProviderError as error:
                 failures[server] = error
         # A terminal error of one server matters more than that another server is away.
-        for kind in (AuthenticationError, TLSError, ConnectionSettingsError, ServerTooOldError):
-            for failure in failures.values():
-                if isinstance(failure, kind):
-                    raise failure
+        if terminal := next((failure for failure in failures.values() if isinstance(failure, TerminalError)), None):
+            raise terminal
         causes = "; ".join(f"{server}: {error}" for server, error in failures.items())
         raise UnreachableError(f"no NATS server reached: {causes}; check the addresses and the network")
 
-    def _dial(self, server: str, settings: SocketSettings, timeout: float) -> socket.socket:
+    def _dial(self, server: str, settings: ConnectionSettings, timeout: float) -> socket.socket:
         address = urlsplit(server)
         host = str(address.hostname)
         deadline = time.monotonic() + timeout
@@ -220,8 +222,11 @@ class NatsSocket:
         try:
             self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             limit_send_time(self._socket, self.timeout)
+            if settings.tls_handshake_first:
+                self._encrypt(server, host, settings, deadline)
             self._read_info(server, deadline)
-            self._encrypt(server, host, settings)
+            if not settings.tls_handshake_first:
+                self._start_tls(server, host, settings, deadline)
             self._authenticate(server, settings, deadline)
         except BaseException:
             self._socket.close()
@@ -232,76 +237,71 @@ class NatsSocket:
         frame = self._next_frame(deadline)
         if frame.op != b"INFO":
             raise WireError(f"expected INFO from a nats-server at {server}, found {frame.line[:40]!r}")
-        self.server_info = json.loads(frame.line[5:])
+        self.server_info = parse_server_info(frame.line[5:])
         if self.version < MINIMUM_SERVER:
             raise ServerTooOldError(
                 f"expected nats-server {'.'.join(map(str, MINIMUM_SERVER))} or later, found"
                 f" {self.server_info['version']} at {server}; upgrade the server"
             )
 
-    def _encrypt(self, server: str, host: str, settings: SocketSettings) -> None:
-        if not settings.connection.encrypted:
+    def _start_tls(self, server: str, host: str, settings: ConnectionSettings, deadline: float) -> None:
+        if not settings.encrypted:
             if self.server_info.get("tls_required"):
                 raise TLSError(f"{server} takes encrypted connections only: expected a tls:// address, found nats://")
             return
         # Nothing has been sent yet: a server without TLS never sees a credential.
         if not (self.server_info.get("tls_required") or self.server_info.get("tls_available")):
             raise TLSError(f"expected TLS from {server}, found a server without it: nothing was sent to it")
+        require_certificate(settings, self.server_info)
         if self.filled:
             raise TLSError(f"expected TLS from {server}, found plaintext after its INFO")
-        try:
-            context = ssl.create_default_context(cafile=settings.connection.tls_ca_file)
-            if settings.tls_cert_file:
-                context.load_cert_chain(settings.tls_cert_file, settings.tls_key_file)
-        except OSError as error:
-            raise ConnectionSettingsError(
-                f"expected PEM files at tlsCaFile, tlsCertFile and tlsKeyFile, found: {_reason(error)}"
-            ) from None
-        try:
-            self._socket = context.wrap_socket(self._socket, server_hostname=host)
-        except OSError as error:
-            raise TLSError(f"no TLS with {server}: {_reason(error)}; check tlsCaFile and the host name") from None
+        self._encrypt(server, host, settings, deadline)
 
-    def _authenticate(self, server: str, settings: SocketSettings, deadline: float) -> None:
-        options = {
-            "verbose": False,
-            "pedantic": False,
-            "headers": True,
-            "no_responders": True,
-            "protocol": 1,
-            "lang": "python",
-            "version": "1",
-            "name": settings.connection.name,
-            "tls_required": settings.connection.encrypted,
-            **credentials(settings, self.server_info),
-        }
-        connect = f"CONNECT {json.dumps(options)}\r\nSUB {self.inbox}.* ".encode()
+    def _encrypt(self, server: str, host: str, settings: ConnectionSettings, deadline: float) -> None:
+        context = tls_context(settings)
+        try:
+            # The limit of a handshake as a whole.
+            self._socket.settimeout(max(0.001, deadline - time.monotonic()))
+            self._socket = context.wrap_socket(self._socket, server_hostname=settings.tls_server_name or host)
+        except TimeoutError:
+            raise UnreachableError(f"no TLS with {server}: no answer in time") from None
+        except OSError as error:
+            raise TLSError(f"no TLS with {server}: {tls_problem(error)}") from None
+
+    def _authenticate(self, server: str, settings: ConnectionSettings, deadline: float) -> None:
+        connect = connect_command(settings, self.server_info) + f"SUB {self.inbox}.* ".encode()
         self.send(connect + self.sid + b"\r\nPING\r\n")
         while True:
             try:
                 frame = self._next_frame(deadline)
             except (UnreachableError, DeadlineError) as error:
                 # With TLS 1.3 a server that refuses the client's certificate says so after the handshake.
-                if settings.connection.encrypted and "alert" in str(error).lower():
-                    raise TLSError(f"no TLS with {server}: {error}; check tlsCertFile") from None
+                if settings.encrypted and "alert" in str(error).lower():
+                    raise TLSError(f"no TLS with {server}: {error}; check tls_cert_file") from None
                 raise
             if frame.op == b"PONG":
                 return
             if frame.op == b"-ERR":
-                raise _refusal(f"{server} refused the connection: {frame.line.decode(errors='replace')}")
+                raise self._refusal(frame.line, server)
             self.handle_control(frame)
+
+    def _refusal(self, line: bytes, server: str = "the server") -> JetStreamProviderError:
+        text = line.decode(errors="replace").partition(" ")[2].strip().strip("'")
+        if denial := parse_denial(text, self._settings.client):
+            return denial
+        if is_refusal(text):
+            return authentication_error(server, self._settings.way, text)
+        return UnreachableError(f"{server} ended the connection: {text}")
 
     def _next_frame(self, deadline: float) -> Frame:
         while (frame := next_frame(self.buffer, 0, self.filled)) is None:
             self.receive(lambda _buffer, _filled: True, max(0.001, deadline - time.monotonic()))
+            if time.monotonic() > deadline:
+                raise DeadlineError("the server hasn't sent a whole line of the NATS protocol in time")
+        if time.monotonic() > deadline:
+            raise DeadlineError("the server has sent other lines than the expected one for too long")
         self.consume(frame.end)
         return frame
-
-
-def _refusal(line: str) -> JetStreamProviderError:
-    if any(word in line.lower() for word in ("authori", "authentication", "permissions")):
-        return AuthenticationError(f"{line}; check the credentials and what they are allowed to do")
-    return UnreachableError(f"the server ended the connection: {line}")
 
 
 def _reason(error: OSError) -> str:

@@ -102,7 +102,7 @@ class TaskJobs(MonitorModel):
 
     :param task_id: ``null`` for all tasks of the run
     :param map_index: the mapped instance; ``null`` for all of them
-    :param queues: a line for each queue and task instance with a publish record or a dead letter
+    :param queues: a line for each queue and task instance with a manifest or a dead letter
     :param connections: the states of the connections, without their queues
     :param scanning: queues whose dead letters haven't been scanned yet, as ``connection/queue``
     """

@@ -52,6 +52,7 @@ class Groups(MonitorModel):
     :param uncertain: jobs that may be dead but aren't proved yet
     :param groups: largest first, at most 500
     :param groups_left_out: the number of further groups
+    :param not_shown: matching letters of DAGs whose task instances the user may not see
     """
 
     scan: ScanState
@@ -60,6 +61,7 @@ class Groups(MonitorModel):
     uncertain: int
     groups: list[Group]
     groups_left_out: int
+    not_shown: int
 
 
 class OriginOfLetter(MonitorModel):

@@ -1,15 +1,31 @@
 """Models of connections and queues: their numbers, now and over the last hour."""
 
 from datetime import datetime
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from airflow_provider_jetstream.jetstream.client.wire_text import readable_text
 
 
 class MonitorModel(BaseModel):
-    """Base of the page's models: immutable, and without unknown fields."""
+    """Base of the page's models: immutable, without unknown fields, and with text that JSON can hold."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _make_readable(cls, values: Any) -> Any:
+        return _readable(values)
+
+
+def _readable(value: Any) -> Any:
+    # Text of the wire may stand for any bytes: in subjects, headers, names, and what is made of them.
+    if isinstance(value, str):
+        return readable_text(value)
+    if isinstance(value, dict):
+        return {_readable(name): _readable(item) for name, item in value.items()}
+    return type(value)(map(_readable, value)) if type(value) in (list, tuple) else value
 
 
 class Problem(MonitorModel):

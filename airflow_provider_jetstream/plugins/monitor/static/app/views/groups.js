@@ -89,6 +89,7 @@ function GroupsPanel({ connection, queue, groups, select }) {
       <${Table} caption="Groups of dead letters" columns=${columnsFor({ connection, queue, groups, select, mayAct: me.may_act })}
         rows=${groups.groups} rowKey=${(group) => JSON.stringify(group.key)} />
     </div>
+    ${groups.not_shown > 0 && html`<p class="hint">${counted(groups.not_shown, "letter")} of DAGs that you may not see aren't shown.</p>`}
     ${groups.groups_left_out > 0 && html`<p class="hint">${counted(groups.groups_left_out, "smaller group")} aren't shown; narrow the filter.</p>`}
   `;
 }

@@ -18,13 +18,13 @@ from airflow_provider_jetstream.jetstream.client.message_reader import next_mess
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info, subject_counts
 from airflow_provider_jetstream.jetstream.contract import (
     copy_filter,
+    manifest_filter,
     parked_filter,
-    publish_log_filter,
     schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
-from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord, parse_publish_record
-from airflow_provider_jetstream.jetstream.publishing.record_store import TTL_LEVEL, RecordStore
+from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead, parse_manifest_head
+from airflow_provider_jetstream.jetstream.publishing.manifest_store import TTL_LEVEL, ManifestStore
 from airflow_provider_jetstream.jetstream.units import format_duration
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ _ALL_EXAMINED = 1_000
 _SEQUENCE = re.compile(r"[0-9]{1,20}")
 
 
-async def maintain_records(connection: Connection, queue: WorkQueue) -> None:
+async def maintain_manifests(connection: Connection, queue: WorkQueue) -> None:
     """Remove the records that nothing names any more, and warn where the server can't keep the others."""
     if queue.events and queue.events.max_age and connection.api_level < TTL_LEVEL:
         log.warning(
@@ -52,10 +52,10 @@ async def maintain_records(connection: Connection, queue: WorkQueue) -> None:
             *(queue.events.name, format_duration(queue.events.max_age), queue.name),
         )
     with suppress(ApiError, TransientError):
-        await remove_unneeded_records(connection, queue, at_most=_ALL_EXAMINED)
+        await remove_unneeded_manifests(connection, queue, at_most=_ALL_EXAMINED)
 
 
-async def remove_unneeded_records(connection: Connection, queue: WorkQueue, *, at_most: int = _EXAMINED) -> int:
+async def remove_unneeded_manifests(connection: Connection, queue: WorkQueue, *, at_most: int = _EXAMINED) -> int:
     """Remove records of tasks that no job, dead letter or copy names any more, and return their number.
 
     :param at_most: how many records are examined, the oldest first; then as many others where all of these are needed
@@ -83,7 +83,7 @@ async def _remove_among(
     connection: Connection,
     queue: WorkQueue,
     events: str,
-    candidates: Sequence[tuple[StoredMessage, PublishRecord]],
+    candidates: Sequence[tuple[StoredMessage, ManifestHead]],
     max_age: timedelta,
 ) -> int:
     oldest = await _oldest_job(connection, queue) if candidates else None
@@ -112,7 +112,7 @@ async def _remove_among(
     return removed
 
 
-def _last_job_at(message: StoredMessage, record: PublishRecord, max_age: timedelta) -> datetime:
+def _last_job_at(message: StoredMessage, record: ManifestHead, max_age: timedelta) -> datetime:
     """Return when the last job was stored that a record names.
 
     The task of an open record was killed, or publishes still: for no longer than its record would have stayed.
@@ -130,19 +130,19 @@ def _lifetime(max_age: int | None) -> timedelta | None:
 
 async def _old_records(
     connection: Connection, events: str, queue: str, old: datetime, start: int, at_most: int
-) -> tuple[list[tuple[StoredMessage, PublishRecord]], int | None]:
+) -> tuple[list[tuple[StoredMessage, ManifestHead]], int | None]:
     """Read records that name their task, in order, as far as they were stored before a time.
 
     :return: the records, and where to read on; ``None`` where there are no others
     """
-    records: list[tuple[StoredMessage, PublishRecord]] = []
+    records: list[tuple[StoredMessage, ManifestHead]] = []
     for _ in range(at_most):
-        message = await next_message(connection, events, start, publish_log_filter(queue))
+        message = await next_message(connection, events, start, manifest_filter(queue))
         if message is None or message.stored_at > old:
             return records, None
         start = message.sequence + 1
         # Others are of earlier versions, which let them expire.
-        if (record := parse_publish_record(message.data)) and record.origin:
+        if (record := parse_manifest_head(message.data)) and record.origin:
             records.append((message, record))
     return records, start
 
@@ -179,7 +179,7 @@ async def _has_schedules(connection: Connection, queue: str) -> bool:
 
 
 async def _end_schedules(
-    connection: Connection, queue: str, events: str, message: StoredMessage, record: PublishRecord
+    connection: Connection, queue: str, events: str, message: StoredMessage, record: ManifestHead
 ) -> None:
     """Store a record behind the last job that the server has made of the task's schedules.
 
@@ -189,6 +189,6 @@ async def _end_schedules(
     ended = record.covering([last]).model_copy(update={"scheduled": False})
     key = message.subject.rpartition(".")[2]
     with suppress(ApiError, TransientError):
-        records = RecordStore(connection, queue, events)
+        records = ManifestStore(connection, queue, events)
         await records.store(key, ended, after=message.sequence)
         await records.remove_older(key)

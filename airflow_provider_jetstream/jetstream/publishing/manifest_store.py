@@ -1,7 +1,7 @@
 """Stores the records of tasks, one for each task.
 
 The server would remove a record after the ``max_age`` of the events stream, while the task's jobs, dead letters and
-their copies may stay for longer. So records are stored with ``Nats-TTL: never``; ``record_removal`` removes them.
+their copies may stay for longer. So records are stored with ``Nats-TTL: never``; ``manifest_removal`` removes them.
 Others than tasks may be allowed to publish there, so a record counts only where its names give the key.
 """
 
@@ -16,14 +16,13 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.headers import Headers
 from airflow_provider_jetstream.jetstream.client.message_reader import last_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store
-from airflow_provider_jetstream.jetstream.contract import publish_log_subject
+from airflow_provider_jetstream.jetstream.contract import manifest_subject
 from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
 from airflow_provider_jetstream.jetstream.origin import is_task_key
-from airflow_provider_jetstream.jetstream.publishing.publish_record import (
-    PublishRecord,
-    named_record,
-    new_record,
-    parse_publish_record,
+from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
+    ManifestHead,
+    new_head,
+    parse_manifest_head,
 )
 
 if TYPE_CHECKING:
@@ -45,17 +44,17 @@ _PAUSE = 0.1
 
 
 @dataclass(frozen=True, slots=True)
-class StoredRecord:
+class StoredHead:
     """A record as it is stored.
 
     :param sequence: its sequence in the events stream
     """
 
-    record: PublishRecord
+    record: ManifestHead
     sequence: int
 
 
-class RecordStore:
+class ManifestStore:
     """The records of a queue's tasks.
 
     :param queue: the work queue's name
@@ -68,26 +67,26 @@ class RecordStore:
         self._events = events
         self._never_expires = connection.api_level >= TTL_LEVEL
 
-    async def read(self, key: str) -> StoredRecord | None:
+    async def read(self, key: str) -> StoredHead | None:
         """Read the record of a task.
 
         :param key: the task's key, one token
         """
         record, sequence = await self._last(key)
-        return StoredRecord(record, sequence) if record else None
+        return StoredHead(record, sequence) if record else None
 
-    async def _last(self, key: str) -> tuple[PublishRecord | None, int]:
+    async def _last(self, key: str) -> tuple[ManifestHead | None, int]:
         """Return a task's record, if the last message of its subject is one, and the sequence of that message."""
         try:
-            message = await last_message(self._connection, self._events, publish_log_subject(self._queue, key))
+            message = await last_message(self._connection, self._events, manifest_subject(self._queue, key))
         except NotFoundError:
             return None, 0
         if message is None:
             return None, 0
-        record = parse_publish_record(message.data)
+        record = parse_manifest_head(message.data)
         return record if record and record.is_about(self._queue, key) else None, message.sequence
 
-    async def store(self, key: str, record: PublishRecord, *, after: int) -> StoredRecord:
+    async def store(self, key: str, record: ManifestHead, *, after: int) -> StoredHead:
         """Store a record if nobody has stored another one meanwhile.
 
         :param after: the sequence of the last message on the record's subject; 0 where there is none
@@ -96,13 +95,13 @@ class RecordStore:
         # Some other stream may capture the subject of a queue whose events stream is older than these records.
         headers = [("Nats-Expected-Stream", self._events), ("Nats-Expected-Last-Subject-Sequence", str(after))]
         body = record.model_dump_json(by_alias=True, exclude_none=True).encode()
-        subject = publish_log_subject(self._queue, key)
-        # Nothing names the record of an idempotency key; after the stream's max_age its jobs may be published again.
-        # Without names, nothing would ever remove it.
-        if self._never_expires and record.origin and record.idempotency_key is None:
+        subject = manifest_subject(self._queue, key)
+        # No job names the record of an idempotency key or of one of several calls; after the stream's max_age its jobs
+        # may be published again. Without names, nothing would ever remove it.
+        if self._never_expires and record.origin and record.idempotency_key is None and record.operation is None:
             try:
                 kept = Headers([*headers, ("Nats-TTL", "never")])
-                return StoredRecord(record, (await store(self._connection, subject, body, kept)).sequence)
+                return StoredHead(record, (await store(self._connection, subject, body, kept)).sequence)
             except ApiError as error:
                 if error.err_code != _NO_TTL:
                     raise
@@ -113,14 +112,14 @@ class RecordStore:
                     " later where the stream exists",
                     *(self._events, self._queue),
                 )
-        return StoredRecord(record, (await store(self._connection, subject, body, Headers(headers))).sequence)
+        return StoredHead(record, (await store(self._connection, subject, body, Headers(headers))).sequence)
 
     async def update(
         self,
         key: str,
-        change: Callable[[PublishRecord | None], PublishRecord | None],
-        known: StoredRecord | None = None,
-    ) -> StoredRecord | None:
+        change: Callable[[ManifestHead | None], ManifestHead | None],
+        known: StoredHead | None = None,
+    ) -> StoredHead | None:
         """Replace a record by a changed one; again if somebody has replaced it meanwhile.
 
         :param change: returns the new record; ``None`` for no change
@@ -130,7 +129,7 @@ class RecordStore:
         for attempt in range(_ATTEMPTS):
             stored, after = (known.record, known.sequence) if known and not attempt else await self._last(key)
             if (record := change(stored)) is None:
-                return StoredRecord(stored, after) if stored else None
+                return StoredHead(stored, after) if stored else None
             try:
                 return await self.store(key, record, after=after)
             except ApiError as error:
@@ -141,13 +140,13 @@ class RecordStore:
 
     async def remove_older(self, key: str) -> None:
         """Remove what the last record of a task has replaced."""
-        request = {"filter": publish_log_subject(self._queue, key), "keep": 1}
+        request = {"filter": manifest_subject(self._queue, key), "keep": 1}
         # Where the server refuses, the task is known all the same.
         with suppress(ApiError):
             await self._connection.api(f"STREAM.PURGE.{self._events}", request)
 
 
-async def renew_records(
+async def renew_manifests(
     connection: Connection,
     queue: str,
     events: str,
@@ -159,19 +158,19 @@ async def renew_records(
     :param created: when the queue's stream was created, in the server's own text
     :param copies: by the tasks' keys, the highest sequence of a copy, and the task where it is known otherwise
     """
-    records = RecordStore(connection, queue, events)
+    records = ManifestStore(connection, queue, events)
 
     async def renew(key: str) -> None:
         sequence, origin = copies[key]
         named = origin if origin and origin.key == key else None
 
-        def extended(record: PublishRecord | None) -> PublishRecord | None:
+        def extended(record: ManifestHead | None) -> ManifestHead | None:
             if record and (record.origin or named):
-                return (record if record.origin or not named else named_record(record, named)).covering([sequence])
+                return (record if record.origin or not named else record.named(named)).covering([sequence])
             if named is None:
                 return None
             info = {"created": created, "state": {"last_seq": sequence - 1}}
-            return new_record(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
+            return new_head(queue, info, named).covering([sequence]).model_copy(update={"closed": True})
 
         try:
             if await records.update(key, extended):

@@ -14,7 +14,7 @@ from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import ApiError
 from airflow_provider_jetstream.jetstream.origin import Origin
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
-from airflow_provider_jetstream.jetstream.publishing.publish_log import PublishLog
+from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.publisher import publish_prepared
 from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
-    from airflow_provider_jetstream.jetstream.publishing.publish_record import PublishRecord
+    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -36,20 +36,35 @@ AFTER_WINDOW = 0.5
 
 
 async def publish_as_task(
-    connection: NatsPyConnection, queue: WorkQueue, jobs: Iterable[object], *, interrupted: bool = False
+    connection: NatsPyConnection,
+    queue: WorkQueue,
+    jobs: Iterable[object],
+    *,
+    interrupted: bool = False,
+    job_id: str | None = None,
 ) -> PublishReport:
     """Publish as one try of a task does; an interrupted try stores its jobs and records nothing afterwards."""
     log, record, stored = await begin(connection, queue)
     origin = replace(ORIGIN, round=record.round)
-    prepared = prepare_jobs(jobs, subject=f"{queue.name}.jobs.x", origin=origin, batch="", queue=queue)
-    report = await publish_prepared(connection, prepared, stored_sequence=stored.sequence_of)
+    prepared = prepare_jobs(
+        jobs,
+        subject=f"{queue.name}.jobs.x",
+        origin=origin,
+        batch="",
+        queue=queue,
+        check=stored.check,
+        by_key=True,
+        job_id=job_id,
+    )
+    report = await publish_prepared(connection, prepared, stored_sequence=log.sequence_of, progress=log.save_progress)
+    report.extra = log.extra()
     if not interrupted:
         await log.record_stored(report)
     return report
 
 
-async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[PublishLog, PublishRecord, StoredJobs]:
-    log = PublishLog(connection, queue, ORIGIN)
+async def begin(connection: NatsPyConnection, queue: WorkQueue) -> tuple[Manifest, ManifestHead, StoredJobs]:
+    log = Manifest(connection, queue, ORIGIN)
     cursor = await take_cursor(connection, queue)
     started = await log.begin(await stream_info(connection, queue.name), asdict(cursor))
     assert started is not None
@@ -119,11 +134,11 @@ async def test_a_cleared_task_whose_record_is_closed_publishes_new_jobs(
 ) -> None:
     queue = await make_queue(connection, name)
     await publish_as_task(connection, queue, "ab")
-    await PublishLog(connection, queue, ORIGIN).close()
+    await Manifest(connection, queue, ORIGIN).close()
     # Inside the duplicate window, so that only another id makes another job.
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [3, 4]
-    await PublishLog(connection, queue, ORIGIN).close()
+    await Manifest(connection, queue, ORIGIN).close()
     assert list((await publish_as_task(connection, queue, "ab")).sequences) == [5, 6]
 
 
@@ -158,7 +173,7 @@ async def test_a_record_about_an_earlier_stream_of_the_same_name_does_not_count(
 async def test_jobs_scattered_among_others_are_searched_for(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.publish_log._MAX_RUNS", 1)
+    monkeypatch.setattr("airflow_provider_jetstream.jetstream.publishing.manifest._MAX_RUNS", 1)
     queue = await make_queue(connection, name, duplicate_window=WINDOW)
     await publish_as_task(connection, queue, "a", interrupted=True)
     await connection.client.jetstream().publish(f"{name}.jobs.other", b"between")
@@ -171,11 +186,11 @@ async def test_jobs_scattered_among_others_are_searched_for(
 
 async def test_an_events_stream_that_captures_no_records_gets_none(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
-    assert await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
-    await PublishLog(connection, queue, ORIGIN).close()
+    assert await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
+    await Manifest(connection, queue, ORIGIN).close()
     assert await last_sequence(connection, queue) == 0
     other = await make_queue(connection, f"{name}2", events=None)
-    assert await PublishLog(connection, other, ORIGIN).begin(await stream_info(connection, other.name)) is None
+    assert await Manifest(connection, other, ORIGIN).begin(await stream_info(connection, other.name)) is None
 
 
 async def test_a_stream_of_another_purpose_that_captures_the_records_subject_gets_none(
@@ -183,13 +198,13 @@ async def test_a_stream_of_another_purpose_that_captures_the_records_subject_get
 ) -> None:
     queue = await make_queue(connection, name, events={"name": f"{name}-events", "subjects": [f"completed.{name}.>"]})
     await connection.api(f"STREAM.CREATE.{name}-other", {"name": f"{name}-other", "subjects": [f"published.{name}.>"]})
-    assert await PublishLog(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
+    assert await Manifest(connection, queue, ORIGIN).begin(await stream_info(connection, name)) is None
     assert (await stream_info(connection, f"{name}-other"))["state"]["last_seq"] == 0
 
 
 async def test_a_record_that_cannot_be_stored_just_now_is_an_error(connection: NatsPyConnection, name: str) -> None:
     queue = await make_queue(connection, name)
-    log = PublishLog(connection, queue, ORIGIN)
+    log = Manifest(connection, queue, ORIGIN)
     info = await stream_info(connection, name)
     events = await stream_info(connection, f"{name}-events")
     await connection.api(f"STREAM.UPDATE.{name}-events", events["config"] | {"sealed": True})

@@ -1,4 +1,4 @@
-"""The record of what one task has published, as it is stored."""
+"""The head of a manifest, as it is stored: which task published, from where on, and the last of its jobs."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias
+from uuid import uuid4
 
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing.report import index_runs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -24,7 +24,7 @@ ID_LENGTH = 11
 _Count: TypeAlias = Annotated[int, Field(ge=0, lt=2**64)]
 
 
-class PublishRecord(BaseModel):
+class ManifestHead(BaseModel):
     """What one task has published; by its key, the task's jobs and dead letters name it.
 
     :param stream: the work queue
@@ -42,8 +42,16 @@ class PublishRecord(BaseModel):
     :param cursor: where the ends of its jobs are found, as a dict; its JSON name is ``mark``
     :param runs: its jobs as index, sequence and count of each run; ``None`` where unknown
     :param idempotency_key: the key under which all runs of the task publish the same jobs; this record is theirs
-    :param ids: where there is such a key, the beginning of each job's message id, in the order of the runs
+    :param operation: the call of the task that published them, where it has several
+    :param ids: in records of earlier versions with such a key, the beginning of each job's message id
+    :param rows: the last of its jobs in base64; ``None`` in records of earlier versions
+    :param pages: the sequences in the events stream of the pages with the jobs before those
+    :param unrecorded_from: the first sequence of the queue that may have a job which isn't in the manifest; ``None``
+        where all of them are
+    :param begun_by: the try that began last; only this one knows when all of its jobs are in the manifest
     :param published: how many jobs it stored, where known; stays when the record is closed
+    :param max_tries: Airflow's number of the task's tries when it began, which a clear raises
+    :param over: whether waiting is over for good although jobs may still run
     :param closed: whether the task has nothing more to do
     """
 
@@ -65,8 +73,15 @@ class PublishRecord(BaseModel):
     cursor: dict[str, Any] = Field(default_factory=dict, validation_alias="mark", serialization_alias="mark")
     runs: list[tuple[_Count, _Count, _Count]] | None = None
     idempotency_key: str | None = None
+    operation: str | None = None
     ids: str | None = None
+    rows: str | None = None
+    pages: list[_Count] = Field(default_factory=list)
+    unrecorded_from: _Count | None = None
+    begun_by: str = ""
     published: _Count | None = None
+    max_tries: int | None = None
+    over: bool = False
     closed: bool = False
 
     @property
@@ -79,8 +94,13 @@ class PublishRecord(BaseModel):
     def is_about(self, queue: str, key: str) -> bool:
         """Return whether it may be the record under a task's key; one of an earlier version names no task."""
         origin = self.origin
-        named = origin is None or replace(origin, idempotency_key=self.idempotency_key).log_key == key
+        own = origin and replace(origin, idempotency_key=self.idempotency_key, operation=self.operation)
+        named = own is None or own.manifest_key == key
         return named and self.stream == queue
+
+    def named(self, origin: Origin) -> ManifestHead:
+        """Return a record of an earlier version with the names of its task."""
+        return self.model_copy(update=_names(origin))
 
     def position(self, name: str) -> int | None:
         """Return a position of its cursor, such as ``events_from``; ``None`` where it has none."""
@@ -102,29 +122,29 @@ class PublishRecord(BaseModel):
         return position < len(sequences) and (last is None or sequences[position] <= last)
 
     def recorded_jobs(self) -> dict[str, int]:
-        """Return the stream sequences of jobs by the beginnings of their message ids, where the record has them."""
+        """Return the stream sequences by the beginnings of message ids, where an earlier version recorded them."""
         if self.ids is None or self.runs is None:
             return {}
         ids = [self.ids[start : start + ID_LENGTH] for start in range(0, len(self.ids), ID_LENGTH)]
         sequences = chain.from_iterable(range(start, start + count) for _, start, count in self.runs)
         return dict(zip(ids, islice(sequences, len(ids)), strict=False))
 
-    @property
-    def names_all_jobs(self) -> bool:
-        """Whether it has the id of each job that it knows to be stored."""
-        return len(self.recorded_jobs()) >= (self.published or 0)
-
-    def covering(self, sequences: Iterable[int]) -> PublishRecord:
+    def covering(self, sequences: Iterable[int]) -> ManifestHead:
         """Return the record with more jobs; zeros are left out."""
-        known = [sequence for sequence in sequences if sequence]
-        first = None if self.first_job is None else min([self.first_job, *known])
-        last = None if self.last_job is None else max([self.last_job, *known])
+        lowest = highest = None
+        for sequence in filter(None, sequences):
+            lowest = sequence if lowest is None else min(lowest, sequence)
+            highest = sequence if highest is None else max(highest, sequence)
+        if lowest is None or highest is None:
+            return self
+        first = None if self.first_job is None else min(self.first_job, lowest)
+        last = None if self.last_job is None else max(self.last_job, highest)
         return self.model_copy(update={"first_job": first, "last_job": last})
 
 
-def new_record(
+def new_head(
     queue: str, info: Mapping[str, Any], origin: Origin, cursor: Mapping[str, Any] | None = None
-) -> PublishRecord:
+) -> ManifestHead:
     """Return the record of a task that begins to publish.
 
     :param queue: the work queue's name
@@ -132,7 +152,7 @@ def new_record(
     :param cursor: where the ends of the task's jobs will be found
     """
     first = info["state"]["last_seq"] + 1
-    return PublishRecord(
+    return ManifestHead(
         stream=queue,
         created=info["created"],
         **_names(origin),
@@ -141,12 +161,26 @@ def new_record(
         first_job=first,
         last_job=first - 1,
         cursor=dict(cursor or {}),
+        rows="",
+        unrecorded_from=first,
+        begun_by=uuid4().hex[:8],
+        max_tries=origin.max_tries,
     )
 
 
-def named_record(record: PublishRecord, origin: Origin) -> PublishRecord:
-    """Return a record of an earlier version with the names of its task."""
-    return record.model_copy(update=_names(origin))
+def resumed_head(earlier: ManifestHead, record: ManifestHead, origin: Origin) -> ManifestHead | None:
+    """Return the head of an earlier try for one that goes on with its jobs; ``None`` where it can stay as it is.
+
+    :param record: the head that a first try would store
+    """
+    changed: dict[str, Any] = {"closed": False, "over": False, "max_tries": record.max_tries}
+    if earlier.rows is not None:
+        changed["begun_by"] = record.begun_by
+    if earlier.rows is not None and earlier.unrecorded_from is None:
+        changed["unrecorded_from"] = record.queue_from
+    resumed = earlier.model_copy(update=changed)
+    resumed = resumed if resumed.origin else resumed.named(origin)
+    return None if resumed == earlier else resumed
 
 
 def _names(origin: Origin) -> dict[str, Any]:
@@ -158,7 +192,7 @@ def _names(origin: Origin) -> dict[str, Any]:
     }
 
 
-def following_record(record: PublishRecord, earlier: PublishRecord, *, number: int) -> PublishRecord:
+def following_head(record: ManifestHead, earlier: ManifestHead, *, number: int) -> ManifestHead:
     """Return a new record as the one after an earlier one, whose jobs it covers too.
 
     :param number: the number of its round, where the queue is still the same
@@ -171,31 +205,15 @@ def following_record(record: PublishRecord, earlier: PublishRecord, *, number: i
     return record.model_copy(update=following | {"round": number if same_stream else 0})
 
 
-def published_record(record: PublishRecord, report: PublishReport) -> PublishRecord:
+def published_head(record: ManifestHead, report: PublishReport) -> ManifestHead:
     """Return a record with the jobs that a call has published."""
     covering = record.covering(report.sequences)
     return covering.model_copy(update={"scheduled": True}) if report.scheduled else covering
 
 
-def identified_record(record: PublishRecord, report: PublishReport, *, max_ids: int, max_runs: int) -> PublishRecord:
-    """Return the record of a task with an idempotency key with the ids of the jobs that a call has published.
-
-    Runs of a list in another order, or of a longer list, are to find their jobs in it.
-
-    :param max_ids: how many jobs it may name
-    :param max_runs: how many runs of jobs it may have
-    """
-    published = zip(report.message_ids, report.sequences, strict=False)
-    jobs = record.recorded_jobs() | {message_id[:ID_LENGTH]: sequence for message_id, sequence in published if sequence}
-    named = dict(list(jobs.items())[:max_ids])
-    runs = index_runs(named.values())
-    known = {"ids": "".join(named), "runs": runs} if len(runs) <= max_runs else {"ids": None, "runs": None}
-    return record.model_copy(update=known | {"published": max(len(jobs), record.published or 0)})
-
-
-def parse_publish_record(data: bytes) -> PublishRecord | None:
+def parse_manifest_head(data: bytes) -> ManifestHead | None:
     """Parse a stored record; ``None`` where it is none."""
     try:
-        return PublishRecord.model_validate_json(data)
+        return ManifestHead.model_validate_json(data)
     except ValidationError:
         return None

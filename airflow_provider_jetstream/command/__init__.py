@@ -1,0 +1,1 @@
+"""The command ``jetstream-queue``, for people and scripts."""

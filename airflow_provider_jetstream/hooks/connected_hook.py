@@ -1,0 +1,106 @@
+"""A hook with a connection to NATS: one of its own for a blocking operation, the event loop's for an awaited one."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeVar
+
+from airflow.sdk import BaseHook
+
+from airflow_provider_jetstream.hooks.connection_settings import cached_settings, renewed_settings, settings_from
+from airflow_provider_jetstream.hooks.event_loop import require_no_event_loop
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.pool import shared_connection
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Awaitable, Callable
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+
+_Arguments = ParamSpec("_Arguments")
+_Result = TypeVar("_Result")
+
+
+class ConnectedHook(BaseHook):
+    """Runs operations on the servers behind an Airflow connection of type ``nats``."""
+
+    conn_name_attr = "nats_conn_id"
+    default_conn_name = "nats_default"
+    conn_type = "nats"
+    hook_name = "NATS JetStream"
+
+    def __init__(self, nats_conn_id: str = default_conn_name, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.nats_conn_id = nats_conn_id
+
+    def settings(self) -> ConnectionSettings:
+        """Read the Airflow connection.
+
+        :raises ConnectionSettingsError: it can't be used
+        """
+        connection = self.get_connection(self.nats_conn_id)
+        return settings_from(connection, connection.extra_dejson)
+
+    async def asettings(self) -> ConnectionSettings:
+        """Do what :meth:`settings` does, awaited, with one lookup in 30 seconds for the whole event loop."""
+        return await cached_settings(self.nats_conn_id)
+
+    async def _renewed_settings(self) -> ConnectionSettings:
+        return await renewed_settings(self.nats_conn_id)
+
+    @asynccontextmanager
+    async def shared(self) -> AsyncIterator[Connection]:
+        """Use the event loop's one connection with these settings.
+
+        :raises JetStreamProviderError: it can't be opened
+        """
+        async with shared_connection(await self.asettings(), self._renewed_settings) as connection:
+            yield connection
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Connect once, for the button in the UI.
+
+        :return: whether it works, and a sentence that says what was found or what is wrong
+        """
+        try:
+            return True, self.blocking(_describe)
+        except JetStreamProviderError as error:
+            return False, str(error)
+
+    def blocking(
+        self,
+        operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Open a connection, await an operation on it, and close it.
+
+        :param operation: a coroutine function whose first parameter is the open connection
+        :raises EventLoopError: an event loop is running in this thread; use the awaitable twin
+        """
+        require_no_event_loop()
+        settings = self.settings()
+
+        async def run() -> _Result:
+            async with connect(settings, self._renewed_settings) as connection:
+                return await operation(connection, *args, **kwargs)
+
+        return asyncio.run(run())
+
+    async def awaited(
+        self,
+        operation: Callable[Concatenate[Connection, _Arguments], Awaitable[_Result]],
+        *args: _Arguments.args,
+        **kwargs: _Arguments.kwargs,
+    ) -> _Result:
+        """Await an operation on the event loop's shared connection."""
+        async with self.shared() as connection:
+            return await operation(connection, *args, **kwargs)
+
+
+async def _describe(connection: Connection) -> str:
+    version = ".".join(map(str, connection.server_version))
+    return f"Connected to nats-server {version} with JetStream (API level {connection.api_level})."

@@ -1,0 +1,121 @@
+"""The parser of nats-py's client: what a server sends, in bounded lines and messages, whatever bytes are in a subject.
+
+nats-py's own parser takes every white space for the end of a subject. A publisher may use most of them in one, such as
+a vertical tab: the client then receives nothing more, and every worker with it. The server separates the fields of a
+line by spaces only.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from typing import TYPE_CHECKING, Any
+
+from nats.errors import ProtocolError
+from nats.protocol.parser import AWAITING_CONTROL_LINE, AWAITING_MSG_PAYLOAD, Parser
+
+from airflow_provider_jetstream.jetstream.client.server_info import parse_server_info
+from airflow_provider_jetstream.jetstream.errors import WireError
+from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
+
+if TYPE_CHECKING:
+    from nats.aio.client import Client
+
+log = logging.getLogger(__name__)
+
+# The server leaves two spaces where an answer of its own has no reply subject, as to CONSUMER.RESET.
+_MESSAGE = re.compile(rb"MSG ([^ \t\r\n]+) (\d{1,18}) (?:([^ \t\r\n]+) | )?(\d{1,9})\r\n")
+_MESSAGE_WITH_HEADERS = re.compile(rb"HMSG ([^ \t\r\n]+) (\d{1,18}) (?:([^ \t\r\n]+) | )?(\d{1,9}) (\d{1,9})\r\n")
+_END_OF_MESSAGE = b"\r\n"
+
+
+class FrameParser(Parser):
+    """Parses what a server sends.
+
+    :param client: gets each message and each control line
+    """
+
+    def __init__(self, client: Client) -> None:
+        super().__init__(client)
+        self._size = 0
+        self._header_size = 0
+        self._fields: tuple[int, bytes, bytes] = (0, b"", b"")
+
+    async def parse(self, data: bytes = b"") -> None:
+        """Parse bytes in the order in which they arrive.
+
+        :raises ProtocolError: no nats-server has sent this; the client connects anew
+        """
+        self.buf.extend(data)
+        while self.buf:
+            parsed = await (self._parse_line() if self.state == AWAITING_CONTROL_LINE else self._parse_payload())
+            if not parsed:
+                return
+
+    async def _parse_line(self) -> bool:
+        if match := _MESSAGE.match(self.buf):
+            subject, number, reply, size = match.groups()
+            self._begin_message(match.end(), (int(number), bytes(subject), bytes(reply or b"")), 0, int(size))
+            return True
+        if match := _MESSAGE_WITH_HEADERS.match(self.buf):
+            subject, number, reply, header_size, size = match.groups()
+            fields = int(number), bytes(subject), bytes(reply or b"")
+            self._begin_message(match.end(), fields, int(header_size), int(size))
+            return True
+        end = self.buf.find(b"\n")
+        if end < 0:
+            if len(self.buf) > PROTOCOL_LINE:
+                raise ProtocolError(f"nats: a line of more than {PROTOCOL_LINE} bytes")
+            return False
+        line = bytes(self.buf[:end]).strip()
+        del self.buf[: end + 1]
+        await self._handle_control(line)
+        return True
+
+    def _begin_message(self, end: int, fields: tuple[int, bytes, bytes], header_size: int, size: int) -> None:
+        if header_size > size or size > MESSAGE:
+            raise ProtocolError("nats: malformed MSG")
+        del self.buf[:end]
+        self._fields, self._header_size, self._size = fields, header_size, size
+        self.state = AWAITING_MSG_PAYLOAD
+
+    async def _parse_payload(self) -> bool:
+        end = self._size + len(_END_OF_MESSAGE)
+        if len(self.buf) < end:
+            return False
+        if self.buf[self._size : end] != _END_OF_MESSAGE:
+            raise ProtocolError("nats: malformed MSG")
+        headers = bytes(self.buf[: self._header_size]) or None
+        payload = bytes(self.buf[self._header_size : self._size])
+        del self.buf[:end]
+        self.state = AWAITING_CONTROL_LINE
+        number, subject, reply = self._fields
+        await self._handle(self.nc._process_msg, number, subject, reply, payload, headers)  # noqa: SLF001
+        return True
+
+    async def _handle_control(self, line: bytes) -> None:
+        name, _, rest = line.partition(b" ")
+        match name.upper():
+            case b"PING":
+                await self.nc._process_ping()  # noqa: SLF001
+            case b"PONG":
+                await self.nc._process_pong()  # noqa: SLF001
+            case b"-ERR":
+                await self.nc._process_err(rest.decode(errors="replace").strip())  # noqa: SLF001
+            case b"INFO":
+                try:
+                    info = parse_server_info(rest)
+                except WireError as error:
+                    raise ProtocolError(f"nats: {error}") from None
+                await self._handle(self.nc._process_info, info)  # noqa: SLF001
+            case b"+OK":
+                pass
+            case _:
+                raise ProtocolError("nats: unknown protocol")
+
+    async def _handle(self, handle: Any, *arguments: Any) -> None:
+        try:
+            await handle(*arguments)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            # The client would receive nothing more, and nobody would learn of it.
+            log.warning("A message can't be handled, and is dropped: %s", type(error).__name__)

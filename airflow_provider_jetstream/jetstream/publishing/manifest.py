@@ -1,0 +1,347 @@
+"""The manifest: what one task has published, stored in the events stream.
+
+The server forgets message ids after the stream's ``duplicate_window``, which Airflow's default ``retry_delay`` exceeds.
+The head of a manifest is stored before a task publishes, again as publishing goes on, and afterwards. It is closed once
+the task has nothing more to do: then a task that is cleared publishes new jobs, while a retry publishes only what isn't
+stored.
+"""
+
+from __future__ import annotations
+
+import time
+from array import array
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any, Final
+
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import manifest_filter
+from airflow_provider_jetstream.jetstream.errors import ApiError, NotFoundError, TransientError
+from airflow_provider_jetstream.jetstream.publishing.advisory_pages import AdvisoryPages
+from airflow_provider_jetstream.jetstream.publishing.manifest_head import (
+    ManifestHead,
+    following_head,
+    new_head,
+    published_head,
+    resumed_head,
+)
+from airflow_provider_jetstream.jetstream.publishing.manifest_reading import read_stored_jobs
+from airflow_provider_jetstream.jetstream.publishing.manifest_removal import remove_unneeded_manifests
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import ManifestRows
+from airflow_provider_jetstream.jetstream.publishing.manifest_store import CONFLICTS, ManifestStore, StoredHead
+from airflow_provider_jetstream.jetstream.publishing.report import index_runs
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Mapping
+    from datetime import datetime
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.publishing.job import OutgoingJob
+    from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+# For the page: many publishers at once scatter a task's jobs over more runs than a record should hold.
+_MAX_RUNS = 5_000
+# Seconds after which the jobs of a slow source are recorded, though they fill no page.
+_SAVE_INTERVAL = 10.0
+# Most tasks spare the request for records that nothing needs any more; the others examine as many as these leave.
+_REMOVAL_INTERVAL = 32
+
+_WRONG_STREAM: Final = 10060
+
+
+class Manifest:
+    """The manifest of one task.
+
+    :param origin: the task; all its tries have the same manifest
+    :param key: the key of the manifest, one token, where it isn't the task's; ``origin.manifest_key`` for one that all
+        runs with the idempotency key of the task have, or of one of its calls
+    """
+
+    def __init__(self, connection: Connection, queue: WorkQueue, origin: Origin, key: str | None = None) -> None:
+        self._connection = connection
+        self._queue = queue
+        self._origin = origin
+        self._key = key or origin.key
+        has_own_key = self._key == origin.manifest_key != origin.key
+        self._idempotency_key = origin.idempotency_key if has_own_key else None
+        self._operation = origin.operation if has_own_key else None
+        self._records = ManifestStore(connection, queue.name, queue.events.name) if queue.events else None
+        self._rows = ManifestRows(connection, queue, self._key)
+        self._known = StoredJobs()
+        self._stored: StoredHead | None = None
+        self._begun: ManifestHead | None = None
+        self._opened = False
+        self._is_of_other_runs = False
+        self._save_at = time.monotonic() + _SAVE_INTERVAL
+
+    @property
+    def position(self) -> int:
+        """The sequence in the events stream of what was stored last; 1 where nothing was."""
+        return self._stored.sequence if self._stored else 1
+
+    async def begin(
+        self,
+        info: Mapping[str, Any],
+        cursor: Mapping[str, Any] | None = None,
+        *,
+        have_ended: Callable[[ManifestHead], Awaitable[bool]] | None = None,
+    ) -> tuple[ManifestHead, StoredJobs] | None:
+        """Store the head for a task that begins to publish, or read the one of an earlier try.
+
+        :param info: the work queue's STREAM.INFO, read before anything is published
+        :param cursor: where the ends of jobs that are published from now on will be found
+        :param have_ended: returns whether all jobs of a manifest have ended for which waiting is over
+        :return: the head and the jobs that are stored already; ``None`` where the events stream captures no such
+            records
+        """
+        if self._records is None:
+            return None
+        record = new_head(self._queue.name, info, self._origin, cursor).model_copy(
+            update={"idempotency_key": self._idempotency_key, "operation": self._operation}
+        )
+        try:
+            # Most tasks are first tries: this condition saves them the request for an earlier record.
+            self._stored = await self._records.store(self._key, record, after=0)
+        except (ApiError, TransientError) as error:
+            if not await self._has_record(error):
+                return None
+        else:
+            self._begun = record
+            return record, self._known
+
+        earlier_head: ManifestHead | None = None
+        ended_at = await self._ended_at(record, have_ended)
+
+        def next_round(earlier: ManifestHead | None) -> ManifestHead | None:
+            nonlocal earlier_head
+            if earlier is None:
+                return record
+            if earlier.created == record.created and self._continues(earlier, has_ended=ended_at == earlier.began_at):
+                earlier_head = earlier
+                self._is_of_other_runs = self._idempotency_key is not None and earlier.closed
+                return resumed_head(earlier, record, self._origin)
+            return following_head(record, earlier, number=earlier.round + 1)
+
+        self._stored = await self._records.update(self._key, next_round)
+        self._begun = begun = self._stored.record if self._stored else record
+        if earlier_head is not None:
+            self._known = await read_stored_jobs(
+                self._connection, self._queue, self._key, self._origin, earlier_head, self._rows
+            )
+        return begun, self._known
+
+    async def _ended_at(
+        self, record: ManifestHead, have_ended: Callable[[ManifestHead], Awaitable[bool]] | None
+    ) -> datetime | None:
+        """Return when the round began whose jobs have all ended by now, though its waiting was over before."""
+        stored = await self._records.read(self._key) if self._records and have_ended else None
+        earlier = stored.record if stored else None
+        if earlier is None or have_ended is None or not earlier.over or earlier.created != record.created:
+            return None
+        return earlier.began_at if await have_ended(earlier) else None
+
+    def _continues(self, earlier: ManifestHead, *, has_ended: bool) -> bool:
+        """Return whether a try goes on with the jobs of an earlier one; otherwise the task was cleared."""
+        if self._idempotency_key is not None:
+            return True
+        if self._origin.max_tries is not None and earlier.max_tries == self._origin.max_tries:
+            return True
+        return not (earlier.closed or has_ended)
+
+    def sequence_of(self, index: int, job: OutgoingJob) -> int | None:
+        """Return the stream sequence of a job that is about to be sent; ``None`` where it isn't known to be stored.
+
+        :raises JobError: its given id is stored with another body
+        """
+        sequence = self._known.sequence_of(index, job)
+        if not self._known.is_recorded(job):
+            self._rows.note(index, job)
+        return sequence
+
+    @property
+    def is_due(self) -> bool:
+        """Whether the stored jobs may fill a page, or none were recorded for long."""
+        return self._rows.may_fill_page or time.monotonic() >= self._save_at
+
+    async def save_progress(self, report: PublishReport) -> None:
+        """Record the jobs that are stored by now, where they fill a page, or none were recorded for long."""
+        is_due = time.monotonic() >= self._save_at
+        if not self._records or not self._stored or not self.is_due:
+            return
+        last_seen = self._stored.record
+
+        def with_rows(stored: ManifestHead | None) -> ManifestHead | None:
+            return None if self._is_of_later_round(stored) else self._rows.recorded(stored or last_seen)
+
+        with suppress(ApiError, TransientError):
+            if await self._rows.take(report, only_full=not is_due) or is_due:
+                self._save_at = time.monotonic() + _SAVE_INTERVAL
+                self._stored = await self._records.update(self._key, with_rows, self._stored)
+                await self._remove_older(self._records)
+            return
+        # The server is away: what is stored meanwhile is recorded later.
+        self._save_at = time.monotonic() + _SAVE_INTERVAL
+        self._rows.postpone()
+
+    def extra(self) -> array[int]:
+        """Return the sequences of jobs that an earlier try has stored and that :meth:`sequence_of` wasn't asked for.
+
+        What other runs with the task's idempotency key have published isn't this run's.
+        """
+        return array("Q") if self._is_of_other_runs else self._known.extra()
+
+    async def record_stored(self, report: PublishReport) -> None:
+        """Record which jobs are stored; needs :meth:`begin` first."""
+        if not self._records or not self._stored:
+            return
+        await self._rows.take(report)
+        last_seen = self._stored.record
+
+        def with_jobs(stored: ManifestHead | None) -> ManifestHead | None:
+            if self._is_of_later_round(stored):
+                return None
+            return self._recorded(stored or last_seen, report)
+
+        self._stored = await self._records.update(self._key, with_jobs, self._stored)
+
+    async def close(self, report: PublishReport | None = None) -> None:
+        """Record that the task has nothing more to do, and remove records that nothing needs any more.
+
+        :param report: the fate of its jobs, where :meth:`record_stored` hasn't recorded it
+        """
+        await self._conclude_waiting({"closed": True, "over": False}, report)
+
+    async def mark_over(self) -> None:
+        """Record that waiting is over for good although jobs may still run: a clear waits for them again."""
+        await self._conclude_waiting({"over": True})
+
+    async def _conclude_waiting(self, state: Mapping[str, bool], report: PublishReport | None = None) -> None:
+        if self._records is None:
+            return
+        self._stored = self._stored or await self._records.read(self._key)
+        last_seen = self._stored.record if self._stored else None
+        if report:
+            await self._rows.take(report)
+        # Before the record is closed, since a task that is killed after that would publish all its jobs again.
+        await self._remove_unneeded_records()
+
+        def concluded(stored: ManifestHead | None) -> ManifestHead | None:
+            record = stored or last_seen
+            if record is None or record.closed or self._is_of_later_round(stored):
+                return None
+            if record.origin is None:
+                record = record.named(self._origin)
+            if report is not None:
+                record = self._recorded(record, report)
+            elif state.get("closed") and record.runs is None:
+                # Without runs, which jobs the task has isn't known.
+                record = record.model_copy(update={"last_job": None})
+            return record.model_copy(update={**state, **({"runs": None} if state.get("closed") else {})})
+
+        self._stored = await self._records.update(self._key, concluded, self._stored)
+        if self._queue.advisory_subjects and state.get("closed"):
+            await AdvisoryPages(self._connection, self._queue, self._key).remove()
+        await self._remove_older(self._records)
+
+    def _recorded(self, head: ManifestHead, report: PublishReport) -> ManifestHead:
+        """Return a head with what a call has published."""
+        runs = index_runs(report.sequences)
+        is_known = all(failure.certain for failure in report.failures)
+        # A try that Airflow has given up goes on beside the one that has begun since.
+        is_latest = self._begun is not None and head.begun_by == self._begun.begun_by
+        count = len(self._known) + self._rows.added if self._idempotency_key is not None else _job_count(report)
+        outcome = {"runs": runs if len(runs) <= min(_MAX_RUNS, self._rows.max_runs) else None, "published": count}
+        recorded = self._rows.recorded(published_head(head, report))
+        is_complete = is_known and is_latest and not self._rows.overflows
+        complete = {"unrecorded_from": None} if is_complete else {}
+        return recorded.model_copy(update={**outcome, **complete})
+
+    def _is_of_later_round(self, stored: ManifestHead | None) -> bool:
+        """Return whether the task was cleared while this try, which Airflow has given up, went on."""
+        begun = self._begun
+        return bool(stored and begun and (stored.created, stored.round) != (begun.created, begun.round))
+
+    async def announce(self, info: Mapping[str, Any]) -> bool:
+        """Store the record of a task whose tries don't resume each other, before it publishes.
+
+        :param info: the work queue's STREAM.INFO, read before anything is published
+        :return: whether a record names the task now
+        """
+        if self._records is None:
+            return False
+        record = new_head(self._queue.name, info, self._origin)
+        try:
+            self._stored = await self._records.store(self._key, record, after=0)
+        except (ApiError, TransientError) as error:
+            if not await self._has_record(error):
+                return False
+        else:
+            self._opened = True
+            return True
+
+        def reopened(earlier: ManifestHead | None) -> ManifestHead | None:
+            if earlier is None:
+                self._opened = True
+                return record
+            is_manifest = bool(earlier.rows or earlier.pages) and earlier.created == record.created
+            # An open one belongs to an operator of the same task, a closed one with jobs to another call.
+            self._opened = earlier.closed and not is_manifest
+            if earlier.closed and is_manifest:
+                return earlier.model_copy(update={"last_job": None})
+            return following_head(record, earlier, number=earlier.round) if earlier.closed else None
+
+        self._stored = await self._records.update(self._key, reopened)
+        return self._stored is not None
+
+    async def conclude(self, report: PublishReport) -> None:
+        """Record what a task has published after :meth:`announce`."""
+        if not self._records or not self._stored:
+            return
+        closed = {"closed": True, "published": _job_count(report)} if self._opened else {}
+        last_seen = self._stored.record
+
+        def concluded(stored: ManifestHead | None) -> ManifestHead:
+            return published_head(stored or last_seen, report).model_copy(update=closed)
+
+        self._stored = await self._records.update(self._key, concluded, self._stored)
+        await self._remove_older(self._records)
+        await self._remove_unneeded_records()
+
+    async def _remove_older(self, records: ManifestStore) -> None:
+        with suppress(ApiError, TransientError):
+            await records.remove_older(self._key)
+
+    async def _remove_unneeded_records(self) -> None:
+        if self._stored and self._stored.sequence % _REMOVAL_INTERVAL == 0:
+            with suppress(ApiError, TransientError):
+                await remove_unneeded_manifests(self._connection, self._queue)
+
+    async def _has_record(self, error: ApiError | TransientError) -> bool:
+        """Return whether a record couldn't be stored since the task has one already.
+
+        :return: ``False`` where no events stream captures such records
+        :raises ApiError: it couldn't be stored for another reason
+        :raises TransientError: it isn't known whether it is stored
+        """
+        if isinstance(error, ApiError):
+            if error.err_code not in {*CONFLICTS, _WRONG_STREAM}:
+                raise error
+            return error.err_code in CONFLICTS
+        if await self._is_captured():
+            raise error
+        return False
+
+    async def _is_captured(self) -> bool:
+        try:
+            events = self._queue.events.name if self._queue.events else ""
+            subjects = (await stream_info(self._connection, events))["config"].get("subjects") or []
+        except NotFoundError:
+            return False
+        return covered_by_any(subjects, manifest_filter(self._queue.name))
+
+
+def _job_count(report: PublishReport) -> int:
+    return sum(1 for sequence in report.sequences if sequence) + len(report.extra)

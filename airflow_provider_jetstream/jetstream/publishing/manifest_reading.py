@@ -1,0 +1,72 @@
+"""Reads which jobs of a task are stored: from its manifest, and by a search where that doesn't have all of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_rows, unpacked_rows
+from airflow_provider_jetstream.jetstream.publishing.stored_jobs import EarlierVersion, StoredJobs
+from airflow_provider_jetstream.jetstream.publishing.stored_search import find_stored_jobs
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.publishing.manifest_head import ManifestHead
+    from airflow_provider_jetstream.jetstream.publishing.manifest_rows import ManifestRows
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+
+async def read_stored_jobs(
+    connection: Connection, queue: WorkQueue, key: str, origin: Origin, earlier: ManifestHead, rows: ManifestRows
+) -> StoredJobs:
+    """Return which jobs the earlier tries of a task have stored.
+
+    :param key: the manifest's key
+    :param earlier: its head as the try before this one left it
+    :param rows: gets the jobs that were stored and not recorded
+    """
+    if earlier.rows is None:
+        known, search_from = _of_earlier_version(replace(origin, round=earlier.round), earlier)
+    else:
+        known, search_from = StoredJobs(), earlier.unrecorded_from
+        # The events stream keeps the head of a key for its max_age after the last run, and so must its pages be kept.
+        renews_pages = earlier.idempotency_key is not None
+        rows.resume(earlier, renews_pages=renews_pages)
+        async for page in read_rows(connection, queue.events.name if queue.events else "", queue.name, key, earlier):
+            if page is None:
+                # The events stream has forgotten it.
+                search_from = earlier.queue_from
+                continue
+            for digest, body_digest, sequence in unpacked_rows(page):
+                if sequence and known.add(digest, body_digest, sequence) and renews_pages:
+                    rows.add(digest, body_digest, sequence)
+    if search_from is None:
+        return known
+    # Also within the duplicate window: a server that was restarted has forgotten the ids of jobs that are done.
+    async for digest, body_digest, sequence in find_stored_jobs(
+        connection,
+        queue,
+        known,
+        created=datetime.fromisoformat(earlier.created),
+        queue_from=search_from,
+        events_from=earlier.position("events_from") or 1,
+        # Other calls of the task have jobs with its key too.
+        task_key=origin.key if earlier.operation is None and earlier.rows is not None else None,
+    ):
+        if known.add(digest, body_digest, sequence):
+            rows.add(digest, body_digest, sequence)
+    return known
+
+
+def _of_earlier_version(origin: Origin, earlier: ManifestHead) -> tuple[StoredJobs, int | None]:
+    """Return what an earlier version recorded, and from where on to search for more, if at all."""
+    has_key = earlier.idempotency_key is not None
+    recorded = EarlierVersion(
+        origin,
+        () if has_key else tuple(earlier.runs or ()),
+        earlier.recorded_jobs(),
+        long_ids=earlier.is_of_earlier_version,
+    )
+    return StoredJobs(recorded), None if earlier.runs is not None and not has_key else earlier.queue_from

@@ -1,0 +1,136 @@
+"""Refuses jobs that can't be published as they are: subjects, advisory subjects, partitions and headers."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, subject_problem
+from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_ID
+from airflow_provider_jetstream.jetstream.errors import JobError
+from airflow_provider_jetstream.jetstream.publishing.job_identity import MAX_JOB_ID, header_job_id
+from airflow_provider_jetstream.jetstream.queue.partitions import (
+    partition_of,
+    partition_subject,
+    placeholder_problem,
+)
+from airflow_provider_jetstream.jetstream.units import parse_time
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+_HEADER_NAME = re.compile(r"[!#$%&'*+\-.^_`|~0-9A-Za-z]+")
+_LINE_BREAK = re.compile(r"[\r\n]")
+
+
+def check_id(index: int, job_id: str) -> None:
+    """Refuse an id that no header can hold.
+
+    :raises JobError: it can't be used
+    """
+    if not _is_header_value(job_id):
+        raise JobError(f"job {index} has the id {job_id!r}: expected text in one line, which a header can hold")
+    if header_job_id([(JOB_ID, job_id)]) is None:
+        raise JobError(
+            f"job {index} has an id of {len(job_id.encode())} bytes: expected at most {MAX_JOB_ID}, and no U+FFFD,"
+            " which stands for what isn't UTF-8; use a digest"
+        )
+
+
+def check_captured(index: int, subject: str, queue: str, captured: Sequence[str]) -> None:
+    """Refuse a subject that the queue's stream doesn't capture: another stream may.
+
+    :param captured: the subjects of the stream
+    :raises JobError: it doesn't
+    """
+    if not covered_by_any(captured, subject):
+        raise JobError(
+            f"job {index} can't be published to {subject!r}: expected a subject of {queue} ({', '.join(captured)});"
+            " choose one of them, or add this one to the declaration and provision the queue"
+        )
+
+
+def checked_subject(index: int, partition_key: str | None, subject: str | None, queue: WorkQueue | None) -> str:
+    """Return the subject of a job, with its partition.
+
+    :raises JobError: it has none, or an invalid one
+    """
+    if subject is None:
+        raise JobError(f"job {index} has no subject: set it on the job, or a default for all")
+    if "{" in subject or "}" in subject or partition_key is not None:
+        subject = _partitioned(index, partition_key, subject, queue)
+    if problem := subject_problem(subject, wildcards=False):
+        raise JobError(f"job {index} can't be published to {subject!r}: {problem}")
+    return subject
+
+
+def check_advisory(index: int, advisory: str, declared: tuple[str, ...]) -> None:
+    """Refuse an advisory subject that can't be one, or that its queue doesn't declare.
+
+    :raises JobError: it is such a one
+    """
+    if problem := subject_problem(advisory, wildcards=False):
+        raise JobError(
+            f"job {index} can't be reported on {advisory!r}: {problem}; publish Job(body) where the body's"
+            " advisory means something else"
+        )
+    if declared and not covered_by_any(declared, advisory):
+        raise JobError(
+            f"job {index} names the advisory subject {advisory!r}, which is outside of the queue's advisory_subjects"
+            f" ({', '.join(declared)}), so nothing would store what its worker reports there: choose a subject among"
+            " them, or add this one to the declaration"
+        )
+
+
+def _partitioned(index: int, key: str | None, subject: str, queue: WorkQueue | None) -> str:
+    if problem := placeholder_problem(subject):
+        with_key = " and a partition_key" if key is not None else ""
+        raise JobError(f"job {index} has the subject {subject!r}{with_key}: {problem}")
+    if key is None:
+        raise JobError(f"job {index} has no partition_key, which {subject!r} needs: set it on the job")
+    if queue is None:
+        raise JobError(f"job {index} has a partition_key: pass the queue too, which declares the number of partitions")
+    if (count := queue.partition_count(subject)) is None:
+        raise JobError(
+            f"job {index} can't be published to {subject!r}: no consumer of {queue.name} has partitions on that"
+            " subject; declare one with partitions and such a filter"
+        )
+    return partition_subject(subject, partition_of(str(key), count))
+
+
+def check_headers(index: int | str, headers: Mapping[str, str]) -> None:
+    """Refuse headers that can't be sent, or on which the server would act.
+
+    :param index: the job's index or id, for the message
+    :raises JobError: there is such a header
+    """
+    for name, value in headers.items():
+        if not isinstance(name, str) or not _HEADER_NAME.fullmatch(name):
+            raise JobError(f"job {index} has a header {name!r}: expected a name of letters, digits and dashes")
+        if name.lower().startswith("nats-"):
+            raise JobError(f"job {index} sets {name}: headers starting with Nats- belong to the server")
+        if not isinstance(value, str) or not _is_header_value(value):
+            raise JobError(f"job {index}, header {name}: expected text without line breaks, found {value!r}")
+
+
+def _is_header_value(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return not _LINE_BREAK.search(text)
+
+
+def check_execute_at(index: int, headers: Mapping[str, str], queue: WorkQueue | None) -> None:
+    """Refuse a time that workers can't parse: such a job would be a dead letter.
+
+    :raises JobError: it is such a time
+    """
+    if queue is None or not queue.execute_at_header or EXECUTE_AT not in headers:
+        return
+    try:
+        parse_time(headers[EXECUTE_AT])
+    except ValueError as error:
+        raise JobError(f"job {index}, header {EXECUTE_AT}: {error}") from None

@@ -1,0 +1,1 @@
+"""The permissions on the server that each role needs for a queue, and no others."""

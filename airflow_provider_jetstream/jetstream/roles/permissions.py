@@ -1,0 +1,266 @@
+"""The permissions of each role for one queue: only what its programs do."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Final, Literal, TypeAlias, get_args
+
+from airflow_provider_jetstream.jetstream.contract import (
+    audit_filter,
+    cancellation_filter,
+    consumer_completion_filter,
+    copy_filter,
+    manifest_filter,
+    marker_filter,
+    parked_filter,
+    schedule_filter,
+)
+from airflow_provider_jetstream.jetstream.errors import ArgumentError
+from airflow_provider_jetstream.jetstream.queue.server_uptime import UPTIME_CONSUMER
+from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+Role: TypeAlias = Literal["publisher", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner"]
+
+ROLES: Final[tuple[Role, ...]] = get_args(Role)
+
+_API = "$JS.API"
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+
+
+def permissions(queue: WorkQueue, role: Role, *, consumer: str | None = None) -> Policy:
+    """Return what the programs of a role need for a queue.
+
+    :param queue: the declaration
+    :param role: a task that publishes and waits has two roles; :func:`combined_policy` makes one user of them
+    :param consumer: whose jobs a worker runs; needed where the queue has several
+    :raises ArgumentError: there is no such role or consumer, or the queue lacks what the role reads
+    """
+    if role not in _LINES:
+        raise ArgumentError(f"expected a role of {', '.join(ROLES)}, found {role!r}: name one of them")
+    user = f"{queue.name}-{role}"
+    if role == "worker":
+        consumer = _consumer(queue, consumer)
+        user = f"{user}-{consumer}"
+        lines = list(_worker(queue, consumer))
+    elif consumer is not None:
+        raise ArgumentError(f"expected a consumer only for the role worker, found {consumer!r} for {role}: drop it")
+    else:
+        lines = list(_LINES[role](queue))
+    return _policy(user, lines)
+
+
+def combined_policy(user: str, *policies: Policy) -> Policy:
+    """Return one user's policy that allows what some policies allow; it has an inbox prefix of its own.
+
+    :param user: its name
+    :raises ArgumentError: the name can't be a part of a subject
+    """
+    if not _NAME.fullmatch(user):
+        raise ArgumentError(f"expected a user's name of letters, digits, - and _, found {user!r}: choose another")
+    inboxes = {f"{policy.inbox_prefix}.>" for policy in policies}
+    lines = [line for policy in policies for line in policy.permissions if line.subject not in inboxes]
+    return _policy(user, lines)
+
+
+def _policy(user: str, lines: list[Permission]) -> Policy:
+    prefix = f"_INBOX_{user}"
+    first: dict[tuple[str, str], Permission] = {}
+    for line in [_sends(f"{_API}.INFO", "connecting"), *lines, _receives(f"{prefix}.>", "answers")]:
+        first.setdefault((line.action, line.subject), line)
+    return Policy(user, prefix, tuple(first.values()))
+
+
+def _consumer(queue: WorkQueue, name: str | None) -> str:
+    names = [consumer.name for consumer in queue.consumers]
+    if name is None and len(names) == 1:
+        return names[0]
+    if name not in names:
+        raise ArgumentError(f"expected a consumer of {queue.name} ({', '.join(names)}), found {name!r}: name it")
+    return name
+
+
+def _publisher(queue: WorkQueue) -> Iterator[Permission]:
+    for subject in queue.subjects:
+        yield _sends(subject, "jobs")
+    if queue.schedules:
+        yield _sends(schedule_filter(queue.name), "jobs that the server stores later")
+    if queue.events:
+        events = queue.events.name
+        yield _api("STREAM.INFO", queue.name, "the limits of jobs")
+        yield _sends(manifest_filter(queue.name), "what the task has published")
+        yield _api("STREAM.MSG.GET", events, "what an earlier try has published")
+        yield _api("STREAM.PURGE", events, "parts of what the task had published before")
+        yield from _search(queue)
+
+
+def _search(queue: WorkQueue) -> Iterator[Permission]:
+    """Yield what finds the jobs that a try has stored which was cut off."""
+    purpose = "jobs of a try that was cut off"
+    if queue.archive:
+        yield _api("STREAM.INFO", queue.archive.name, purpose)
+        yield _api("STREAM.MSG.GET", queue.archive.name, purpose)
+    yield _api("STREAM.MSG.GET", queue.name, purpose)
+
+
+def _waiter(queue: WorkQueue) -> Iterator[Permission]:
+    if queue.events is None:
+        raise ArgumentError(f"expected events of {queue.name}, which waiting reads, found none: declare them")
+    streams = {queue.events.name: "ends of jobs"}
+    if queue.dead_letters:
+        streams[queue.dead_letters.name] = "dead letters"
+    yield _api("STREAM.INFO", queue.name, "whether the queue is still the same")
+    yield _api("STREAM.MSG.GET", queue.name, "whether a job is still there")
+    yield _api("CONSUMER.LIST", queue.name, "whether jobs can be delivered")
+    yield from _probe(queue)
+    for stream, what in streams.items():
+        yield _api("STREAM.INFO", stream, f"{what}: from where to read")
+        yield _api("CONSUMER.CREATE", f"{stream}.*", f"{what}: reading")
+        yield _api("CONSUMER.MSG.NEXT", f"{stream}.*", f"{what}: reading")
+        yield _api("CONSUMER.DELETE", f"{stream}.*", f"{what}: the end of reading")
+    yield _api("STREAM.MSG.GET", queue.events.name, "results of jobs")
+
+
+def _worker(queue: WorkQueue, consumer: str) -> Iterator[Permission]:
+    yield _api("STREAM.INFO", queue.name, "the queue's limits")
+    yield _api("CONSUMER.INFO", f"{queue.name}.{consumer}", "the consumer's limits")
+    yield _api("CONSUMER.MSG.NEXT", f"{queue.name}.{consumer}", "jobs")
+    yield _sends(f"$JS.ACK.{queue.name}.{consumer}.>", "the ends of deliveries")
+    if queue.events:
+        yield _api("STREAM.INFO", queue.events.name, "where completions are stored")
+        yield _sends(consumer_completion_filter(queue.name, consumer), "completions")
+        yield _receives(cancellation_filter(queue.name), "cancellations")
+        yield _api("STREAM.MSG.GET", queue.events.name, "cancellations from before")
+    for subject in queue.advisory_subjects:
+        yield _sends(subject, "completions that jobs ask for")
+    if queue.dead_letters:
+        yield _api("STREAM.INFO", queue.dead_letters.name, "where copies of dead letters are stored")
+        yield _sends(f"{copy_filter(queue.name).removesuffix('>')}{consumer}.*", "copies of dead letters")
+        yield _api("STREAM.MSG.GET", queue.name, "whether a body is stored before its job is terminated")
+
+
+def _scan(queue: WorkQueue) -> Iterator[Permission]:
+    """Yield what reads dead letters."""
+    if queue.dead_letters is None:
+        raise ArgumentError(f"expected dead letters of {queue.name}, which the role reads, found none: declare them")
+    yield _api("STREAM.LIST", None, "the queue's streams")
+    yield _api("STREAM.INFO", queue.name, "the queue's numbers")
+    yield _api("CONSUMER.LIST", queue.name, "the consumers' numbers")
+    yield _api("STREAM.MSG.GET", queue.name, "jobs that are dead letters")
+    yield _api("CONSUMER.LIST", queue.dead_letters.name, "handlers of dead letters")
+    if queue.archive:
+        yield _api("STREAM.INFO", queue.archive.name, "bodies of jobs that are gone")
+    yield from _probe(queue)
+    yield from _uptime(queue)
+
+
+def _probe(queue: WorkQueue) -> Iterator[Permission]:
+    """Yield what makes the server publish the advisories that are due: it does so when somebody pulls."""
+    for consumer in queue.consumers:
+        yield _api("CONSUMER.MSG.NEXT", f"{queue.name}.{consumer.name}", "advisories that are due")
+
+
+def _uptime(queue: WorkQueue) -> Iterator[Permission]:
+    if queue.audit:
+        name = f"{queue.audit.name}.{UPTIME_CONSUMER}"
+        yield _api("CONSUMER.INFO", name, "since when the server is up")
+        yield _api("CONSUMER.CREATE", name, "since when the server is up, after it was restarted")
+
+
+def _reads(queue: WorkQueue) -> Iterator[Permission]:
+    for stream, what in _companions(queue):
+        yield _api("STREAM.MSG.GET", stream, what)
+    if queue.dead_letters:
+        # Where a stream with few entries is read message by message.
+        yield _api("STREAM.INFO", queue.dead_letters.name, "how many entries there are")
+
+
+def _bulk_reads(queue: WorkQueue) -> Iterator[Permission]:
+    for stream, what in _companions(queue):
+        yield _api("DIRECT.GET", stream, f"{what}, many at once")
+
+
+def _companions(queue: WorkQueue) -> Iterator[tuple[str, str]]:
+    named = ((queue.dead_letters, "entries"), (queue.events, "ends of jobs"), (queue.archive, "bodies"))
+    for stream, what in (*named, (queue.audit, "what was done to letters")):
+        if stream:
+            yield stream.name, what
+
+
+def _monitor(queue: WorkQueue) -> Iterator[Permission]:
+    yield from _scan(queue)
+    yield from _reads(queue)
+    yield from _bulk_reads(queue)
+
+
+def _redriver(queue: WorkQueue) -> Iterator[Permission]:
+    yield from _scan(queue)
+    yield from _reads(queue)
+    yield _sends(audit_filter(queue.name), "the lease, intents and records")
+    for subject in queue.subjects:
+        yield _sends(subject, "redriven jobs")
+    if queue.atomic_redrive:
+        yield _sends(marker_filter(queue.name), "markers of redriven jobs")
+    for consumer in queue.consumers:
+        name = f"{queue.name}.{consumer.name}"
+        yield _sends(f"$JS.ACK.{name}.>", "the end of the dead job")
+        for request in ("INFO", "PAUSE", "RESET"):
+            yield _api(f"CONSUMER.{request}", name, "requeueing in place")
+    if queue.dead_letters:
+        yield _api("STREAM.MSG.DELETE", queue.dead_letters.name, "entries of redriven letters")
+    yield _sends(parked_filter(queue.name), "parked letters")
+    yield _sends(copy_filter(queue.name), "copies of bodies, before they are gone")
+    if queue.archive:
+        yield _api("STREAM.PURGE", queue.archive.name, "copies of jobs that have ended")
+    if queue.audit:
+        yield _api("STREAM.INFO", queue.audit.name, "where a redrive goes on")
+        yield _api("STREAM.PURGE", queue.audit.name, "older states of the ledger")
+    if queue.events:
+        yield _sends(manifest_filter(queue.name), "which task's jobs were redriven")
+        yield _api("STREAM.PURGE", queue.events.name, "parts of what the task had published before")
+
+
+def _spark_reader(queue: WorkQueue) -> Iterator[Permission]:
+    yield from _scan(queue)
+    yield from _bulk_reads(queue)
+
+
+def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
+    for stream in (*queue.companions(), queue):
+        yield _api("STREAM.INFO", stream.name, "what differs")
+        yield _api("STREAM.CREATE", stream.name, "the stream")
+        yield _api("STREAM.UPDATE", stream.name, "changes of the stream")
+    yield _api("STREAM.NAMES", None, "streams with the same subjects")
+    yield _api("CONSUMER.LIST", queue.name, "what differs")
+    for consumer in queue.consumers:
+        yield _api("CONSUMER.CREATE", f"{queue.name}.{consumer.name}", "the consumer and its changes")
+    yield from _uptime(queue)
+    if queue.events:
+        yield _api("STREAM.MSG.GET", queue.events.name, "what was provisioned before")
+
+
+_LINES: Final[dict[str, Callable[[WorkQueue], Iterator[Permission]]]] = {
+    "publisher": _publisher,
+    "waiter": _waiter,
+    "worker": lambda queue: _worker(queue, _consumer(queue, None)),
+    "redriver": _redriver,
+    "monitor": _monitor,
+    "spark-reader": _spark_reader,
+    "provisioner": _provisioner,
+}
+
+
+def _api(request: str, stream: str | None, purpose: str) -> Permission:
+    return _sends(f"{_API}.{request}.{stream}" if stream else f"{_API}.{request}", purpose)
+
+
+def _sends(subject: str, purpose: str) -> Permission:
+    return Permission("publish", subject, purpose)
+
+
+def _receives(subject: str, purpose: str) -> Permission:
+    return Permission("subscribe", subject, purpose)

@@ -1,0 +1,94 @@
+"""The policy of a user: what it may publish and subscribe to, as nats-server's configuration and as nsc's commands."""
+
+from __future__ import annotations
+
+import shlex
+from dataclasses import dataclass
+from typing import Final, Literal, TypeAlias, get_args
+
+Action: TypeAlias = Literal["publish", "subscribe"]
+
+
+_ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
+_NSC_OPTIONS: Final = {"publish": "pub", "subscribe": "sub"}
+
+
+@dataclass(frozen=True, slots=True)
+class Permission:
+    """One line of a policy.
+
+    :param subject: a subject or a filter
+    :param purpose: what it is needed for
+    """
+
+    action: Action
+    subject: str
+    purpose: str
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """What one user may do; the server refuses everything else.
+
+    :param user: a name for the user
+    :param inbox_prefix: to be set as ``inbox_prefix`` in the user's connection: answers arrive below it
+    :param permissions: in the order in which they are printed
+    """
+
+    user: str
+    inbox_prefix: str
+    permissions: tuple[Permission, ...]
+
+    def subjects(self, action: Action) -> tuple[str, ...]:
+        """Return what the user may publish, or subscribe to."""
+        return tuple(permission.subject for permission in self.permissions if permission.action == action)
+
+    def without(self, permission: Permission) -> Policy:
+        """Return the policy without one of its lines."""
+        return Policy(self.user, self.inbox_prefix, tuple(line for line in self.permissions if line != permission))
+
+    def server_config(self) -> str:
+        """Return an entry of ``users`` in nats-server's configuration; the password comes from the environment."""
+        lines = [f"# inbox_prefix of the connection: {self.inbox_prefix}", "{"]
+        lines += [f"  user: {_quoted(self.user)}", f"  password: ${self.password_variable}", "  permissions: {"]
+        for action in _ACTIONS:
+            if not self.subjects(action):
+                # An empty list of what is allowed allows everything.
+                lines.append(f'    {action}: {{ deny: ">" }}')
+                continue
+            chosen = [permission for permission in self.permissions if permission.action == action]
+            width = max((len(_quoted(permission.subject)) for permission in chosen), default=0)
+            lines.append(f"    {action}: {{ allow: [")
+            lines += [f"      {_quoted(line.subject):{width}}  # {line.purpose}" for line in chosen]
+            lines.append("    ] }")
+        return "\n".join([*lines, "  }", "}"])
+
+    def nsc_command(self, account: str = "ACCOUNT") -> str:
+        """Return the command that adds the user to an account.
+
+        :param account: the account's name
+        """
+        parts = [f"nsc add user --account {shlex.quote(account)} --name {shlex.quote(self.user)}"]
+        for action in _ACTIONS:
+            option = _NSC_OPTIONS[action]
+            allowed = [f"--allow-{option} {shlex.quote(subject)}" for subject in self.subjects(action)]
+            parts += allowed or [f"--deny-{option} '>'"]
+        return " \\\n  ".join(parts)
+
+    @property
+    def password_variable(self) -> str:
+        """The environment variable of the server from which the configuration takes the password."""
+        letters = (character if character.isascii() and character.isalnum() else "_" for character in self.user)
+        return f"NATS_{''.join(letters).upper()}_PASSWORD"
+
+
+def authorization(*policies: Policy) -> str:
+    """Return the block of nats-server's configuration with these users."""
+    users = "\n".join(policy.server_config() for policy in policies)
+    indented = "\n".join(f"    {line}" if line else line for line in users.splitlines())
+    return f"authorization {{\n  users: [\n{indented}\n  ]\n}}"
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

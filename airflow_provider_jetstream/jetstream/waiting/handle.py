@@ -1,0 +1,296 @@
+"""A handle on published jobs: all that another task, or another DAG, needs to wait for them.
+
+It is JSON, and small however many jobs it names: where their sequences are scattered, they are in pages in the events
+stream, and the handle names the pages.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import logging
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, fields, replace
+from datetime import datetime
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.publish_ack import store
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import subject_problem
+from airflow_provider_jetstream.jetstream.contract import handle_page_subject
+from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
+    JetStreamProviderError,
+    NotFoundError,
+    QueueGoneError,
+)
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishReport, sequence_ranges
+from airflow_provider_jetstream.jetstream.queue.consumer_checks import name_problems
+from airflow_provider_jetstream.jetstream.queue.gate import queue_refusals, record_refusals, require_no_refusal
+from airflow_provider_jetstream.jetstream.units import short_text
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.origin import Origin
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+log = logging.getLogger(__name__)
+
+# What a handle holds itself.
+_MAX_RANGES = 200
+_MAX_ADVISED = 50
+# What a page holds, and what its other fields, its headers and the server add.
+_RANGE_BYTES = 44
+_ADVISED_BYTES = 50
+_PAGE_RESERVE = 4096
+# Who may write to an XCom must not make a task hold more than this.
+_MAX_JOBS = 20_000_000
+
+_Sequence = Annotated[int, Field(ge=1, lt=2**64)]
+
+
+class _Jobs(BaseModel):
+    """Some of the jobs of a handle."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    sequences: list[tuple[_Sequence, _Sequence]] = []
+    advised: dict[str, _Sequence] = {}
+
+
+class _Page(_Jobs):
+    type: Literal["io.airflow.jetstream.v1.jobs-page"] = "io.airflow.jetstream.v1.jobs-page"
+    stream: str
+    created: str
+
+
+class JobsHandle(_Jobs):
+    """A handle on published jobs.
+
+    :param cursor: taken before they were published
+    :param sequences: their stream sequences as ranges
+    :param advised: those that workers report on advisory subjects: stream sequences by digests
+    :param pages: the sequences in the events stream of the pages that hold both, where they are too many
+    """
+
+    type: Literal["io.airflow.jetstream.v1.jobs"] = "io.airflow.jetstream.v1.jobs"
+    cursor: dict[str, Any]
+    pages: list[_Sequence] = []
+
+    @classmethod
+    async def take(cls, connection: Connection, cursor: Cursor, report: PublishReport, key: str) -> JobsHandle:
+        """Return the handle on the jobs of a call, and store its pages where it needs any.
+
+        :param cursor: taken before the jobs were published
+        :param key: one token that distinguishes the handle from those of other tasks
+        :raises ApiError: the events stream refuses a page
+        :raises TransientError: it isn't known whether a page is stored
+        """
+        if report.duplicates or report.extra:
+            # Those were stored before, and may have ended before the cursor was taken.
+            cursor = cursor.from_start()
+        scheduled = {report.sequences[index] for index in report.scheduled}
+        ranges = sequence_ranges(report.awaited() - scheduled)
+        if len(ranges) <= _MAX_RANGES and len(report.advised) <= _MAX_ADVISED:
+            return cls(cursor=asdict(cursor), sequences=ranges, advised=report.advised)
+        pages = await _store_pages(connection, cursor, ranges, report.advised, key)
+        return cls(cursor=asdict(cursor), pages=pages)
+
+    @classmethod
+    def of(cls, value: object) -> JobsHandle:
+        """Return the handle that a value is or holds.
+
+        :param value: a handle, its JSON as a dict or as text, what a task returned that has it as ``handle``, or the
+            report of a publish
+        :raises ArgumentError: there is none
+        """
+        found = value.handle if isinstance(value, PublishReport) else value
+        if isinstance(found, cls):
+            return found
+        if isinstance(found, str):
+            found = _literal(found)
+        if isinstance(found, Mapping) and isinstance(found.get("handle"), Mapping):
+            found = found["handle"]
+        try:
+            handle = cls.model_validate(found)
+            handle.position()
+        except (ValidationError, TypeError, ValueError, AttributeError) as error:
+            raise ArgumentError(
+                "expected the handle of published jobs, as a publishing task returns it under the key handle, found"
+                f" {short_text(repr(value), 200)}: pull it from that task, whose queue has to declare events"
+            ) from error
+        return handle
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the handle for an XCom."""
+        return self.model_dump(mode="json", exclude_defaults=True) | {"type": self.type}
+
+    def position(self) -> Cursor:
+        """Return the cursor from which the ends of the jobs are read."""
+        known = {field.name for field in fields(Cursor)}
+        cursor = Cursor(**{name: value for name, value in self.cursor.items() if name in known})
+        # An XCom may come from anybody, and these become parts of subjects and requests.
+        for name in (cursor.queue, cursor.events, cursor.dead_letters or "_"):
+            if any(name_problems("stream", name)):
+                raise ValueError("expected names of streams")
+        if any(subject_problem(subject, wildcards=True) for subject in cursor.advisory_subjects):
+            raise ValueError("expected subjects")
+        if not all(
+            type(number) is int and 0 < number < 2**64 for number in (cursor.events_from, cursor.dead_letters_from)
+        ):
+            raise ValueError("expected positions")
+        times = (cursor.created, cursor.events_created or cursor.created, cursor.dead_letters_created or cursor.created)
+        if not all(datetime.fromisoformat(time).tzinfo for time in times):
+            raise ValueError("expected times with a time zone")
+        return cursor
+
+    async def cursor_now(self, connection: Connection) -> Cursor:
+        """Return the cursor from which the ends of the jobs are read in the streams as they are now.
+
+        :raises UnsuitableQueueError: jobs of the queue stay stored when they have ended, or their ends don't
+        :raises NotFoundError: the events stream or the dead letter queue doesn't exist
+        """
+        cursor = self.position()
+        events = await stream_info(connection, cursor.events)
+        refusals = list(record_refusals(events["config"]))
+        # Without the queue, or with another one of its name, the ends that are stored still count.
+        with suppress(NotFoundError):
+            info = await stream_info(connection, cursor.queue)
+            refusals += queue_refusals(info["config"]) if info["created"] == cursor.created else ()
+        require_no_refusal(cursor.queue, refusals)
+        # A position beyond the end is one of a stream that was created anew since.
+        is_beyond = cursor.events_from > events["state"]["last_seq"] + 1
+        return replace(cursor, events_from=1) if is_beyond else cursor
+
+    async def jobs(self, connection: Connection) -> tuple[set[int], dict[str, int]]:
+        """Return the jobs' stream sequences, and those of the advised ones by their digests.
+
+        :raises QueueGoneError: the events stream doesn't store a page any more
+        :raises ArgumentError: they are too many
+        """
+        ranges, advised = list(self.sequences), dict(self.advised)
+        for number in self.pages:
+            page = await self._page(connection, number)
+            ranges += page.sequences
+            advised |= page.advised
+        count = sum(max(0, last - first + 1) for first, last in ranges)
+        if count > _MAX_JOBS:
+            raise ArgumentError(
+                f"expected a handle on at most {_MAX_JOBS:,} jobs, found {count:,}: wait for parts of them"
+            )
+        return {sequence for first, last in ranges for sequence in range(first, last + 1)}, advised
+
+    async def _page(self, connection: Connection, number: int) -> _Page:
+        cursor = self.position()
+        message = await get_message(connection, cursor.events, number)
+        try:
+            page = _Page.model_validate_json(message.data) if message else None
+        except ValidationError:
+            page = None
+        if page is None or (page.stream, page.created) != (cursor.queue, cursor.created):
+            raise QueueGoneError(
+                f"expected message {number} of {cursor.events} to name jobs of {cursor.queue} for a handle, found that"
+                " it isn't stored any more: wait before the events' max_age is over"
+            )
+        return page
+
+
+async def publish_with_handle(
+    connection: Connection,
+    /,
+    queue: WorkQueue | None,
+    jobs: Iterable[object],
+    *,
+    origin: Origin | None = None,
+    **options: Any,
+) -> PublishReport:
+    """Do what :func:`publish` does; where the queue declares events, the report has a handle on the jobs.
+
+    :param options: further arguments of :func:`publish`
+    """
+    # A task reads and stores what a handle needs in any case.
+    cursor = await _cursor_before(connection, queue) if queue and origin is None else None
+    report = await publish(connection, queue, jobs, origin=origin, **options)
+    if queue and cursor is None:
+        cursor = handle_cursor(queue, report)
+    await add_handle(connection, cursor, report, origin.key if origin else "_")
+    return report
+
+
+def handle_cursor(queue: WorkQueue, report: PublishReport) -> Cursor | None:
+    """Return the cursor for a handle on jobs that a task has published; ``None`` where nobody can wait for them."""
+    if queue.events is None or report.destination is None or not report.destination.created:
+        return None
+    return Cursor(
+        queue=queue.name,
+        created=report.destination.created,
+        events=queue.events.name,
+        events_from=report.events_from,
+        dead_letters=queue.dead_letters.name if queue.dead_letters else None,
+        dead_letters_from=1,
+        advisory_subjects=queue.advisory_subjects,
+    )
+
+
+async def _cursor_before(connection: Connection, queue: WorkQueue) -> Cursor | None:
+    if queue.events is None:
+        return None
+    try:
+        return await take_cursor(connection, queue)
+    except JetStreamProviderError as error:
+        # Publishing needs none of it.
+        log.debug("There is no handle on jobs of %s: %s", queue.name, error)
+        return None
+
+
+async def add_handle(connection: Connection, cursor: Cursor | None, report: PublishReport, key: str) -> None:
+    """Add a handle to the report of published jobs.
+
+    :param cursor: taken before they were published; where absent, there is no handle
+    :param key: one token that distinguishes the handle from those of other tasks
+    """
+    if cursor is None:
+        return
+    try:
+        report.handle = (await JobsHandle.take(connection, cursor, report, key)).as_json()
+    except JetStreamProviderError as error:
+        # Not raised, since the jobs are stored.
+        log.warning("There is no handle on the jobs of %s, so that only this task can wait: %s", cursor.queue, error)
+
+
+async def _store_pages(
+    connection: Connection, cursor: Cursor, ranges: Sequence[tuple[int, int]], advised: Mapping[str, int], key: str
+) -> list[int]:
+    room = max(_PAGE_RESERVE, connection.max_payload - _PAGE_RESERVE)
+    of_ranges, of_advised, rows = room // _RANGE_BYTES, room // _ADVISED_BYTES, list(advised.items())
+    contents: list[dict[str, Any]] = [
+        *({"sequences": ranges[start : start + of_ranges]} for start in range(0, len(ranges), of_ranges)),
+        *({"advised": dict(rows[start : start + of_advised])} for start in range(0, len(rows), of_advised)),
+    ]
+    pages: list[int] = []
+    subject, headers = handle_page_subject(cursor.queue, key), {"Nats-Expected-Stream": cursor.events}
+    for content in contents:
+        page = _Page(stream=cursor.queue, created=cursor.created, **content)
+        body = page.model_dump_json(exclude_defaults=True).encode()
+        pages.append((await store(connection, subject, body, headers)).sequence)
+    return pages
+
+
+def _literal(text: str) -> object:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    try:
+        # What Jinja makes of a dict.
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return text

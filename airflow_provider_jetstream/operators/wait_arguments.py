@@ -1,0 +1,85 @@
+"""The arguments of operators that wait for jobs: which ends are acceptable, and when the wait is given up."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
+from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.tasks.wait_limits import (
+    DEFAULT_RECONCILE,
+    DEFAULT_WAIT,
+    WAIT_FIELDS,
+    check_wait_limits,
+    parse_stall_policy,
+    parse_wait_policy,
+    parse_wait_timeout,
+)
+
+if TYPE_CHECKING:
+    from datetime import timedelta
+
+    from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+    from airflow_provider_jetstream.jetstream.waiting.stalls import StallPolicy
+
+
+class WaitArguments(BaseOperator):
+    """An operator with limits for a wait for jobs.
+
+    :param max_dead: dead letters to tolerate; ``None`` for any number
+    :param max_cancelled: cancelled jobs to tolerate; ``None`` for any number
+    :param max_vanished: jobs to tolerate that are gone without evidence of how they ended; ``None`` for any number
+    :param min_completed: how many jobs have to complete, 1 for any of them, however the others end; not together with
+        the three above
+    :param cancel_on_kill: cancel the jobs that haven't ended when a person ends the task
+    :param cancel_on_failure: cancel the jobs that haven't ended when the wait fails and no retry goes on waiting
+    :param wait_timeout: how long to wait: a duration or seconds
+    :param reconcile: how long the queue has to be gone, or a job without a consumer that delivers it, until the task
+        says so
+    :param on_stall: ``fail`` to end the task then, with a retry that goes on waiting where the jobs are still stored;
+        ``wait`` to go on with a warning
+    """
+
+    def __init__(
+        self,
+        *,
+        max_dead: int | str | None = 0,
+        max_cancelled: int | str | None = 0,
+        max_vanished: int | str | None = 0,
+        min_completed: int | str | None = None,
+        cancel_on_kill: bool = False,
+        cancel_on_failure: bool = False,
+        wait_timeout: timedelta | float | str = DEFAULT_WAIT,
+        reconcile: timedelta | float | str = DEFAULT_RECONCILE,
+        on_stall: str = FAIL,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        check_flags(cancel_on_kill=cancel_on_kill, cancel_on_failure=cancel_on_failure)
+        self.max_dead = max_dead
+        self.max_cancelled = max_cancelled
+        self.max_vanished = max_vanished
+        self.min_completed = min_completed
+        self.cancel_on_kill = cancel_on_kill
+        self.cancel_on_failure = cancel_on_failure
+        self.wait_timeout = wait_timeout
+        self.reconcile = reconcile
+        self.on_stall = on_stall
+        limits = self._limits()
+        check_wait_limits(limits)
+        self._numbers = tuple(name for name, value in limits.items() if value is not None)
+
+    def _limits(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in WAIT_FIELDS}
+
+    def _policy(self) -> WaitPolicy:
+        return parse_wait_policy(self._limits(), self._numbers)
+
+    def _stall_policy(self) -> StallPolicy:
+        return parse_stall_policy(self._limits())
+
+    @property
+    def _time_limit(self) -> timedelta:
+        return parse_wait_timeout(self.wait_timeout)

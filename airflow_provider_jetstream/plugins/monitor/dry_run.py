@@ -1,0 +1,44 @@
+"""Counts what an action of the page would do."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING
+
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.plugins.monitor.models.actions import DryRun
+from airflow_provider_jetstream.tasks.redrive_request import request_for_action
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+    from airflow_provider_jetstream.plugins.monitor.models.actions import Act
+    from airflow_provider_jetstream.plugins.monitor.server_poller import ServerPoller
+
+
+async def dry_run(poller: ServerPoller, queue: str, selection: Selection, action: Act) -> DryRun:
+    """Count what an action would do with the letters that are selected now."""
+    async with poller.connection() as connection:
+        declared = await discover_queue(connection, queue)
+        # Reading ahead: the counts change a moment later anyway, and the DAG proves each letter before it acts.
+        reader = await read_ahead(connection, declared.name, declared.companion_names())
+        counts = (await preview(reader, declared, request_for_action(action, selection))).as_json()
+    return DryRun(
+        protocol=counts["protocol"],
+        guarantee=counts["guarantee"],
+        redriven=counts["redriven"],
+        parked=counts["parked"],
+        failed=counts["failed"],
+        failures={str(sequence): reason for sequence, reason in counts["failures"].items()},
+        uncertain=counts["uncertain"],
+        undeliverable=counts["undeliverable"],
+        risks=counts["risks"],
+        counted_at=datetime.now(UTC),
+        conf={
+            "nats_conn_id": poller.conn_id,
+            "queue": queue,
+            "select": selection.model_dump(mode="json", exclude_defaults=True),
+            "action": action,
+        },
+    )

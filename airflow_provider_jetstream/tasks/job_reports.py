@@ -1,0 +1,150 @@
+"""The reports on a task's jobs: read when it has waited, and stored as its XCom however it ends."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+from airflow.sdk import get_current_context
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, JetStreamProviderError
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor
+from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
+from airflow_provider_jetstream.jetstream.waiting.job_report import plain_job_reports, read_job_reports
+from airflow_provider_jetstream.jetstream.waiting.report_pages import collect_job_reports, count_job_reports
+from airflow_provider_jetstream.tasks.identity import task_key
+from airflow_provider_jetstream.tasks.queue_source import load_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
+
+# A dict of counts, or a list to map over: which of them, the argument ``returns`` says.
+TaskResult: TypeAlias = Any
+JOB_REPORTS = "job_reports"
+COUNTS, JOBS = "counts", "jobs"
+# Of what a task returns: of all its jobs, which another task may cancel by it, and of those in one state.
+_MAX_RANGES = {"sequences": 600, "extra": 200}
+_MAX_RANGES_OF_A_STATE = 100
+
+log = logging.getLogger(__name__)
+
+
+async def job_reports(
+    connection: Connection, cursor: Cursor, ended: Mapping[str, Any], names: JobIds | None
+) -> JobReports:
+    """Read what became of each job of a wait; where that is impossible, report what the wait itself found.
+
+    :param ended: what :meth:`WaitReport.as_json` returns
+    :param names: the ids under which the jobs were published, where they are known
+    """
+    names = names or JobIds()
+    try:
+        reports = read_job_reports(connection, cursor, ended, names)
+        return await collect_job_reports(
+            connection, reports, queue=cursor.queue, task=_current_task_key(), events=cursor.events
+        )
+    except JetStreamProviderError as error:
+        log.warning("The reports on jobs of %s hold only what the wait has found: %s", cursor.queue, error)
+        return plain_reports(cursor.queue, ended, names, str(error))
+
+
+def plain_reports(queue: str, ended: Mapping[str, Any], names: JobIds | None, why: str) -> JobReports:
+    """Report what a wait itself found.
+
+    :param why: why nothing else could be read or stored
+    """
+    problem = f"the reports on single jobs of {queue} couldn't be stored: {why}; the counts are right"
+    return count_job_reports(plain_job_reports(ended, names or JobIds()), queue=queue, problem=problem)
+
+
+async def deferred_wait(connection: Connection, cursor: Cursor, names: JobIds | None) -> dict[str, Any]:
+    """Store the ids of jobs for the process that resumes the task, and return what it needs to report on them."""
+    pages: list[int] = []
+    if names is not None:
+        try:
+            pages = await names.store(connection, cursor.queue, cursor.created, cursor.events, _current_task_key())
+        except JetStreamProviderError as error:
+            log.warning("Reports will lack ids of jobs of which only a worker's ack is known: %s", error)
+    return {"mark": asdict(cursor), "id_pages": pages}
+
+
+def resumed_job_reports(operator: Any, wait: Mapping[str, Any] | None, ended: Mapping[str, Any]) -> JobReports:
+    """Read what became of each job, in the process that resumes the task.
+
+    :param operator: the task's, which waits for jobs
+    :param wait: what :func:`deferred_wait` returned; ``None`` where an earlier version deferred the task
+    :param ended: what :meth:`WaitReport.as_json` returns
+    """
+    if wait is None:
+        name = load_queue(operator.work_queue, operator).name
+        return plain_reports(name, ended, None, "an earlier version began to wait")
+    cursor = Cursor(**wait["mark"])
+    try:
+        return JetStreamHook(operator.nats_conn_id).blocking(_read_resumed, cursor, wait["id_pages"], ended)
+    except JetStreamProviderError as error:
+        return plain_reports(cursor.queue, ended, None, str(error))
+
+
+async def _read_resumed(
+    connection: Connection, cursor: Cursor, id_pages: Sequence[int], ended: Mapping[str, Any]
+) -> JobReports:
+    try:
+        names = await JobIds.read(connection, cursor.queue, cursor.created, cursor.events, id_pages)
+    except JetStreamProviderError as error:
+        log.warning("The ids of jobs of %s can't be read: %s", cursor.queue, error)
+        names = JobIds()
+    return await job_reports(connection, cursor, ended, names)
+
+
+def push_job_reports(reports: JobReports) -> None:
+    """Store reports as the task's XCom ``job_reports``, which stays when the task fails."""
+    if not (task_instance := _current_task_instance()):
+        return
+    try:
+        task_instance.xcom_push(JOB_REPORTS, reports.as_json())
+    except Exception:
+        # Not raised: the jobs have ended, and a retry might publish them again.
+        log.exception("Airflow didn't store the reports on the jobs as an XCom: %s", dict(reports.states))
+
+
+def checked_returns(returns: str, *, wait_for_completion: bool) -> str:
+    """Return the argument ``returns`` if it is one that the task can follow.
+
+    :raises ArgumentError: it isn't
+    """
+    if returns not in (COUNTS, JOBS):
+        raise ArgumentError(f"expected returns to be {COUNTS!r} or {JOBS!r}, found {returns!r}: choose one of them")
+    if returns == JOBS and not wait_for_completion:
+        raise ArgumentError(
+            f"expected wait_for_completion=True with returns={JOBS!r}, found a task that doesn't wait, and so can't"
+            " report what became of its jobs: set it, or leave returns out"
+        )
+    return returns
+
+
+def bounded_result(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a result that fits an XCom: of sequences that are scattered, the first ranges and how many others."""
+    bounded = {name: value for name, value in result.items() if name != "details"}
+    for name, value in result.items():
+        most = _MAX_RANGES.get(name, _MAX_RANGES_OF_A_STATE if name.endswith("_sequences") else None)
+        if most is not None and isinstance(value, list) and len(value) > most:
+            bounded[name] = value[:most]
+            bounded[f"{name}_left_out"] = len(value) - most
+    return bounded
+
+
+def _current_task_key() -> str:
+    # Without a task there is no XCom either; the pages are then of nobody.
+    return task_key(get_current_context()) if _current_task_instance() else "_"
+
+
+def _current_task_instance() -> Any:
+    try:
+        return get_current_context().get("ti")
+    except RuntimeError:
+        return None

@@ -1,0 +1,85 @@
+"""Arguments that are templates, inside of jobs too, and queues' files beside the DAG's."""
+
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import log_text, succeeded, task_states, wait_for
+
+from airflow_provider_jetstream.jetstream.client.message_reader import next_message
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
+    from testbed.airflow import Airflow
+
+RUN = "arguments"
+
+
+@pytest.fixture(scope="module")
+def run_id(airflow: Airflow) -> str:
+    dags = ("argument_forms", "wrong_arguments")
+    airflow.wait_for_dags(*dags)
+    airflow.trigger("argument_forms", run_id=RUN)
+    succeeded(airflow, "argument_forms", RUN)
+    airflow.trigger("wrong_arguments", run_id=RUN)
+    wait_for(
+        lambda: set(task_states(airflow, "wrong_arguments", RUN).values()) <= {"failed", "success"}, "the wrong tasks"
+    )
+    return RUN
+
+
+async def _stored(connection: Connection, subject: str) -> list[StoredMessage]:
+    messages: list[StoredMessage] = []
+    while message := await next_message(connection, "arguments", messages[-1].sequence + 1 if messages else 1, subject):
+        messages.append(message)
+    return messages
+
+
+async def test_templates_inside_of_a_job_are_rendered(connection: Connection, run_id: str) -> None:
+    (job,) = await _stored(connection, "arguments.in_jobs.ada")
+    # The other task's result keeps its type, and the publishing task ran after it.
+    assert json.loads(job.data) == {"hello": "ada", "size": 42}
+    assert (job.header("Job-Id"), job.header("Name")) == (f"{run_id}-3", "ada")
+    (plain,) = await _stored(connection, "arguments.in_jobs")
+    assert (plain.data, plain.header("Job-Id")) == (b"as it is: {0}", "plain")
+
+
+async def test_the_jobs_of_a_mapped_task_are_rendered_for_each_of_its_instances(
+    connection: Connection, run_id: str
+) -> None:
+    assert run_id
+    assert sorted(message.data for message in await _stored(connection, "arguments.mapped")) == [b"ada 0", b"ada 1"]
+
+
+def test_the_limits_of_a_wait_and_of_a_sensor_may_be_templates(airflow: Airflow, run_id: str) -> None:
+    states = task_states(airflow, "argument_forms", run_id)
+    assert (states["limits"], states["letters"]) == ("success", "skipped")
+
+
+@pytest.mark.parametrize(
+    ("task_id", "problem"),
+    [
+        ("limit_is_no_number", "JS115 expected a whole number for max_dead, found 'many'"),
+        ("limit_is_nothing", "JS115 expected a whole number as max_dead, found 'None': where it is a template"),
+        ("timeout_is_negative", "JS115 wait_timeout: expected"),
+        ("more_than_jobs", "JS115 expected at least as many jobs as min_completed, found 2 jobs and 3"),
+        ("id_is_nothing", "JS120 expected a value for id of a job, found that its template"),
+        ("subject_is_wrong", "JS120 job 1 can't be published to 'ada.*'"),
+    ],
+)
+async def test_a_template_that_renders_to_nonsense_fails_before_the_first_job_is_sent(
+    airflow: Airflow, connection: Connection, run_id: str, task_id: str, problem: str
+) -> None:
+    assert task_states(airflow, "wrong_arguments", run_id)[task_id] == "failed"
+    assert problem in log_text(airflow, "wrong_arguments", run_id, task_id)
+    assert await _stored(connection, f"arguments.{task_id}") == []
+
+
+async def test_a_queues_file_is_beside_the_dags(airflow: Airflow, connection: Connection, run_id: str) -> None:
+    assert "create stream arguments" in airflow.xcom("argument_forms", run_id, "provision")
+    assert (await stream_info(connection, "arguments"))["config"]["subjects"] == ["arguments.>"]
+    assert airflow.xcom("argument_forms", run_id, "from_a_hook") is True

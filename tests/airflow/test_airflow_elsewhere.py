@@ -1,0 +1,118 @@
+"""Jobs that are published in one task and awaited in another, and waits that nobody could end."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+import pytest
+from airflow_steps import log_text, process_jobs, provisioned, succeeded, wait_for_states
+from dags.elsewhere import ENDLESS, queue
+
+from airflow_provider_jetstream.jetstream.cancellation.cancel import is_cancelled
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from testbed.queues import store_completion
+
+if TYPE_CHECKING:
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from testbed.airflow import Airflow
+
+RUN = "elsewhere"
+TASKS = ("publish", "publish_by_hook", "wait_by_hook", "sensor", "blocking_sensor", "sensor_of_hook")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def runs(airflow: Airflow, settings: ConnectionSettings) -> None:
+    """Start all runs at once, since each spends its time waiting."""
+    airflow.wait_for_dags("elsewhere", "elsewhere_still", "endless")
+    for name in ("elsewhere", *ENDLESS):
+        asyncio.run(provisioned(settings, queue(name)))
+    asyncio.run(publish_one(settings))
+    for dag_id in ("endless", "elsewhere"):
+        airflow.trigger(dag_id, run_id=RUN)
+
+
+async def publish_one(settings: ConnectionSettings) -> None:
+    """Publish the job that keeps a queue from being drained."""
+    async with connect(settings) as connection:
+        await connection.client.jetstream().publish("overdue_sensor.taken", b"job")
+
+
+def test_jobs_are_awaited_in_other_tasks_and_in_another_dag(airflow: Airflow, settings: ConnectionSettings) -> None:
+    wait_for_states(airflow, "elsewhere", RUN, {"publish": "success", "publish_by_hook": "success"})
+    handle = airflow.xcom("elsewhere", RUN, "publish")["handle"]
+    airflow.trigger("elsewhere_still", run_id=RUN, conf={"handle": handle, "minutes": 10})
+    wait_for_states(airflow, "elsewhere", RUN, {"sensor": "deferred", "sensor_of_hook": "deferred"})
+    asyncio.run(process_jobs(settings, queue("elsewhere"), 6))
+    succeeded(airflow, "elsewhere", RUN)
+    succeeded(airflow, "elsewhere_still", RUN)
+    results = {task_id: airflow.xcom("elsewhere", RUN, task_id) for task_id in TASKS}
+    assert results["wait_by_hook"] == 3
+    for task_id in ("sensor", "blocking_sensor", "sensor_of_hook"):
+        assert (results[task_id]["jobs"], results[task_id]["completed"], results[task_id]["awaited"]) == (3, 3, 0)
+    # Each waits for its own jobs only.
+    published = results["publish"]["sequences"]
+    assert results["sensor"]["completed_sequences"] == results["blocking_sensor"]["completed_sequences"] == published
+    assert results["sensor_of_hook"]["completed_sequences"] != published
+    assert airflow.xcom("elsewhere_still", RUN, "other_dag")["completed_sequences"] == published
+
+
+def test_the_execution_timeout_ends_a_deferred_wait(airflow: Airflow) -> None:
+    wait_for_states(airflow, "endless", RUN, {"overdue": "failed"})
+    assert (
+        "DeadlineError: expected every job to end within the execution_timeout of 0:00:10, found 3 of overdue that did"
+        " not (sequences 1-3): see whether workers take them, or raise execution_timeout"
+    ) in log_text(airflow, "endless", RUN, "overdue")
+
+
+def test_the_execution_timeout_ends_a_deferred_sensor_and_lets_it_be_tried_again(airflow: Airflow) -> None:
+    wait_for_states(airflow, "endless", RUN, {"overdue_sensor": "up_for_retry"})
+    assert "DeadlineError: expected the sensor to succeed within its execution_timeout of 0:00:10" in log_text(
+        airflow, "endless", RUN, "overdue_sensor"
+    )
+
+
+def test_a_subject_that_no_consumer_takes_ends_the_wait_and_a_retry_goes_on(airflow: Airflow) -> None:
+    wait_for_states(airflow, "endless", RUN, {"untaken": "up_for_retry"})
+    log = log_text(airflow, "endless", RUN, "untaken")
+    assert "JobsStalledError: expected every awaited job of untaken to be delivered, found for 1 s that job" in log
+    assert "no consumer takes its subject untaken.nobody (consumers: worker)" in log
+    assert "The jobs stay stored, so don't publish them again; a retry goes on waiting" in log
+
+
+def test_a_queue_that_is_deleted_or_created_anew_during_the_wait_fails_the_task(
+    airflow: Airflow, settings: ConnectionSettings
+) -> None:
+    wait_for_states(airflow, "endless", RUN, {"deleted": "deferred", "anew": "deferred"})
+    asyncio.run(replace_queues(settings))
+    wait_for_states(airflow, "endless", RUN, {"deleted": "failed", "anew": "failed"})
+    assert "AirflowFailException: JS137 expected stream deleted with the awaited jobs, found for 1 s" in log_text(
+        airflow, "endless", RUN, "deleted"
+    )
+    log = log_text(airflow, "endless", RUN, "anew")
+    assert "AirflowFailException: JS137 expected stream anew to be the one that stored the awaited jobs" in log
+    assert "a stranger's result" not in log
+
+
+async def replace_queues(settings: ConnectionSettings) -> None:
+    """Delete two queues, create one of them anew, and let the jobs of others in it complete."""
+    async with connect(settings) as connection:
+        for name in ("deleted", "anew"):
+            await connection.api(f"STREAM.DELETE.{name}")
+        await provisioned(settings, queue("anew"))
+        for number in range(1, 4):
+            await connection.client.jetstream().publish("anew.taken", b"of somebody else")
+            await store_completion(connection, queue("anew"), number, result="a stranger's result")
+
+
+def test_a_failed_wait_cancels_what_still_waits(airflow: Airflow, settings: ConnectionSettings) -> None:
+    wait_for_states(airflow, "endless", RUN, {"unwanted": "deferred"})
+    asyncio.run(process_jobs(settings, queue("unwanted"), 1, fail=True))
+    wait_for_states(airflow, "endless", RUN, {"unwanted": "failed"})
+    assert asyncio.run(cancelled(settings)) == [False, True, True]
+
+
+async def cancelled(settings: ConnectionSettings) -> list[bool]:
+    """Return of each job whether it is cancelled."""
+    async with connect(settings) as connection:
+        return [await is_cancelled(connection, queue("unwanted"), f"unwanted-{number}") for number in range(3)]

@@ -1,0 +1,240 @@
+"""What a user isn't allowed to do: the request, the publication or the pull fails at once, and names the subject."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from contextlib import ExitStack, asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Any
+
+import nats
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.denials import parse_denial
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, TransientError
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishError
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.worker.worker import Worker
+from testbed.nats_server import NatsServer
+from testbed.queues import CONSUMER, make_queue, pull_jobs, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterator
+
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+NAME = "orders"
+# Nothing here may wait for it: a denial comes with the server's report.
+LIMIT = 60.0
+SOON = 20.0
+USERS = {
+    "all": "{}",
+    "no_info": '{publish: {deny: ["$JS.API.STREAM.INFO.>"]}}',
+    "no_inbox": '{subscribe: "elsewhere.>"}',
+    "one_subject": f'{{publish: {{deny: ["{NAME}.jobs.b"]}}}}',
+    "no_pull": '{publish: {deny: ["$JS.API.CONSUMER.MSG.NEXT.>"]}}',
+    "no_completion": f'{{publish: {{deny: ["completed.{NAME}.>"]}}}}',
+    "no_ack": '{publish: {deny: ["$JS.ACK.>"]}}',
+    "no_consumer": '{publish: {deny: ["$JS.API.CONSUMER.CREATE.>"]}}',
+    "own_inbox": '{subscribe: "_INBOX_orders.>"}',
+}
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    users = ", ".join(f"{{user: {name}, password: p, permissions: {policy}}}" for name, policy in USERS.items())
+    with NatsServer(config=f"authorization {{ users: [{users}] }}") as running:
+        yield running
+
+
+def values_of(server: NatsServer, user: str, **values: Any) -> dict[str, Any]:
+    return {"servers": (server.url,), "user": user, "password": "p", "timeout": LIMIT, **values}
+
+
+@asynccontextmanager
+async def connected(server: NatsServer, user: str, **values: Any) -> AsyncIterator[NatsPyConnection]:
+    async with connect(connection_settings(values_of(server, user, **values))) as connection:
+        yield connection
+
+
+@pytest.fixture
+async def connection(server: NatsServer) -> AsyncIterator[NatsPyConnection]:
+    """The connection of a user who may do everything."""
+    async with connected(server, "all") as opened:
+        yield opened
+
+
+@pytest.fixture
+async def queue(connection: NatsPyConnection) -> AsyncIterator[WorkQueue]:
+    yield await make_queue(connection, NAME, consumer={"ack_wait": "30s", "max_deliver": 3})
+    for stream in (NAME, f"{NAME}-dead", f"{NAME}-events", f"{NAME}-audit"):
+        await connection.client.request(f"$JS.API.STREAM.DELETE.{stream}", timeout=LIMIT)
+
+
+@contextmanager
+def denied(action: str, subject: str) -> Iterator[pytest.ExceptionInfo[PermissionDeniedError]]:
+    began = time.monotonic()
+    with pytest.raises(PermissionDeniedError) as caught:
+        yield caught
+    assert time.monotonic() - began < SOON
+    assert caught.value.action == action
+    assert caught.value.subject.startswith(subject), caught.value
+    assert subject in str(caught.value)
+    assert caught.value.code == "JS106"
+
+
+async def test_a_denied_request_fails_at_once_and_others_go_on(server: NatsServer, queue: WorkQueue) -> None:
+    async with connected(server, "no_info") as user:
+        names = asyncio.create_task(user.api("STREAM.NAMES"))
+        with denied("publish", f"$JS.API.STREAM.INFO.{NAME}") as caught:
+            await stream_info(user, queue.name)
+        assert caught.value.user == "user 'no_info'"
+        assert NAME in (await names)["streams"]
+        with denied("publish", f"$JS.API.STREAM.INFO.{NAME}"):
+            await user.request_status(f"$JS.API.STREAM.INFO.{NAME}", b"")
+        with denied("publish", f"$JS.API.STREAM.INFO.{NAME}"):
+            await user.request_batch(f"$JS.API.STREAM.INFO.{NAME}", b"")
+        assert user.reconnects == 0
+
+
+async def test_an_inbox_that_is_denied_fails_the_first_request(server: NatsServer) -> None:
+    with denied("subscribe", "_INBOX."):
+        async with connected(server, "no_inbox"):
+            pass
+
+
+@pytest.mark.parametrize("user", ["no_info", "no_inbox"])
+def test_a_blocking_connection_names_what_is_denied(server: NatsServer, user: str) -> None:
+    settings = connection_settings(values_of(server, user))
+    with ExitStack() as stack:
+        action, subject = ("publish", "$JS.API.STREAM.INFO.x") if user == "no_info" else ("subscribe", "_INBOX.")
+        stack.enter_context(denied(action, subject))
+        socket = NatsSocket(settings)
+        stack.callback(socket.close)
+        blocking = BlockingConnection(socket)
+        # Other requests go on.
+        with denied(action, subject):
+            blocking.run(blocking.api("STREAM.INFO.x"))
+        assert "streams" in blocking.run(blocking.api("STREAM.NAMES"))
+        blocking.run(blocking.api("STREAM.INFO.x"))
+
+
+async def test_jobs_on_a_denied_subject_fail_and_the_others_are_stored(server: NatsServer, queue: WorkQueue) -> None:
+    jobs = [Job(b"", subject=f"{NAME}.jobs.{'ab'[number % 2]}") for number in range(6)]
+    async with connected(server, "one_subject") as user:
+        began = time.monotonic()
+        with pytest.raises(PublishError) as caught:
+            await publish(user, queue, jobs)
+        assert time.monotonic() - began < SOON
+        failures = caught.value.report.failures
+        assert [failure.index for failure in failures] == [1, 3, 5]
+        assert {type(failure.error) for failure in failures} == {PermissionDeniedError}
+        assert await stored_count(user, NAME) == 3
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("no_pull", f"$JS.API.CONSUMER.MSG.NEXT.{NAME}.{CONSUMER}"),
+        ("no_completion", f"completed.{NAME}."),
+        ("no_ack", f"$JS.ACK.{NAME}."),
+    ],
+)
+async def test_a_worker_ends_with_the_permission_that_it_lacks(
+    server: NatsServer, connection: NatsPyConnection, queue: WorkQueue, user: str, subject: str
+) -> None:
+    await connection.publish_acknowledged(f"{NAME}.jobs.a", b"")
+    worker = Worker(queue, CONSUMER, lambda _: None, connection_settings(values_of(server, user)), deadline=None)
+    with denied("publish", subject):
+        await worker.run()
+
+
+@pytest.mark.parametrize(
+    ("user", "subject"),
+    [
+        ("no_consumer", f"$JS.API.CONSUMER.CREATE.{NAME}-"),
+        ("no_pull", f"$JS.API.CONSUMER.MSG.NEXT.{NAME}-"),
+    ],
+)
+async def test_a_wait_ends_with_the_permission_that_it_lacks(
+    server: NatsServer, connection: NatsPyConnection, queue: WorkQueue, user: str, subject: str
+) -> None:
+    cursor = await take_cursor(connection, queue)
+    await connection.publish_acknowledged(f"{NAME}.jobs.a", b"")
+    async with connected(server, user) as waiting:
+        with denied("publish", subject):
+            await wait(waiting, cursor, [1])
+
+
+async def test_answers_in_an_inbox_of_ones_own_are_seen_by_nobody_else(
+    server: NatsServer, connection: NatsPyConnection, queue: WorkQueue
+) -> None:
+    seen: list[str] = []
+
+    async def note(message: Msg) -> None:
+        seen.append(message.subject)
+
+    spy = await nats.connect(server.url, user="all", password="p")
+    await spy.subscribe("_INBOX.>", cb=note)
+    await spy.flush()
+    values = values_of(server, "own_inbox", inbox_prefix="_INBOX_orders")
+    async with connected(server, "own_inbox", inbox_prefix="_INBOX_orders") as user:
+        await publish(user, queue, [b"job"], subject=f"{NAME}.jobs.a")
+        # As nats-py's own pull subscription does.
+        (message,) = await pull_jobs(user, queue, 1)
+        await message.ack_sync()
+
+    def read() -> Any:
+        socket = NatsSocket(connection_settings(values))
+        try:
+            blocking = BlockingConnection(socket)
+            return blocking.run(blocking.api("STREAM.NAMES"))
+        finally:
+            socket.close()
+
+    assert NAME in (await asyncio.to_thread(read))["streams"]
+    await spy.flush()
+    assert seen == []
+    await spy.close()
+    with denied("subscribe", "_INBOX."):
+        async with connected(server, "own_inbox"):
+            pass
+
+
+async def test_no_report_of_the_server_closes_the_connection_for_good(connection: NatsPyConnection) -> None:
+    with pytest.raises(TransientError):
+        await connection.request("x" * 5_000, time_limit=5)
+    assert await connection.wait_until_connected(LIMIT)
+    assert not connection.is_closed
+    assert (await connection.api("INFO"))["api"]
+
+
+@pytest.mark.parametrize(
+    ("text", "action", "subject"),
+    [
+        ('Permissions Violation for Publish to "a.B"', "publish", "a.B"),
+        ('Permissions Violation for Publish with Reply of "_R_.x"', "publish", "_R_.x"),
+        ('Permissions Violation for Subscription to "a.>" using queue "q"', "subscribe", "a.>"),
+        (r'Permissions Violation for Publish to "a\"b\\c\xff\u00e4"', "publish", 'a"b\\c\udcff\xe4'),
+    ],
+)
+def test_the_servers_report_is_parsed(text: str, action: str, subject: str) -> None:
+    denial = parse_denial(text, "user 'u'")
+    assert denial is not None
+    assert (denial.action, denial.subject) == (action, subject)
+
+
+@pytest.mark.parametrize("tail", ["", " for Publish", ' for Publish to "', ' for Publish to "' + 9_000 * "x" + '"'])
+def test_other_reports_are_no_denials(tail: str) -> None:
+    assert parse_denial(f"Permissions Violation{tail}", "") is None

@@ -1,0 +1,358 @@
+"""One report per job: id, state, attempts, error and result, whoever did the job, and however many there are."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import pytest
+
+from airflow_provider_jetstream.jetstream.contract import MSG_ID, copy_subject
+from airflow_provider_jetstream.jetstream.errors import (
+    ArgumentError,
+    JobReportsGoneError,
+    JobsDeadError,
+    PermissionDeniedError,
+)
+from airflow_provider_jetstream.jetstream.publishing.job import Job
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.waiting import report_pages
+from airflow_provider_jetstream.jetstream.waiting.cursor import Cursor, take_cursor
+from airflow_provider_jetstream.jetstream.waiting.handle import publish_with_handle
+from airflow_provider_jetstream.jetstream.waiting.job_ids import JobIds
+from airflow_provider_jetstream.jetstream.waiting.job_report import JobReport, plain_job_reports, read_job_reports
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
+from airflow_provider_jetstream.jetstream.waiting.report_pages import (
+    JobReports,
+    JobReportSource,
+    collect_job_reports,
+    count_job_reports,
+)
+from airflow_provider_jetstream.jetstream.waiting.wait import RESULTS_BYTES, wait
+from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import wait_by_handle
+from airflow_provider_jetstream.tasks import job_reports
+from airflow_provider_jetstream.tasks.job_reports import bounded_result, push_job_reports
+from airflow_provider_jetstream.worker import Worker
+from testbed.queues import make_queue, publish_jobs, pull_jobs, running_worker, store_completion
+
+if TYPE_CHECKING:
+    from collections.abc import AsyncIterator, Iterable
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+    from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+
+ANY_END = WaitPolicy(max_dead=None, max_cancelled=None, max_vanished=None)
+
+
+class AddressError(Exception):
+    pass
+
+
+def send(job: Any) -> dict[str, int]:
+    if job.body == b"bad":
+        raise AddressError("no such address: x@")
+    return {"sent": 1}
+
+
+def names(ids: dict[int, str]) -> JobIds:
+    known = JobIds()
+    for job_id in ids.values():
+        known._append(job_id)  # noqa: SLF001
+    known.locate(list(ids))
+    return known
+
+
+async def reports_of(
+    connection: NatsPyConnection, cursor: Cursor, report: WaitReport, ids: JobIds | None = None
+) -> dict[int, JobReport]:
+    # As a trigger's event, it goes through JSON.
+    ended = json.loads(json.dumps(report.as_json()))
+    return {job.sequence: job async for job in read_job_reports(connection, cursor, ended, ids)}
+
+
+async def test_each_job_is_reported_with_its_id_attempts_error_and_result(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"max_deliver": 2, "ack_wait": "5s"})
+    cursor = await take_cursor(connection, queue)
+    jobs = [Job(b"fine", id="ada"), Job(b"bad", id="alan")]
+    published = await publish(connection, queue, jobs, subject=f"{name}.jobs.x")
+    async with running_worker(Worker(queue, "worker", send, settings)):
+        report = await wait(connection, cursor, published.sequences, policy=ANY_END)
+    reports = await reports_of(connection, cursor, report)
+    assert reports == {
+        1: JobReport("ada", 1, "completed", 1, result={"sent": 1}),
+        2: JobReport("alan", 2, "dead", 2, f"{__name__}.AddressError", "no such address: x@"),
+    }
+    assert reports[2].describe() == f"job alan (sequence 2): {__name__}.AddressError: no such address: x@"
+
+
+async def test_a_failed_wait_for_a_handle_names_jobs_and_errors(
+    connection: NatsPyConnection, settings: ConnectionSettings, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    jobs = [Job(b"fine", id="ada"), Job(b"bad", id="alan")]
+    published = await publish_with_handle(connection, queue, jobs, subject=f"{name}.jobs.x")
+    async with running_worker(Worker(queue, "worker", send, settings)):
+        with pytest.raises(JobsDeadError) as failed:
+            await wait_by_handle(connection, published, policy=WaitPolicy(max_dead=0))
+    assert f"found 1: job alan (sequence 2): {__name__}.AddressError: no such address: x@; see the" in str(failed.value)
+
+
+async def test_a_job_that_a_worker_only_acknowledged_is_reported_by_the_id_of_its_publisher(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, consumer={"sample_freq": "100%", "max_deliver": 3})
+    cursor = await take_cursor(connection, queue)
+    await publish_jobs(connection, queue, ["a", "b"])
+    first, second = await pull_jobs(connection, queue, 2)
+    await first.nak()
+    await second.ack_sync()
+    (again,) = await pull_jobs(connection, queue, 1)
+    await again.ack_sync()
+    report = await wait(connection, cursor, [1, 2])
+    known = names({1: "ada", 2: "alan"})
+    pages = await known.store(connection, name, cursor.created, cursor.events, "0" * 32)
+    stored = await JobIds.read(connection, name, cursor.created, cursor.events, pages)
+    reports = await reports_of(connection, cursor, report, stored)
+    assert reports == {1: JobReport("ada", 1, "completed", 2), 2: JobReport("alan", 2, "completed", 1)}
+    # Those of another queue of this name aren't this one's.
+    other = await JobIds.read(connection, name, "2020-01-01T00:00:00Z", cursor.events, pages)
+    assert other.get(1) is None
+
+
+async def test_jobs_that_havent_ended_are_reported_as_awaited_with_the_id_that_they_are_stored_with(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    await publish_jobs(connection, queue, ["a"], headers={MSG_ID: "ada"})
+    reports = await reports_of(connection, cursor, WaitReport({1}))
+    assert reports == {1: JobReport("ada", 1, "awaited")}
+
+
+async def test_cancelled_and_vanished_jobs_are_reported_with_the_reason(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    report = WaitReport(set(), cancelled={1: "ann: wrong price"}, vanished={2}, attempts={1: 0})
+    await store_completion(
+        connection, queue, 1, type="io.airflow.jetstream.v1.cancelled", job_id="ada", why="wrong price", by="ann"
+    )
+    assert await reports_of(connection, cursor, report) == {
+        1: JobReport("ada", 1, "cancelled", None, None, "ann: wrong price"),
+        2: JobReport(None, 2, "vanished", None, None, "it is gone without a stored end"),
+    }
+
+
+async def test_what_was_stored_about_an_earlier_queue_of_the_name_isnt_reported(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    await store_completion(connection, queue, 1, job_id="stranger", result=7)
+    await connection.client.jetstream().publish(
+        copy_subject(name, "worker", 2),
+        b"body",
+        headers={"Dead-Letter-Version": "1", "Dead-Letter-Sequence": "2", "Dead-Letter-Error-Class": "StrangerError"},
+    )
+    await connection.api(f"STREAM.DELETE.{name}")
+    await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    report = WaitReport(set(), completed={1}, results_at={1: 1}, dead={2: "1 deliveries to worker"})
+    assert await reports_of(connection, cursor, report) == {
+        1: JobReport(None, 1, "completed", 1),
+        2: JobReport(None, 2, "dead", 1, None, "1 deliveries to worker"),
+    }
+
+
+async def test_a_large_result_stays_where_it_is_stored(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    await store_completion(connection, queue, 1, job_id="ada", result="x" * 9_000)
+    report = await wait(connection, cursor, [1])
+    reports = await reports_of(connection, cursor, report)
+    assert reports == {1: JobReport("ada", 1, "completed", 1, result_at=report.results_at[1])}
+
+
+@pytest.mark.parametrize("result", ["NaN", "1e999", "9" * 40, "[" * 190 + "]" * 190])
+async def test_whatever_a_worker_returns_the_report_fits_an_xcom(
+    connection: NatsPyConnection, name: str, result: str
+) -> None:
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    completion = {
+        "type": "io.airflow.jetstream.v1.completion",
+        "timestamp": "2026-01-01T00:00:00Z",
+        "stream": name,
+        "consumer": "worker",
+        "stream_seq": 1,
+        "deliveries": 1,
+    }
+    body = f'{json.dumps(completion)[:-1]}, "result": {result}}}'.encode()
+    await connection.client.jetstream().publish(f"completed.{name}.worker.1", body)
+    report = await wait(connection, cursor, [1])
+    reports = await reports_of(connection, cursor, report)
+    for value in (report.as_json(), reports[1].as_json()):
+        # As Airflow encodes what a task pushes.
+        assert msgspec.msgpack.decode(msgspec.msgpack.encode(json.loads(json.dumps(value, allow_nan=False))))
+    if not result.startswith("["):
+        assert (report.results, report.results_left_out) == ({}, 1)
+        assert (reports[1].result, reports[1].result_at) == (None, report.results_at[1])
+
+
+async def test_a_task_that_may_not_store_reports_ends_as_its_jobs_did(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def denied(*_: object, **__: object) -> None:
+        raise PermissionDeniedError("publish", "published.q.x-reports", "user airflow")
+
+    monkeypatch.setattr(report_pages, "store", denied)
+    queue = await make_queue(connection, name)
+    cursor = await take_cursor(connection, queue)
+    report = WaitReport(set(), completed=set(range(1, 700)))
+    reports = await job_reports.job_reports(connection, cursor, json.loads(json.dumps(report.as_json())), None)
+    assert reports.as_json()["states"] == {"completed": 699}
+    assert "the server doesn't let user airflow publish to" in str(reports.problem)
+
+
+async def stream(reports: Iterable[JobReport]) -> AsyncIterator[JobReport]:
+    for report in reports:
+        yield report
+
+
+def many(count: int) -> list[JobReport]:
+    """Return reports of which every third is about a dead letter."""
+    return [
+        JobReport(f"job-{number}", number, "dead", 3, "shop.BankError", f"busy {number}")
+        if number % 3 == 0
+        else JobReport(f"job-{number}", number, "completed", 1, result={"row": number})
+        for number in range(1, count + 1)
+    ]
+
+
+async def collected(connection: NatsPyConnection, queue: WorkQueue, reports: list[JobReport]) -> JobReports:
+    return await collect_job_reports(
+        connection, stream(reports), queue=queue.name, task="0" * 32, events=f"{queue.name}-events"
+    )
+
+
+async def read(connection: NatsPyConnection, source: object, **wanted: Any) -> list[JobReport]:
+    # As an XCom, it goes through JSON.
+    parsed = JobReportSource(json.loads(json.dumps(source)))
+    return [report async for report in parsed.read(connection, **wanted)]
+
+
+async def test_few_reports_are_a_list_and_many_are_pages_in_the_events_stream(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name)
+    few, lots = many(7), many(5_000)
+    small = await collected(connection, queue, few)
+    assert small.as_json()["reports"] == small.items() == [report.as_json() for report in few]
+    assert await read(connection, small.as_json()) == few
+    large = await collected(connection, queue, lots)
+    document = large.as_json()
+    assert len(json.dumps(document)) < 16_000
+    assert (document["jobs"], document["states"]) == (5_000, {"completed": 3_334, "dead": 1_666})
+    assert [report["id"] for report in document["first_failures"][:2]] == ["job-3", "job-6"]
+    assert await read(connection, document) == lots
+    items = large.items()
+    assert 1 < len(items) < 10
+    assert [report for item in items for report in await read(connection, item)] == lots
+    dead = await read(connection, [items[0], items[1]], states=["dead"])
+    assert [report.id for report in dead[:3]] == ["job-3", "job-6", "job-9"]
+    assert {report.state for report in dead} == {"dead"}
+    assert large.describe("dead").startswith(
+        "job job-3 (sequence 3): shop.BankError: busy 3; job job-6 (sequence 6): shop.BankError: busy 6;"
+    )
+    assert large.describe("dead").endswith("(sequence 15): shop.BankError: busy 15; and 1661 more")
+    assert large.describe("vanished") == ""
+
+
+async def test_a_page_that_is_gone_or_isnt_one_is_refused(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name)
+    item = (await collected(connection, queue, many(600))).items()[0]
+    with pytest.raises(
+        JobReportsGoneError, match=r"expected a page with \d+ reports at sequence 999 of .*, found none"
+    ):
+        await read(connection, item | {"page": 999})
+    with pytest.raises(JobReportsGoneError, match="found none"):
+        await read(connection, item | {"task": "1" * 32})
+    with pytest.raises(JobReportsGoneError, match="found none"):
+        await read(connection, item | {"events": f"{name}-none"})
+    await connection.api(f"STREAM.PURGE.{name}-events")
+    with pytest.raises(JobReportsGoneError, match="found none"):
+        await read(connection, item)
+
+
+@pytest.mark.parametrize("source", [None, 7, "job_reports", {}, [{"id": "a"}], {"pages": 3}, {"page": "x"}, b"x"])
+def test_what_holds_no_reports_is_refused(source: object) -> None:
+    with pytest.raises(ArgumentError, match="expected the reports on a task's jobs, found"):
+        JobReportSource(source)
+
+
+def test_reports_that_cant_be_stored_are_counted_and_the_failures_named() -> None:
+    few = count_job_reports(many(3), queue="q", problem="no room")
+    assert few.items() == [report.as_json() for report in many(3)]
+    lots = count_job_reports(many(5_000), queue="q", problem="no room")
+    assert lots.as_json()["states"] == {"completed": 3_334, "dead": 1_666}
+    assert lots.as_json()["problem"] == "no room"
+    assert "and 1661 more" in lots.describe("dead")
+    with pytest.raises(JobReportsGoneError, match="no room"):
+        lots.items()
+    with pytest.raises(JobReportsGoneError, match="no room"):
+        JobReportSource(lots.as_json())
+
+
+def test_a_wait_alone_says_states_attempts_and_reasons() -> None:
+    report = WaitReport({9}, completed={1, 2}, dead={3: "3 deliveries to w"}, vanished={4}, attempts={2: 5, 3: 3})
+    ended = json.loads(json.dumps(report.as_json()))
+    assert list(plain_job_reports(ended, names({1: "a", 9: "z"}))) == [
+        JobReport("a", 1, "completed", 1),
+        JobReport(None, 2, "completed", 5),
+        JobReport(None, 3, "dead", 3, None, "3 deliveries to w"),
+        JobReport(None, 4, "vanished", None, None, "it is gone without a stored end"),
+        JobReport("z", 9, "awaited"),
+    ]
+    # A task that an earlier version deferred has no details.
+    del ended["details"]
+    assert replace(list(plain_job_reports(ended, names({})))[2], error_message=None) == JobReport(None, 3, "dead")
+
+
+@pytest.mark.parametrize("order", [[1, 2, 3], [3, 1, 2], [2, 0, 1]])
+def test_ids_are_found_by_sequence_in_whatever_order_jobs_were_stored(order: list[int]) -> None:
+    known = JobIds()
+    for job_id in ("ä", "b\ud800", "ccc"):
+        known._append(job_id)  # noqa: SLF001
+    known.locate(order)
+    found = dict(zip(order, ("ä", "b\ud800", "ccc"), strict=True))
+    assert {sequence: known.get(sequence) for sequence in order if sequence} == {k: v for k, v in found.items() if k}
+    assert known.get(0) is known.get(4) is None
+
+
+def test_the_result_of_a_task_stays_below_64_kib() -> None:
+    scattered = [[10**7 + 2 * number, 10**7 + 2 * number] for number in range(50_000)]
+    states = {f"{state}_sequences": scattered for state in ("completed", "dead", "cancelled", "vanished")}
+    result = bounded_result(
+        {"sequences": scattered, "extra": scattered, **states, "results": {"a": "x" * RESULTS_BYTES}, "details": {}}
+    )
+    assert len(json.dumps(result)) < 64 * 2**10
+    assert (len(result["sequences"]), result["sequences_left_out"]) == (600, 49_400)
+    assert (len(result["dead_sequences"]), result["dead_sequences_left_out"]) == (100, 49_900)
+
+
+def test_an_airflow_that_doesnt_store_the_reports_doesnt_change_how_the_task_ends(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    class TaskInstance:
+        def xcom_push(self, *_: object) -> None:
+            raise RuntimeError("no answer")
+
+    monkeypatch.setattr(job_reports, "get_current_context", lambda: {"ti": TaskInstance()})
+    push_job_reports(count_job_reports(many(3), queue="q", problem=""))
+    assert "Airflow didn't store the reports on the jobs as an XCom: {'completed': 2, 'dead': 1}" in caplog.text

@@ -1,0 +1,396 @@
+"""Every role runs under exactly its policy, and without any one line an error or a log line names what is missing."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import threading
+from contextlib import suppress
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+import pytest
+
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.readahead import read_ahead
+from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
+from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
+from airflow_provider_jetstream.jetstream.errors import (
+    ApiError,
+    JetStreamProviderError,
+    PermissionDeniedError,
+    UnreachableError,
+)
+from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.publishing.report import PublishError
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
+from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, Role, permissions
+from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, Policy, authorization
+from airflow_provider_jetstream.jetstream.waiting import reconciler
+from airflow_provider_jetstream.jetstream.waiting.cursor import take_cursor
+from airflow_provider_jetstream.jetstream.waiting.policy import WaitPolicy
+from airflow_provider_jetstream.jetstream.waiting.wait import wait
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from airflow_provider_jetstream.spark.dead_letters.classify import ClassifyTask
+from airflow_provider_jetstream.spark.dead_letters.entry_table import scanned_jobs
+from airflow_provider_jetstream.worker.errors import GiveUpError
+from airflow_provider_jetstream.worker.worker import Worker
+from testbed.nats_server import NatsServer
+from testbed.queues import eventually, exhaust_deliveries, small_queue, stored_count
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    import pyarrow as pa
+
+    from airflow_provider_jetstream.jetstream.client.blocking.connection import BlockingConnection
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.worker.delivery import Delivery
+
+QUEUE = WorkQueue(
+    name="orders",
+    subjects=["orders.jobs.>"],
+    consumers=[{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "sample_freq": "0"}],
+    dead_letters="orders-dead",
+    events="orders-events",
+    archive=True,
+)
+SUBJECT = "orders.jobs.a"
+# What is needed only in states of the queue that these flows don't cause every time.
+SOMETIMES = {
+    *(("publisher", f"$JS.API.STREAM.{request}") for request in ("INFO.orders-archive", "MSG.GET.orders-archive")),
+    ("publisher", "$JS.API.STREAM.MSG.GET.orders"),
+    ("waiter", "$JS.API.CONSUMER.MSG.NEXT.orders.worker"),
+    *((role, "$JS.API.CONSUMER.MSG.NEXT.orders.worker") for role in ("redriver", "monitor", "spark-reader")),
+    *((role, "$JS.API.CONSUMER.LIST.orders-dead") for role in ("redriver", "monitor", "spark-reader")),
+    *((role, "$JS.API.STREAM.INFO.orders-dead") for role in ("redriver", "monitor")),
+    *((role, "$JS.API.DIRECT.GET.orders-archive") for role in ("monitor", "spark-reader")),
+    *((role, "$JS.API.STREAM.INFO.orders-archive") for role in ("monitor", "redriver")),
+    ("redriver", "$JS.API.STREAM.PURGE.orders-archive"),
+    ("redriver", "$JS.API.STREAM.PURGE.orders-audit"),
+    ("redriver", "$JS.API.STREAM.PURGE.orders-events"),
+}
+# These change nothing, so the queue stays as it is from one run to the next.
+_READING = {"monitor", "spark-reader"}
+_ADMIN = "admin"
+_SECRET = "of-every-user"
+
+
+def users() -> dict[str, Policy]:
+    """Return the policy of each role, and each without one of its lines."""
+    found: dict[str, Policy] = {}
+    for role in ROLES:
+        policy = permissions(QUEUE, role)
+        found[role] = policy
+        for number, line in enumerate(policy.permissions):
+            found[f"{role}-{number}"] = policy.without(line)
+    return found
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    named = [Policy(user, policy.inbox_prefix, policy.permissions) for user, policy in users().items()]
+    config = re.sub(r"password: \S+", f'password: "{_SECRET}"', authorization(*named))
+    admin = f'users: [\n    {{ user: "{_ADMIN}", password: "{_SECRET}" }}'
+    with NatsServer(config=config.replace("users: [", admin, 1), user=_ADMIN, password=_SECRET) as running:
+        asyncio.run(_prepare(settings_of(running, _ADMIN)))
+        yield running
+
+
+async def _prepare(settings: ConnectionSettings) -> None:
+    async with connect(settings) as connection:
+        await provision(connection, QUEUE)
+        await provision(connection, small_queue("other"))
+
+
+def settings_of(server: NatsServer, user: str) -> ConnectionSettings:
+    """Return a user's settings; the inbox prefix is that of its role."""
+    prefix = "_INBOX" if user == _ADMIN else users()[user].inbox_prefix
+    return ConnectionSettings(servers=(server.url,), user=user, password=_SECRET, inbox_prefix=prefix, timeout=10)
+
+
+def handle(job: Delivery) -> dict[str, int]:
+    """Do a job, fail, or give up, as its body says."""
+    if b"give up" in job.body:
+        raise GiveUpError("expected another job")
+    if b"fail" in job.body:
+        raise ValueError("no such customer")
+    return {"size": len(job.body)}
+
+
+async def do_jobs(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    """Run a worker until nothing is left to do."""
+    worker = Worker(QUEUE, "worker", handle, settings, grace=1)
+    running = asyncio.create_task(worker.run())
+
+    async def done() -> bool:
+        info = await admin.api("CONSUMER.INFO.orders.worker")
+        return running.done() or (not info["num_pending"] and not info["num_ack_pending"])
+
+    try:
+        await eventually(done, 60)
+    finally:
+        worker.stop()
+        await running
+
+
+async def publishes(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    origin = Origin("dag", uuid4().hex, "task")
+
+    ended = threading.Event()
+
+    def blocking() -> Iterator[str]:
+        yield "first"
+        yield "second"
+        ended.wait(60)
+
+    async with connect(settings) as connection:
+        await publish(connection, QUEUE, ["alone"], subject=SUBJECT)
+        before = await stored_count(admin, "orders")
+        cut_off = asyncio.ensure_future(publish(connection, QUEUE, blocking(), subject=SUBJECT, origin=origin))
+
+        async def stored() -> bool:
+            return cut_off.done() or await stored_count(admin, "orders") == before + 2
+
+        await eventually(stored, 60)
+        # As if the process were killed, which can't record any more what it has published.
+        await connection.client.close()
+        ended.set()
+        with suppress(UnreachableError, PublishError):
+            await cut_off
+    async with connect(settings) as connection:
+        await publish(connection, QUEUE, [*("first", "second"), *map(str, range(20))], subject=SUBJECT, origin=origin)
+
+
+async def waits(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    async with connect(settings) as connection:
+        cursor = await take_cursor(connection, QUEUE)
+        report = await publish(admin, QUEUE, ["a job", "fail"], subject=SUBJECT)
+        waiting = asyncio.ensure_future(wait(connection, cursor, report.sequences, policy=WaitPolicy(max_dead=5)))
+        # Long enough for the comparison with the server.
+        await asyncio.wait({waiting}, timeout=0.5)
+        await do_jobs(settings_of_admin(settings), admin)
+        await waiting
+        # The end of reading isn't waited for; a denial of it is handled in a task of its own.
+        for _ in range(3):
+            await connection.client.flush()
+        if isinstance(connection.last_error, PermissionDeniedError):
+            raise connection.last_error
+
+
+async def works(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    # With an origin, so that there are events already.
+    await publish(admin, QUEUE, ["a job", "fail", "give up"], subject=SUBJECT, origin=Origin("d", uuid4().hex, "t"))
+    await do_jobs(settings, admin)
+
+
+async def make_letters(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    """Leave two dead letters, one of them with its body only in copies."""
+    with suppress(ApiError):
+        # As after a restart of the server.
+        await admin.api("CONSUMER.DELETE.orders-audit.uptime")
+    if await stored_count(admin, "orders-dead") == 0:
+        origin = Origin("d", uuid4().hex, "t")
+        await publish(admin, QUEUE, ["a job", "fail", "give up"], subject=SUBJECT, origin=origin)
+        await do_jobs(settings_of_admin(settings), admin)
+
+
+async def redrives(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    await make_letters(settings, admin)
+    async with connect(settings) as connection:
+        run = uuid4().hex
+        report = await redrive_dead_letters(connection, QUEUE, RedriveRequest(run=run))
+        raise_for(report.failed)
+    await do_jobs(settings_of_admin(settings), admin)
+    async with connect(settings) as connection:
+        raise_for((await redrive_dead_letters(connection, QUEUE, RedriveRequest(max_redrives=1))).failed)
+        raise_for((await redrive_dead_letters(connection, QUEUE, RedriveRequest(Selection(parked=True)))).failed)
+
+
+async def redrives_all_ways(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    await redrives(settings, admin)
+    for flow in _REDRIVERS_OTHER_FLOWS.values():
+        await reset(admin, "redriver")
+        await flow(settings, admin)
+
+
+async def requeues(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    await publish(admin, QUEUE, ["fail"], subject=SUBJECT)
+    await do_jobs(settings_of_admin(settings), admin)
+    async with connect(settings) as connection:
+        report = await redrive_dead_letters(connection, QUEUE, RedriveRequest(protocol=Protocol.IN_PLACE))
+        raise_for(report.failed)
+
+
+async def scans(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    # A worker that stores no copies.
+    await publish(admin, QUEUE, ["fail"], subject=SUBJECT)
+    await exhaust_deliveries(admin, QUEUE, 1)
+    async with connect(settings) as connection:
+        await summarise_dead_letters(connection, QUEUE)
+
+
+# By what a line is for.
+_REDRIVERS_OTHER_FLOWS = {"requeueing in place": requeues, "copies of bodies, before they are gone": scans}
+
+
+def raise_for(failed: object) -> None:
+    """Raise an error that names why letters failed, if any did."""
+    if failed:
+        raise JetStreamProviderError(str(failed))
+
+
+async def monitors(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    await make_letters(settings, admin)
+    async with connect(settings) as connection:
+        overviews = await inspect_all_queues(connection)
+        raise_for([overview.problem for overview in overviews if overview.name == "orders" and overview.problem])
+        queue = await discover_queue(connection, "orders")
+        for reader in (connection, await read_ahead(connection, queue.name, queue.companion_names())):
+            scan = await Scan.begin(reader, queue)
+            async for _ in scan.pages(Selection()):
+                pass
+            await scan.account(as_recorded=True)
+        await find_dead_letters(connection, queue)
+
+
+async def provisions(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    async with connect(settings) as connection:
+        await provision(connection, QUEUE)
+        fields = QUEUE.model_dump(exclude_unset=True)
+        changed = {"description": uuid4().hex}
+        for part in ("dead_letters", "events", "archive", "audit"):
+            fields[part] = {"name": getattr(QUEUE, part).name, **changed}
+        await provision(connection, WorkQueue.load(fields | changed))
+
+
+async def reports_on_spark(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
+    await make_letters(settings, admin)
+    options = {"servers": settings.servers[0], "user": settings.user or "", "password": _SECRET}
+    options["inboxPrefix"] = settings.inbox_prefix
+    # What the driver does, and then what a task does, without Spark between them.
+    jobs, scan = await asyncio.to_thread(run_on_own_connection, options, _scan_all)
+    task = ClassifyTask(options, scan.context, frozenset(), Selection(), lost=True)
+    letters = await asyncio.to_thread(lambda: list(task.classify(jobs.to_batches())))
+    assert sum(batch.num_rows for batch in letters) == 2
+
+
+async def _scan_all(connection: BlockingConnection) -> tuple[pa.Table, Scan]:
+    await connection.discover_capabilities(("orders", *QUEUE.companion_names()))
+    scan = await Scan.begin(connection, await discover_queue(connection, "orders"))
+    await scan.account(as_recorded=True)
+    return await scanned_jobs(scan, Selection()), scan
+
+
+_FLOWS: dict[Role, Callable[[ConnectionSettings, NatsPyConnection], Awaitable[None]]] = {
+    "publisher": publishes,
+    "waiter": waits,
+    "worker": works,
+    "redriver": redrives_all_ways,
+    "monitor": monitors,
+    "spark-reader": reports_on_spark,
+    "provisioner": provisions,
+}
+
+
+def settings_of_admin(settings: ConnectionSettings) -> ConnectionSettings:
+    """Return the administrator's settings for the same server."""
+    return settings.model_copy(update={"user": _ADMIN, "inbox_prefix": "_INBOX"})
+
+
+async def reset(admin: NatsPyConnection, role: Role) -> None:
+    """Begin with new streams, or with none for the role that makes them."""
+    for stream in (*QUEUE.companion_names(), "orders"):
+        with suppress(ApiError):
+            await admin.api(f"STREAM.DELETE.{stream}")
+    if role != "provisioner":
+        await provision(admin, QUEUE)
+
+
+async def run(
+    server: NatsServer, user: str, role: Role, caplog: pytest.LogCaptureFixture, missing: Permission | None
+) -> tuple[str, str]:
+    """Run a role's flow until it ends, or until something names the missing line; return the error, and the log."""
+    caplog.clear()
+    problem = ""
+    async with connect(settings_of(server, _ADMIN)) as admin:
+        if missing is None or role not in _READING:
+            await reset(admin, role)
+        flow = _FLOWS[role]
+        if role == "redriver" and missing:
+            flow = _REDRIVERS_OTHER_FLOWS.get(missing.purpose, redrives)
+        task = asyncio.ensure_future(flow(settings_of(server, user), admin))
+        deadline = asyncio.get_running_loop().time() + 60
+        while not task.done() and not (missing and names(missing, caplog.text)):
+            await asyncio.wait({task}, timeout=0.1)
+            if asyncio.get_running_loop().time() > deadline:
+                problem = "the flow hangs"
+                break
+        task.cancel()
+        try:
+            await task
+        except asyncio.CancelledError:
+            pass
+        except Exception as error:  # noqa: BLE001
+            problem = f"{problem}{type(error).__name__}: {error}"
+    return problem, caplog.text
+
+
+def names(line: Permission, text: str) -> bool:
+    """Return whether a text names a subject that the line allows."""
+    pattern = re.escape(line.subject).replace(r"\*", r"[^\s.]+").replace(">", r"\S+")
+    return re.search(f"{line.action} to {pattern}", text) is not None
+
+
+@pytest.mark.parametrize("role", _FLOWS)
+async def test_a_role_needs_every_line_of_its_policy(
+    server: NatsServer, role: Role, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "airflow_provider_jetstream")
+    monkeypatch.setattr(reconciler, "INTERVAL", 0.1)
+    problem, logged = await run(server, role, role, caplog, None)
+    assert problem == ""
+    assert "doesn't let" not in logged
+    problems = []
+    for number, line in enumerate(users()[role].permissions):
+        problem, logged = await run(server, f"{role}-{number}", role, caplog, line)
+        unneeded = not problem and (role, line.subject) in SOMETIMES
+        if not unneeded and not names(line, problem + logged):
+            problems.append(f"{line.action} {line.subject}: {problem} {logged[-600:]}")
+    assert not problems, "\n\n".join(problems)
+
+
+async def denied(connection: NatsPyConnection, subject: str) -> None:
+    """Wait until the server has denied a subject."""
+    await eventually(lambda: getattr(connection.last_error, "subject", "") == subject, 30)
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_role_reads_no_other_users_answers_and_deletes_nothing(server: NatsServer, role: Role) -> None:
+    async with connect(settings_of(server, role)) as connection:
+        for subject in ("_INBOX.>", ">", "*.>", "orders.jobs.>", "$JS.ACK.>"):
+            await connection.client.subscribe(subject)
+            await denied(connection, subject)
+        requests = ("STREAM.DELETE.orders", "STREAM.PURGE.orders", "CONSUMER.DELETE.orders.worker", "STREAM.INFO.other")
+        for request in requests:
+            with pytest.raises(PermissionDeniedError, match=request):
+                await connection.api(request)
+        others = {"other.jobs.a", "completed.orders.other.1", "$SYS.REQ.SERVER.PING", "_INBOX.a.b"}
+        if role not in ("publisher", "redriver"):
+            others |= {SUBJECT, "published.orders.key"}
+        if role not in ("worker", "redriver"):
+            others |= {"dead.orders.worker.1", "$JS.ACK.orders.worker.1.1.1.1.0"}
+        if role != "redriver":
+            others |= {"audit.orders.lease", "parked.orders.worker.1"}
+        for subject in others:
+            await connection.publish(subject, b"forged")
+            await denied(connection, subject)
