@@ -284,7 +284,7 @@ async def test_where_a_key_is_stated(
     assert [key_of(letter, order_key) for letter in letters] == keys
 
 
-@pytest.mark.parametrize("order_key", ["customer", "header:", "subject:0", "subject:x", "subject:²", "Header:a", "", 7])
+@pytest.mark.parametrize("order_key", ["customer", "header:", "subject:0", "subject:x", "subject:²", "Header:a", ""])
 def test_what_states_no_key_is_refused(order_key: Any) -> None:
     with pytest.raises(RedriveRequestError, match=r"expected header:<name>, subject:.* as order_key, found"):
         RedriveRequest(order_key=order_key)
