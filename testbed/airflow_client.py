@@ -9,6 +9,8 @@ from urllib.parse import quote
 import httpx
 
 _FINISHED = {"success", "failed"}
+_LOCKED_TRIES = 8
+_LOCKED_PAUSE = 0.5
 
 
 class AirflowApiError(RuntimeError):
@@ -47,8 +49,17 @@ class AirflowClient:
         return self._http.request(method, url, json=json, headers=headers)
 
     def api(self, method: str, path: str, json: object = None) -> Any:
-        """Send a request and return the parsed answer, ``None`` for an empty one; raises AirflowApiError."""
-        return self._parsed(self.request(method, path, json))
+        """Send a request and return the parsed answer, ``None`` for an empty one; raises AirflowApiError.
+
+        Airflow records a change of a user on its event loop. Where a task that starts has locked sqlite just then, and
+        needs the loop to go on, both wait until the change fails with status 500, which nothing was done for.
+        """
+        for _ in range(_LOCKED_TRIES):
+            answer = self.request(method, path, json)
+            if answer.status_code != HTTPStatus.INTERNAL_SERVER_ERROR:
+                break
+            time.sleep(_LOCKED_PAUSE)
+        return self._parsed(answer)
 
     @staticmethod
     def _parsed(answer: httpx.Response) -> Any:

@@ -39,7 +39,8 @@ def publish(name: str, **kwargs: Any) -> JetStreamPublishOperator:
     return JetStreamPublishOperator(task_id=name, **{**arguments, **kwargs})
 
 
-with DAG("refusing", schedule=None, params={"files": "queues"}):
+# Tasks that start at once, all of them at the beginning, leave other tests waiting for the lock of Airflow's sqlite.
+with DAG("refusing", schedule=None, params={"files": "queues"}, max_active_tasks=4):
     for conn_id in (
         "nats_unreachable",
         "nats_wrong_password",
