@@ -39,7 +39,7 @@ from airflow.sdk import BaseOperator, dag, task
 class Wait(BaseOperator):
     def execute(self, context):
         self.defer(
-            trigger=TimeDeltaTrigger(timedelta(seconds=5)),
+            trigger=TimeDeltaTrigger(timedelta(seconds=8)),
             method_name="resume",
             timeout=timedelta(seconds=90),
         )
@@ -264,7 +264,9 @@ def airflow(tmp_path_factory: pytest.TempPathFactory, migrated_databases: Path) 
         folder / "home",
         dags,
         connections={"nats_test": '{"conn_type": "generic", "host": "127.0.0.1", "port": 4222}'},
-        env={f"AIRFLOW__TRIGGERER__{name}": value for name, value in settings.items()},
+        # A deferred task whose event comes before its process is done would fail; by default that takes 5 seconds.
+        env={f"AIRFLOW__TRIGGERER__{name}": value for name, value in settings.items()}
+        | {"AIRFLOW__WORKERS__MIN_HEARTBEAT_INTERVAL": "1"},
         template_db=migrated_databases,
     )
     instance.start("trivial", "waits")
