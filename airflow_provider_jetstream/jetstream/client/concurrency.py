@@ -7,6 +7,7 @@ event loop, since a loop would cost more than the work itself.
 from __future__ import annotations
 
 import asyncio
+import sys
 from typing import TYPE_CHECKING, Any, TypeVar
 
 if TYPE_CHECKING:
@@ -45,9 +46,25 @@ class Sleep:
 
 async def gather(coroutines: Sequence[Coroutine[Any, Any, Any]]) -> list[Any]:
     """Run coroutines concurrently and return for each its result or its exception."""
-    if _in_event_loop():
-        return list(await asyncio.gather(*coroutines, return_exceptions=True))
-    return await Gather(coroutines)
+    if not _in_event_loop():
+        return await Gather(coroutines)
+    tasks = [_start(coroutine) for coroutine in coroutines]
+    # Many end without having to wait, as where what they read was announced.
+    if waiting := [task for task in tasks if not task.done()]:
+        await asyncio.gather(*waiting, return_exceptions=True)
+    return [_outcome(task) for task in tasks]
+
+
+def _start(coroutine: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    if sys.version_info >= (3, 12):
+        return asyncio.Task(coroutine, loop=asyncio.get_running_loop(), eager_start=True)
+    return asyncio.create_task(coroutine)
+
+
+def _outcome(task: asyncio.Task[Any]) -> Any:
+    if task.cancelled():
+        return asyncio.CancelledError()
+    return task.exception() or task.result()
 
 
 async def sleep(seconds: float) -> None:

@@ -184,9 +184,13 @@ def declared_companion_config(
 def declared_queue_config(queue: WorkQueue, existing: Mapping[str, Any] | None) -> dict[str, Any]:
     """Return the declared fields of a work queue's own stream; ``None`` for one to remove.
 
+    A new queue allows direct gets unless that is declared otherwise; an existing one stays as it is.
+
     :param existing: the server's configuration, if it has the stream from an earlier declaration
     """
     declared = queue.config()
+    if existing is None:
+        declared.setdefault("allow_direct", True)
     reserved = [reserved.subjects for reserved in reserved_subjects_in_use(queue, existing)]
     declared["subjects"] = [*queue.subjects, *reserved]
     republish = (existing or {}).get("republish") or {}

@@ -42,6 +42,7 @@ class LetterRecords:
         subject: str,
         changes: dict[str, Any] | None = None,
         new_stream: str | None = None,
+        left_out: dict[str, str] | None = None,
     ) -> LetterRecord:
         """Build the record of one action on a letter.
 
@@ -49,6 +50,7 @@ class LetterRecords:
         :param subject: the new job's subject
         :param changes: what a transform changed
         :param new_stream: the stream of the new job, where it isn't the letter's own
+        :param left_out: headers for which the new job had no room
         """
         return LetterRecord(
             stream=letter.death.stream,
@@ -60,6 +62,7 @@ class LetterRecords:
             copy_of=copied_from(letter),
             subject=readable_text(subject),
             consumer=letter.death.consumer,
+            left_out=left_out,
             redrives=letter.redrives + (action != "parked"),
             reason=letter.death.reason.value,
             died_at=letter.death.died_at,
@@ -72,11 +75,14 @@ class LetterRecords:
 
     def of_copy(self, job: RedrivenJob, sequence: int) -> LetterRecord:
         """Build the record of a letter whose new job was just stored."""
-        changes, stream = job.content.changes, job.stream if job.stream != job.letter.death.stream else None
-        record = self.record(
-            *(job.letter, "redriven"), new_sequence=sequence, subject=job.subject, changes=changes, new_stream=stream
+        return self.record(
+            *(job.letter, "redriven"),
+            new_sequence=sequence,
+            subject=job.subject,
+            changes=job.content.changes,
+            new_stream=job.stream if job.stream != job.letter.death.stream else None,
+            left_out=dict(job.left_out) or None,
         )
-        return record.model_copy(update={"left_out": dict(job.left_out) or None})
 
     def of_begun(self, letter: DeadLetter) -> LetterRecord:
         """Build the record of a letter whose new job an earlier redrive has stored."""

@@ -9,6 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit
+from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
@@ -22,6 +23,7 @@ from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLim
 from airflow_provider_jetstream.jetstream.redrive.claims import Claims
 from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
 from airflow_provider_jetstream.jetstream.redrive.protocol import ProtocolChoice, choose_protocol
+from airflow_provider_jetstream.jetstream.redrive.proved_pages import PROOF_SECONDS, ProvedPages
 from airflow_provider_jetstream.jetstream.redrive.recovery import recover
 from airflow_provider_jetstream.jetstream.redrive.redrive_lease import redrive_lease
 from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
@@ -42,9 +44,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 log = logging.getLogger(__name__)
-
-# A letter that was proved longer ago than this is proved again before anything is done with it.
-_PROOF_SECONDS = 0.5
 
 
 async def redrive_dead_letters(
@@ -105,7 +104,8 @@ async def _redrive_once(
     async with redrive_lease(connection, queue, request, stopped) as lease:
         # The jobs of earlier waves are in flight.
         census = request.census and (order is None or not order.is_listed)
-        scan = await Scan.begin(connection, queue, vanished=request.selection.vanished, census=census)
+        reads = await read_announced(connection, {queue.name, *queue.companion_names()})
+        scan = await Scan.begin(reads, queue, vanished=request.selection.vanished, census=census)
         if lease is None or scan.audit is None:
             raise no_audit(queue.name)
         scan.audit = scan.audit.fenced(lease)
@@ -161,6 +161,7 @@ class _Redrive:
             claims=self._claims,
             rest_in_place=choice.rest_in_place,
             target=target,
+            gathers_entries=True,
         )
 
         self._requeueing = Requeueing(
@@ -200,18 +201,19 @@ class _Redrive:
         else:
             await self._redrive_pages(selection)
         await self._requeueing.requeue_rest()
+        await self._steps.remove_finished_entries()
         self._report.risks = tuple(dict.fromkeys((*self._report.risks, *self._scan.risks)))
         complete = not self._report.cancelled and not self._report.failures
         finished = complete and not self._request.keep_open and self._order is None
         await self._progress.report_now(finished=finished)
 
     async def _redrive_pages(self, selection: Selection) -> None:
-        async for page in self._scan.pages(selection):
-            if self._report.cancelled:
-                break
-            await self._scan.record_handled()
-            await self._steps.clean_up(page.dismissed)
-            await self._redrive(page.letters)
+        # With a rate, a page that was proved early would only have to be proved again.
+        pages = ProvedPages(self._scan, selection, reads_ahead=self._request.rate is None)
+        async with pages:
+            while not self._report.cancelled and (proved := await pages.next()):
+                await self._steps.clean_up(proved.dismissed)
+                await self._redrive(proved.letters, proved.at)
 
     async def _redrive_wave(self, order: KeyOrder, audit: AuditLog, selection: Selection) -> None:
         """Redrive the first letter of each key, as far as the jobs before have completed."""
@@ -226,15 +228,16 @@ class _Redrive:
         wave = await order.next_wave(audit)
         for start in range(0, len(wave), PAGE):
             # Not by a selection: these letters were selected, but the request doesn't name them.
-            results = await self._scan.classify(wave[start : start + PAGE])
+            results, proved_at = await self._scan.classify(wave[start : start + PAGE]), time.monotonic()
             letters = [job for job in results if isinstance(job, DeadLetter)]
             dismissed = [job for job in results if isinstance(job, NotDead)]
             order.dismiss(dismissed)
             await self._steps.clean_up(dismissed)
-            await self._redrive([letter for letter in letters if (letter.parked is not None) == selection.parked])
+            selected = [letter for letter in letters if (letter.parked is not None) == selection.parked]
+            await self._redrive(selected, proved_at)
 
-    async def _redrive(self, letters: Sequence[DeadLetter]) -> None:
-        proved_at, waiting = time.monotonic(), list(letters)
+    async def _redrive(self, letters: Sequence[DeadLetter], proved_at: float) -> None:
+        waiting = list(letters)
         while waiting:
             if self._stopped():
                 self._report.cancelled = True
@@ -244,7 +247,7 @@ class _Redrive:
             await self._rate_limiter.wait(len(batch))
             waited = await _wait_until(self._scan, max(letter.ready_at for letter in batch))
             # Meanwhile a slow worker may have finished a job, or a server that crashed may have forgotten a death.
-            if waited or time.monotonic() - proved_at > _PROOF_SECONDS:
+            if waited or time.monotonic() - proved_at > PROOF_SECONDS:
                 batch = await self._prove_again(batch, waited=waited)
             if self._claims and batch:
                 batch, waiting[:0] = await self._claim(self._claims, batch)
@@ -264,7 +267,7 @@ class _Redrive:
             later = []
         for letter in found.gone:
             self._report.add_gone(letter.sequence)
-        if ready and time.monotonic() - began > _PROOF_SECONDS:
+        if ready and time.monotonic() - began > PROOF_SECONDS:
             ready = await self._prove_again(ready, waited=True)
         return ready, later
 

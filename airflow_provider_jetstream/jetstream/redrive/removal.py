@@ -12,7 +12,12 @@ from airflow_provider_jetstream.jetstream.client.concurrency import map_concurre
 from airflow_provider_jetstream.jetstream.client.diagnostics import decode_answer
 from airflow_provider_jetstream.jetstream.client.message_reader import get_message, next_message
 from airflow_provider_jetstream.jetstream.client.pull_request import priority_fields, pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, list_consumers, stream_info
+from airflow_provider_jetstream.jetstream.client.stream_api import (
+    consumer_info,
+    list_consumers,
+    stored_sequences,
+    stream_info,
+)
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any, overlaps
 from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects, late_ack_subject
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import own_consumer
@@ -102,6 +107,8 @@ async def _still_stored(connection: Connection, queue: str, sequences: list[int]
 log = logging.getLogger(__name__)
 
 _PULL_BATCH = 500
+# Fewer entries are removed one by one.
+_LEAST_PURGED = 64
 _PULL_PAUSE = 0.05
 _OWN_CONSUMER_THRESHOLD = 300 * 1_000_000_000
 
@@ -122,12 +129,33 @@ async def remove_entries(
     try:
         config = config or (await stream_info(connection, dead_letter_queue))["config"]
         if not config.get("deny_delete"):
-            return await _delete(connection, dead_letter_queue, entries)
+            if len(entries) >= _LEAST_PURGED and not config.get("deny_purge"):
+                entries = await _purge(connection, dead_letter_queue, entries)
+            return await _delete(connection, dead_letter_queue, entries) if entries else 0
         if config["retention"] == "workqueue":
             return await _acknowledge(connection, dead_letter_queue, queue.name, entries)
     except (ApiError, NotFoundError, PermissionDeniedError, TransientError) as error:
         log.warning("%d finished entries stay in %s: %s", len(entries), dead_letter_queue, error)
     return len(entries)
+
+
+async def _purge(connection: Connection, dead_letter_queue: str, entries: Sequence[int]) -> Sequence[int]:
+    """Purge the first messages of the stream as far as all of them are among the entries; return the other entries.
+
+    Nothing is stored in front of what a stream stores, so what is read here holds when the purge arrives.
+    """
+    stored, finished = await stored_sequences(connection, dead_letter_queue), frozenset(entries)
+    end = first = max(1, stored.first)
+    while end <= stored.last and (end in finished or end in stored.deleted):
+        end += 1
+    if not stored.exact or sum(first <= entry < end for entry in finished) < _LEAST_PURGED:
+        return entries
+    try:
+        await connection.api(f"STREAM.PURGE.{dead_letter_queue}", {"seq": end})
+    except (ApiError, PermissionDeniedError) as error:
+        log.warning("Finished entries of %s are removed one by one: %s", dead_letter_queue, error)
+        return entries
+    return [entry for entry in entries if entry >= end]
 
 
 async def _delete(connection: Connection, dead_letter_queue: str, entries: Sequence[int]) -> int:

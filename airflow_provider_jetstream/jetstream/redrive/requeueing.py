@@ -11,6 +11,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.selection import Selectio
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.errors import LeaseLostError, RedriveError, TransientError
 from airflow_provider_jetstream.jetstream.redrive.in_place import requeue
+from airflow_provider_jetstream.jetstream.redrive.proved_pages import ProvedPages
 from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
     from airflow_provider_jetstream.jetstream.dead_letters.scan import Page, Scan
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
+    from airflow_provider_jetstream.jetstream.redrive.proved_pages import ProvedPage
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.steps import Steps
 
@@ -67,43 +69,57 @@ class Requeueing:
 
     async def requeue_all(self, selection: Selection) -> list[int]:
         """Requeue stored letters in place; return the sequences of the others, which copies bring back."""
-        waiting: dict[str, datetime] = {}
-        unstored: list[int] = []
-        async for page in self._scan.pages(selection):
-            # A job that has ended, or has a new job, would be delivered once more.
-            await self._steps.clean_up(page.dismissed)
-            await self._steps.redrive([letter for letter in page.letters if letter.copy_sequence is not None])
-            unstored += (letter.sequence for letter in page.letters if letter.source != BodySource.QUEUE)
-            for name, letter in self._requeueable(page):
-                waiting[name] = max(waiting.get(name, letter.ready_at), letter.ready_at)
-        for name, ready_at in waiting.items():
+        unstored: set[int] = set()
+        consumers = self._with_letters()
+        for consumer, ready_at in consumers:
             if self._stopped():
                 self._report.cancelled = True
                 break
             # A slow worker may still be working on a job.
             await self._wait_until(ready_at)
-            await self._requeue(self._scan.snapshot.consumers[name], selection)
-        return unstored
+            unstored |= await self._requeue(consumer, selection)
+        if not consumers:
+            async with ProvedPages(self._scan, selection, reads_ahead=True) as pages:
+                while page := await pages.next():
+                    unstored |= await self._prepare(page)
+        return sorted(unstored)
 
-    async def _requeue(self, consumer: ConsumerState, selection: Selection) -> None:
-        letters, entries = array("Q"), array("Q")
+    def _with_letters(self) -> list[tuple[ConsumerState, datetime]]:
+        """Return the consumers that may have stored letters, and when no worker can be working on one any more."""
+        died_at: dict[str, datetime] = {}
+        for _, entries in self._scan.index.jobs():
+            for entry in entries:
+                if entry.consumer:
+                    died_at[entry.consumer] = max(entry.recorded_at, died_at.get(entry.consumer, entry.recorded_at))
+        found: list[tuple[ConsumerState, datetime]] = []
+        for name, consumer in self._scan.snapshot.consumers.items():
+            if consumer.dead or (consumer.dead is None and name in died_at):
+                # A letter without an entry died at the latest when the last delivery ended.
+                last = min(consumer.last_active + consumer.max_ack_wait, consumer.taken_at)
+                found.append((consumer, max(last, died_at.get(name, last)) + consumer.max_ack_wait))
+        return found
+
+    async def _prepare(self, page: ProvedPage) -> set[int]:
+        """Finish the letters of a page that a reset mustn't deliver; return the sequences of those that aren't stored.
+
+        A job that has ended, or has a new job, would be delivered once more.
+        """
+        await self._steps.clean_up(page.dismissed)
+        await self._steps.redrive([letter for letter in page.letters if letter.copy_sequence is not None])
+        return {letter.sequence for letter in page.letters if letter.source != BodySource.QUEUE}
+
+    async def _requeue(self, consumer: ConsumerState, selection: Selection) -> set[int]:
+        letters, entries, unstored = array("Q"), array("Q"), set[int]()
 
         async def record() -> int:
-            async for page in self._scan.pages(selection):
-                if handled := [job.sequence for job in page.dismissed if job.status == Status.HANDLED and job.stored]:
-                    raise RedriveError(
-                        f"expected no handled job in {self._scan.queue.name}, found {handled[0]}: a reset would deliver"
-                        " it once more; use another protocol"
-                    )
-                if unfinished := self._steps.unfinished(page.letters):
-                    raise RedriveError(
-                        f"expected no letter that may have a new job, found {unfinished[0]}: a reset would run it once"
-                        " more; redrive it by its sequence first, or use another protocol"
-                    )
-                stored = [letter for name, letter in self._requeueable(page) if name == consumer.name]
-                letters.extend(letter.sequence for letter in stored)
-                entries.extend(entry for letter in stored for entry in letter.entries)
-                await self._steps.records.write_requeued(stored)
+            async with ProvedPages(self._scan, selection, reads_ahead=True) as pages:
+                while page := await pages.next():
+                    unstored.update(await self._prepare(page))
+                    self._require_resettable(page)
+                    stored = [letter for name, letter in self._requeueable(page) if name == consumer.name]
+                    letters.extend(letter.sequence for letter in stored)
+                    entries.extend(entry for letter in stored for entry in letter.entries)
+                    await self._steps.records.write_requeued(stored)
             if self._scan.audit:
                 await self._scan.audit.require_lease()
             return letters[0] if letters else 0
@@ -115,13 +131,35 @@ class Requeueing:
             raise
         except (RedriveError, TransientError) as error:
             await self._fail_all(consumer.name, selection, str(error))
-            return
+            return unstored
         for sequence in letters:
             self._report.redriven.add(sequence, sequence)
         self._report.entries_left += await remove_entries(
             self._scan.connection, self._scan.queue, entries, self._scan.context.dead_letter_queue["config"]
         )
         await self._on_requeued()
+        return unstored
+
+    def _require_resettable(self, page: ProvedPage) -> None:
+        """Raise where a reset would deliver a job that is handled, or one that may have a new job.
+
+        :raises RedriveError: the page has such a job
+        """
+        queue = self._scan.queue.name
+        if handled := [job.sequence for job in page.dismissed if job.status == Status.HANDLED and job.stored]:
+            raise RedriveError(
+                f"expected no handled job in {queue}, found {handled[0]}: a reset would deliver it once more; use"
+                " another protocol"
+            )
+        left = [letter for letter in page.letters if letter.copy_sequence is None or not self._is_redriven(letter)]
+        if unfinished := self._steps.unfinished(left):
+            raise RedriveError(
+                f"expected no letter that may have a new job, found {unfinished[0]}: a reset would run it once more;"
+                " redrive it by its sequence first, or use another protocol"
+            )
+
+    def _is_redriven(self, letter: DeadLetter) -> bool:
+        return letter.sequence in self._report.redriven
 
     async def _fail_all(self, consumer: str, selection: Selection, why: str) -> None:
         async for page in self._scan.pages(selection):
@@ -129,7 +167,7 @@ class Requeueing:
                 if name == consumer:
                     self._report.add_failure(letter.sequence, why)
 
-    def _requeueable(self, page: Page) -> Iterator[tuple[str, DeadLetter]]:
+    def _requeueable(self, page: Page | ProvedPage) -> Iterator[tuple[str, DeadLetter]]:
         """Return the letters that a reset would deliver again, each with the name of the consumer to reset."""
         for letter in page.letters:
             consumer = self._scan.snapshot.consumer_for(letter.subject)

@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
+_ENTRIES_AT_ONCE = 2_000
+
 
 class Steps:
     """Redrives, parks and cleans up letters that were just proved.
@@ -64,6 +66,8 @@ class Steps:
     :param removes_entries: whether the entries of redriven letters are removed with each of them
     :param claims: the claims of the letters' entries, where handlers may get them
     :param rest_in_place: whether letters whose copies are too large are left for :attr:`without_room`
+    :param gathers_entries: whether finished entries stay until they are many; :meth:`remove_finished_entries` removes
+        the last ones
     """
 
     def __init__(
@@ -80,6 +84,7 @@ class Steps:
         removes_entries: bool = True,
         claims: Claims | None = None,
         rest_in_place: bool = False,
+        gathers_entries: bool = False,
     ) -> None:
         self._connection = connection
         self._queue = queue
@@ -100,6 +105,9 @@ class Steps:
         self._unknown: set[int] = set()
         self.records = LetterRecords(intents.audit, request)
         self.without_room: dict[int, str] = {}
+        # Entries whose letters are done. A handler would get those that were claimed, so these don't stay.
+        self._finished_entries: list[int] = []
+        self._entries_at_once = _ENTRIES_AT_ONCE if gathers_entries and claims is None else 1
         # Letters of which an earlier redrive may have stored a new job, and why that isn't known.
         self.set_aside: Mapping[int, str] = {}
 
@@ -340,5 +348,12 @@ class Steps:
         return [(letter, record) for letter, record in done if letter.sequence not in failed]
 
     async def _remove_entries(self, entries: Sequence[int]) -> None:
+        self._finished_entries += entries
+        if len(self._finished_entries) >= self._entries_at_once:
+            await self.remove_finished_entries()
+
+    async def remove_finished_entries(self) -> None:
+        """Remove the entries that are still stored although their letters are done."""
+        entries, self._finished_entries = self._finished_entries, []
         config = self._dead_letter_queue["config"]
         self._report.entries_left += await remove_entries(self._connection, self._queue, entries, config)

@@ -180,7 +180,7 @@ def _reads(queue: WorkQueue) -> Iterator[Permission]:
 
 
 def _bulk_reads(queue: WorkQueue) -> Iterator[Permission]:
-    for stream, what in _companions(queue):
+    for stream, what in ((queue.name, "jobs"), *_companions(queue)):
         yield _api("DIRECT.GET", stream, f"{what}, many at once")
 
 
@@ -200,6 +200,7 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
 def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     yield from _reads(queue)
+    yield from _bulk_reads(queue)
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")
@@ -212,6 +213,7 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
             yield _api(f"CONSUMER.{request}", name, "requeueing in place")
     if queue.dead_letters:
         yield _api("STREAM.MSG.DELETE", queue.dead_letters.name, "entries of redriven letters")
+        yield _api("STREAM.PURGE", queue.dead_letters.name, "many entries of redriven letters at once")
     yield _sends(parked_filter(queue.name), "parked letters")
     yield _sends(copy_filter(queue.name), "copies of bodies, before they are gone")
     if queue.archive:
