@@ -236,7 +236,7 @@ async def test_a_full_stream_keeps_its_letters_and_is_named(connection: NatsPyCo
 async def test_a_letter_that_cannot_be_copied_stays_and_does_not_stop_the_others(
     nats: NatsServer, connection: NatsPyConnection, name: str
 ) -> None:
-    queue = await make_queue(connection, name, archive=None)
+    queue = await make_queue(connection, name, archive=None, allow_direct=False)
     await publish_raw(nats, f"{name}.jobs.a\udcff", b"City: Bonn", b"unknown subject")
     await publish_jobs(connection, queue, ["x" * (connection.client.max_payload - 20), "good"])
     await exhaust_deliveries(connection, queue, 3)

@@ -96,6 +96,7 @@ async def test_letters_that_cannot_be_stored_do_not_stop_the_others_of_their_bat
         max_msg_size=2_000,
         consumer={"filter_subject": f"{name}.jobs.>"},
         archive=None,
+        allow_direct=False,
     )
     await publish_raw(nats, f"{name}.jobs.\udcff", b"A: 1", b"unknown subject")
     await publish_jobs(connection, queue, "abc")

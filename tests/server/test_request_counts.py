@@ -31,14 +31,19 @@ if TYPE_CHECKING:
 def published_subjects(connection: NatsPyConnection, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Record the subject of everything that the client publishes until the block ends, requests included."""
     subjects: list[str] = []
-    publish = connection.client._send_publish  # noqa: SLF001
+    publish, write = connection.client._send_publish, connection.write  # noqa: SLF001
 
     async def record(subject: str, *args: Any, **kwargs: Any) -> None:
         subjects.append(subject)
         await publish(subject, *args, **kwargs)
 
+    def record_frames(frames: bytes) -> None:
+        subjects.extend(subject.decode() for subject in re.findall(rb"(?:^|\r\n)H?PUB (\S+) ", frames))
+        write(frames)
+
     with monkeypatch.context() as patch:
         patch.setattr(connection.client, "_send_publish", record)
+        patch.setattr(connection, "write", record_frames)
         yield subjects
 
 

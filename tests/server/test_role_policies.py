@@ -69,6 +69,12 @@ SUBJECT = "orders.jobs.a"
 SOMETIMES = {
     *(("publisher", f"$JS.API.STREAM.{request}") for request in ("INFO.orders-archive", "MSG.GET.orders-archive")),
     ("publisher", "$JS.API.STREAM.MSG.GET.orders"),
+    # Where the queue allows no direct gets.
+    ("spark-reader", "$JS.API.STREAM.MSG.GET.orders"),
+    # Where the letters are many.
+    *(("redriver", f"$JS.API.DIRECT.GET.orders{companion}") for companion in ("", "-dead", "-events", "-audit")),
+    ("redriver", "$JS.API.DIRECT.GET.orders-archive"),
+    ("redriver", "$JS.API.STREAM.PURGE.orders-dead"),
     ("waiter", "$JS.API.CONSUMER.MSG.NEXT.orders.worker"),
     *((role, "$JS.API.CONSUMER.MSG.NEXT.orders.worker") for role in ("redriver", "monitor", "spark-reader")),
     *((role, "$JS.API.CONSUMER.LIST.orders-dead") for role in ("redriver", "monitor", "spark-reader")),

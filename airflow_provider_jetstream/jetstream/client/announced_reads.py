@@ -43,20 +43,22 @@ _SPARSE = 2
 _announced: ContextVar[tuple[object, Mapping[str, _Messages]] | None] = ContextVar("announced", default=None)
 
 
-async def read_announced(connection: Connection, streams: Collection[str]) -> Connection:
+async def read_announced(connection: Connection, streams: Collection[str], *, batches: bool) -> Connection:
     """Return a view of a connection that reads at once what :meth:`~.connection.Connection.prefetch` announces.
 
     A connection that has readers of its own is returned as it is.
 
-    :param streams: the streams that are read; those that don't exist count for nothing
+    :param streams: the streams that are read
+    :param batches: whether to find out which streams answer batches exactly, which takes requests for the
+        configurations of all streams of the account: it isn't worth it for few messages
     :raises TransientError: the server doesn't answer
     """
     if connection.message_readers or connection.batch_readers:
         return connection
-    configs = [info["config"] for info in await list_streams(connection)]
-    exact = exact_streams(configs, streams) if connection.api_level >= BATCHES else frozenset[str]()
-    names = {config["name"] for config in configs if config["name"] in streams}
-    readers = {name: _Reader(connection, name, is_exact=name in exact) for name in names}
+    exact: Collection[str] = ()
+    if batches and connection.api_level >= BATCHES:
+        exact = exact_streams([info["config"] for info in await list_streams(connection)], streams)
+    readers = {name: _Reader(connection, name, is_exact=name in exact) for name in streams}
     view = copy(connection)
     view.message_readers = {name: reader.get for name, reader in readers.items()}
     view.batch_readers = {name: readers[name].get_run for name in exact}

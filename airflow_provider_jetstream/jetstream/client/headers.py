@@ -29,11 +29,20 @@ class Headers(dict[str, str]):
 
     def __init__(self, pairs: Iterable[tuple[str, str]]) -> None:
         self._pairs = tuple(pairs)
+        # As they are on the wire, once that is known: their size is looked at before they are sent.
+        self._encoded: bytes | None = None
         super().__init__(self._pairs)
 
     def items(self) -> Pairs:  # type: ignore[override]
         """Return every name and value in order."""
         return self._pairs
+
+    @property
+    def encoded(self) -> bytes:
+        """What :func:`encode_headers` returns for them."""
+        if self._encoded is None:
+            self._encoded = _encode(self)
+        return self._encoded
 
 
 class ExactValue(str):
@@ -114,6 +123,12 @@ def encode_headers(headers: Mapping[str, str]) -> bytes:
 
     :raises UnicodeEncodeError: a value has characters that no bytes stand for
     """
+    if not isinstance(headers, Headers):
+        return _encode(headers)
+    return headers.encoded
+
+
+def _encode(headers: Mapping[str, str]) -> bytes:
     lines = [_line(name, value) for name, value in headers.items()]
     block = "".join(lines)
     if block.count(_SERVERS) > sum(line.startswith(_SERVERS) for line in lines):

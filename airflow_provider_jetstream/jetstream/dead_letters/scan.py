@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.archive import ArchiveReader
 from airflow_provider_jetstream.jetstream.audit.log import AuditLog
+from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
 from airflow_provider_jetstream.jetstream.dead_letters.classifier import is_preserved
 from airflow_provider_jetstream.jetstream.dead_letters.dead_letter_handler import read_handlers
@@ -56,6 +57,8 @@ PAGE = 250
 # For so long the consumers' states count as current.
 FRESH_SECONDS = 0.2
 _ATTEMPTS = 5
+# From so many on, finding out which streams can be read in batches takes less time than it saves.
+_MANY_ENTRIES = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +132,8 @@ class Scan:
         require_no_refusal(queue.name, queue_findings(snapshot, queue))
         state = context.dead_letter_queue["state"]
         start, stop = max(1, state["first_seq"]), state["last_seq"]
+        streams, many = {snapshot.queue, *snapshot.companions}, state["messages"] >= _MANY_ENTRIES
+        connection = await read_announced(connection, streams, batches=many)
         index = await read_index(connection, dead_letter_queue, queue.name, snapshot.created, start, stop)
         # Read after the index: what a handler acknowledged before, it has delivered now.
         handlers = await read_handlers(connection, context.dead_letter_queue["config"], queue.name)

@@ -9,16 +9,13 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 from airflow_provider_jetstream.jetstream.audit.intent import IntentLog, no_audit
-from airflow_provider_jetstream.jetstream.client.announced_reads import read_announced
 from airflow_provider_jetstream.jetstream.client.server_clock import ServerClock
 from airflow_provider_jetstream.jetstream.dead_letters.death import Reason
 from airflow_provider_jetstream.jetstream.dead_letters.letter import DeadLetter
 from airflow_provider_jetstream.jetstream.dead_letters.scan import PAGE, Scan
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
 from airflow_provider_jetstream.jetstream.dead_letters.status import NotDead, Status
-from airflow_provider_jetstream.jetstream.errors import (
-    LeaseLostError,
-)
+from airflow_provider_jetstream.jetstream.errors import LeaseLostError
 from airflow_provider_jetstream.jetstream.publishing.rate_limiter import RateLimiter
 from airflow_provider_jetstream.jetstream.redrive.claims import Claims
 from airflow_provider_jetstream.jetstream.redrive.key_order import KeyOrder, check_order
@@ -104,8 +101,7 @@ async def _redrive_once(
     async with redrive_lease(connection, queue, request, stopped) as lease:
         # The jobs of earlier waves are in flight.
         census = request.census and (order is None or not order.is_listed)
-        reads = await read_announced(connection, {queue.name, *queue.companion_names()})
-        scan = await Scan.begin(reads, queue, vanished=request.selection.vanished, census=census)
+        scan = await Scan.begin(connection, queue, vanished=request.selection.vanished, census=census)
         if lease is None or scan.audit is None:
             raise no_audit(queue.name)
         scan.audit = scan.audit.fenced(lease)
@@ -201,7 +197,7 @@ class _Redrive:
         else:
             await self._redrive_pages(selection)
         await self._requeueing.requeue_rest()
-        await self._steps.remove_finished_entries()
+        await self._steps.finished_entries.remove()
         self._report.risks = tuple(dict.fromkeys((*self._report.risks, *self._scan.risks)))
         complete = not self._report.cancelled and not self._report.failures
         finished = complete and not self._request.keep_open and self._order is None

@@ -28,9 +28,10 @@ from airflow_provider_jetstream.jetstream.errors import (
 from airflow_provider_jetstream.jetstream.publishing.manifest_store import renew_manifests
 from airflow_provider_jetstream.jetstream.redrive.copies import store_jobs, store_parked
 from airflow_provider_jetstream.jetstream.redrive.copy_room import CopyRoom
+from airflow_provider_jetstream.jetstream.redrive.finished_entries import FinishedEntries
 from airflow_provider_jetstream.jetstream.redrive.letter_records import LetterRecords
 from airflow_provider_jetstream.jetstream.redrive.redriven_job import CopyLimits, parked_headers, redriven_job
-from airflow_provider_jetstream.jetstream.redrive.removal import remove_entries, remove_originals
+from airflow_provider_jetstream.jetstream.redrive.removal import remove_originals
 from airflow_provider_jetstream.jetstream.redrive.repair import repaired_content
 from airflow_provider_jetstream.jetstream.redrive.target import RedriveTarget
 
@@ -50,8 +51,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.redrive.report import RedriveReport
     from airflow_provider_jetstream.jetstream.redrive.request import Protocol, RedriveRequest
 
-_ENTRIES_AT_ONCE = 2_000
-
 
 class Steps:
     """Redrives, parks and cleans up letters that were just proved.
@@ -66,8 +65,7 @@ class Steps:
     :param removes_entries: whether the entries of redriven letters are removed with each of them
     :param claims: the claims of the letters' entries, where handlers may get them
     :param rest_in_place: whether letters whose copies are too large are left for :attr:`without_room`
-    :param gathers_entries: whether finished entries stay until they are many; :meth:`remove_finished_entries` removes
-        the last ones
+    :param gathers_entries: whether :attr:`finished_entries` gathers
     """
 
     def __init__(
@@ -105,9 +103,11 @@ class Steps:
         self._unknown: set[int] = set()
         self.records = LetterRecords(intents.audit, request)
         self.without_room: dict[int, str] = {}
-        # Entries whose letters are done. A handler would get those that were claimed, so these don't stay.
-        self._finished_entries: list[int] = []
-        self._entries_at_once = _ENTRIES_AT_ONCE if gathers_entries and claims is None else 1
+        # A handler would get entries that were claimed, so these don't stay.
+        gathers = gathers_entries and claims is None
+        self.finished_entries = FinishedEntries(
+            connection, queue, self._dead_letter_queue["config"], report, gathers=gathers
+        )
         # Letters of which an earlier redrive may have stored a new job, and why that isn't known.
         self.set_aside: Mapping[int, str] = {}
 
@@ -245,7 +245,7 @@ class Steps:
             else:
                 self._report.add_redriven(letter.sequence, record.new_sequence, record.new_stream)
                 entries += left if self._removes_entries else ()
-        await self._remove_entries(entries)
+        await self.finished_entries.add(entries)
         return {record.sequence for _, record in recorded}
 
     async def finish_begun(self, stored: Sequence[Done]) -> set[int]:
@@ -275,7 +275,7 @@ class Steps:
             failed = await remove_originals(self._connection, self._queue.name, originals)
             for sequence, error in failed.items():
                 self._report.add_failure(sequence, f"it is {done[sequence].status.value}, but {error}")
-        await self._remove_entries(entries)
+        await self.finished_entries.add(entries)
 
     def _why_parked(self, letter: DeadLetter) -> str:
         return self._request.why or (f"dead again after {letter.redrives} redrives" if letter.redrives else "parked")
@@ -346,14 +346,3 @@ class Steps:
             if letter.sequence in failed:
                 self._report.add_failure(letter.sequence, f"it is {record.action}, but {failed[letter.sequence]}")
         return [(letter, record) for letter, record in done if letter.sequence not in failed]
-
-    async def _remove_entries(self, entries: Sequence[int]) -> None:
-        self._finished_entries += entries
-        if len(self._finished_entries) >= self._entries_at_once:
-            await self.remove_finished_entries()
-
-    async def remove_finished_entries(self) -> None:
-        """Remove the entries that are still stored although their letters are done."""
-        entries, self._finished_entries = self._finished_entries, []
-        config = self._dead_letter_queue["config"]
-        self._report.entries_left += await remove_entries(self._connection, self._queue, entries, config)
