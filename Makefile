@@ -131,7 +131,7 @@ test-servers: $(UV)
 	done
 
 # The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
-WORKLOADS :=
+WORKLOADS := redrive
 
 bench: $(UV)
 	for workload in $(WORKLOADS); do $(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done
@@ -144,8 +144,7 @@ bench-scan: $(UV)
 	$(RUN) python -m benchmarks.scan
 
 bench-redrive: $(UV)
-	$(RUN) python -m benchmarks.redrive
-	$(RUN) python -m benchmarks.redrive --rounds 1 --letters 10000 100000 --variants copy
+	$(RUN) --isolated --group bench python -m benchmarks.redrive
 
 # Runs in its own environment, because the peer installs packages that the other programs would import if present.
 bench-waiting: $(UV)

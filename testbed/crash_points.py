@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -29,6 +29,8 @@ Counted = Literal["all", "changes"]
 # Preparing a queue takes longer than a run, so several are prepared concurrently.
 _PREPARED_AT_ONCE = 10
 
+# How long what is written before a kill takes to leave the process.
+_SENT_SECONDS = 0.05
 _API = "$JS.API."
 _NUMBER_OR_ID = re.compile(r"^(\d+|[0-9a-f]{32})$")
 _READS = (
@@ -218,19 +220,63 @@ def kill_at_call(
     :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
     :param report: called just before, with ``kind`` and ``subject`` of the call
     """
-    publish, calls = connection.client.publish, 0
+    publish, write, counter = connection.client.publish, connection.write, _CallCounter(queue, call, counted, report)
 
-    # The client sends everything through publish, its requests too.
+    # The client sends everything through these two, its requests too.
     async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
-        nonlocal calls
-        if counted == "all" or changes_state(subject):
-            calls += 1
-            if calls == call:
-                report({"kind": call_kind(subject, queue), "subject": subject})
-                os.kill(os.getpid(), signal.SIGKILL)
+        if counter.ended:
+            await asyncio.Event().wait()
+        if counter.ends_at(subject):
+            _kill()
         await publish(subject, *args, **kwargs)
 
+    def counted_write(frames: bytes) -> None:
+        if counter.ended:
+            return
+        last = next((start for start, subject in _messages(frames) if counter.ends_at(subject)), None)
+        if last == 0:
+            _kill()
+        # What was joined with this call is sent before it.
+        write(frames[:last])
+        if last:
+            asyncio.get_running_loop().call_later(_SENT_SECONDS, _kill)
+
     connection.client.publish = counted_publish  # type: ignore[method-assign]
+    connection.write = counted_write  # type: ignore[method-assign]
+
+
+@dataclass
+class _CallCounter:
+    """Counts calls up to the one in place of which a process is killed."""
+
+    queue: WorkQueue
+    last: int
+    counted: Counted
+    report: Callable[[dict[str, str]], None]
+    calls: int = 0
+    ended: bool = False
+
+    def ends_at(self, subject: str) -> bool:
+        if self.counted == "all" or changes_state(subject):
+            self.calls += 1
+            if self.calls == self.last:
+                self.report({"kind": call_kind(subject, self.queue), "subject": subject})
+                self.ended = True
+        return self.ended
+
+
+def _kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _messages(frames: bytes) -> Iterator[tuple[int, str]]:
+    """Return where each of some encoded messages begins, and its subject."""
+    start = 0
+    while start < len(frames):
+        end = frames.index(b"\r\n", start)
+        parts = frames[start:end].split(b" ")
+        yield start, parts[1].decode("utf-8", "surrogateescape")
+        start = end + 2 + int(parts[-1]) + 2
 
 
 def _send(sock: socket.socket, fields: dict[str, Any]) -> None:

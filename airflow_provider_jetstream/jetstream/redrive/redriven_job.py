@@ -138,7 +138,8 @@ def redriven_job(letter: DeadLetter, content: Content, subject: str | None, limi
     check_subject(letter, target)
     for limit, marked in ((limits.marked, True), (limits.single, False)):
         if limit is not None and (left := _without_optional(headers, size - limit)) is not None:
-            left_out = tuple(pair for pair in headers.items() if pair not in left.items())
+            kept = left.items()
+            left_out = () if left is headers else tuple(pair for pair in headers.items() if pair not in kept)
             return RedrivenJob(letter, target, content, left, limits.stream, left_out, marked)
     least = size - sum(_line_size(pair) for pair in headers.items() if pair[0] in OPTIONAL_HEADERS)
     raise CopyTooLargeError(
@@ -159,6 +160,8 @@ def _first_id(letter: DeadLetter, content: Content) -> dict[str, str]:
 
 def _without_optional(headers: Headers, excess: int) -> Headers | None:
     """Return headers without as many optional ones as are too much; ``None`` where leaving out all isn't enough."""
+    if excess <= 0:
+        return headers
     left = list(headers.items())
     for name in OPTIONAL_HEADERS:
         if excess <= 0:
