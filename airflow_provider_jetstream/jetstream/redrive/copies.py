@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from airflow_provider_jetstream.jetstream.client.headers import Headers
-from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message, last_message, read_message
 from airflow_provider_jetstream.jetstream.client.publish_ack import store, store_each
 from airflow_provider_jetstream.jetstream.contract import MSG_ID, marker_subject, parked_filter, parked_subject
 from airflow_provider_jetstream.jetstream.dead_letters.record import read_record
@@ -108,7 +108,11 @@ async def _store_with_marker(connection: Connection, job: RedrivenJob) -> int | 
     letter = job.letter
     try:
         # Reading the marker costs much less than a batch that the server refuses.
-        return await _marked_copy(connection, letter) or await _store_batch(connection, [job])
+        if copy := await _marked_copy(connection, letter):
+            return copy
+        # There may be a message on the subject that is no marker.
+        last = await read_message(connection, letter.death.stream, {"last_by_subj": _letter_marker(letter)})
+        return await _store_batch(connection, [job], after=last.sequence if last else 0)
     except ApiError as error:
         return await _explain(connection, job, error)
     except TransientError as error:
@@ -134,10 +138,10 @@ async def _marked_copy(connection: Connection, letter: DeadLetter) -> int | None
     return marker.sequence + 1 if marker else None
 
 
-async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob]) -> int:
+async def _store_batch(connection: Connection, jobs: Sequence[RedrivenJob], *, after: int = 0) -> int:
     batch, last = uuid4().hex, 2 * len(jobs)
     for position, job in enumerate(jobs):
-        expectations = [("Nats-Expected-Last-Subject-Sequence", "0"), ("Nats-TTL", _MARKER_TTL)]
+        expectations = [("Nats-Expected-Last-Subject-Sequence", str(after)), ("Nats-TTL", _MARKER_TTL)]
         marked = Headers([*expectations, *batch_headers(batch, 2 * position + 1)])
         await connection.publish(_letter_marker(job.letter), b"", marked)
         headers = Headers([*job.headers.items(), *batch_headers(batch, 2 * position + 2)])
