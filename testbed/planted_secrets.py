@@ -12,7 +12,7 @@ import psutil
 # Every planted secret contains it. A seed of NATS is Base32, so it has only letters of that alphabet.
 MARKER = "PLANTEDSEKRETQXZ"
 # Quoted, escaped or encoded by whatever writes it; the marker beside them is not.
-_SPECIAL = '@:/,%+&"\\\' \u00fc'
+_SPECIAL = "@:/,%+&\"\\' \u00fc"
 _NEAR = 40
 
 

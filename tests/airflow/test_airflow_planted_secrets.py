@@ -21,11 +21,10 @@ from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.client.blocking.socket import NatsSocket
 from airflow_provider_jetstream.jetstream.client.connect import connect
 from airflow_provider_jetstream.jetstream.client.message_reader import read_range
-from airflow_provider_jetstream.jetstream.client.settings_sources import VARIABLES
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
 from airflow_provider_jetstream.plugins.monitor.configuration import MonitorSettings
 from airflow_provider_jetstream.plugins.monitor.service import MonitorService
-from airflow_provider_jetstream.spark.connection_options import connection_options
+from airflow_provider_jetstream.spark.connection_options import VARIABLES, connection_options
 from airflow_provider_jetstream.spark.connections import run_on_own_connection
 from airflow_provider_jetstream.worker.worker import Worker
 from testbed.airflow_settings import database_path
@@ -80,9 +79,9 @@ def looking_at_triggers(airflow: Airflow) -> Iterator[list[str]]:
 
     def look() -> None:
         while not ended.wait(0.3):
-            with closing(sqlite3.connect(f"file:{database_path(airflow.home)}?mode=ro", uri=True)) as database:
-                with suppress(sqlite3.OperationalError):
-                    rows.extend(map(str, database.execute("SELECT * FROM trigger").fetchall()))
+            connecting = closing(sqlite3.connect(f"file:{database_path(airflow.home)}?mode=ro", uri=True))
+            with connecting as database, suppress(sqlite3.OperationalError):
+                rows.extend(map(str, database.execute("SELECT * FROM trigger").fetchall()))
 
     looking = threading.Thread(target=look)
     looking.start()
@@ -96,15 +95,8 @@ def looking_at_triggers(airflow: Airflow) -> Iterator[list[str]]:
 def worker_environment(settings: ConnectionSettings) -> dict[str, str]:
     """Return the variables with which a worker connects."""
     options = connection_options(settings)
-    names = {option: variable for option, variable in zip(_option_names(), VARIABLES.values(), strict=True)}
-    found = {f"NATS_{names[option]}": value for option, value in options.items()}
+    found = {f"NATS_{VARIABLES[option]}": value for option, value in options.items()}
     return {"PATH": "/usr/bin:/bin", "PYTHONPATH": f"{ROOT}:{ROOT / 'tests' / 'airflow'}", **found}
-
-
-def _option_names() -> list[str]:
-    from airflow_provider_jetstream.spark.connection_options import VARIABLES as OPTIONS
-
-    return list(OPTIONS)
 
 
 @asynccontextmanager

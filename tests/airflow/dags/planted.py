@@ -42,8 +42,10 @@ class DefersAtOnce(BaseOperator):
 
     def execute(self, context: Context) -> None:
         """Defer."""
-        polling = {"work_queue": QUEUE.model_dump(mode="json", exclude_unset=True), "poll_interval": 5.0}
-        trigger = QueueDrainedTrigger(nats_conn_id=self.conn_id, deferred_at=time.time(), **polling)
+        declared = QUEUE.model_dump(mode="json", exclude_unset=True)
+        trigger = QueueDrainedTrigger(
+            nats_conn_id=self.conn_id, work_queue=declared, poll_interval=5.0, deferred_at=time.time()
+        )
         self.defer(trigger=trigger, method_name="execute_complete", timeout=timedelta(seconds=60))
 
     def execute_complete(self, context: Context, event: Any = None) -> None:
@@ -88,8 +90,8 @@ with DAG("planted_failing", schedule=None, max_active_tasks=3):
             for attempt in (lambda hook=hook: hook.check_drained(QUEUE), lambda h=hook: asyncio.run(_awaited(h))):
                 try:
                     attempt()
-                except Exception as error:
-                    log.exception("%s failed: %r %s", conn_id, error, error.args)
+                except Exception:
+                    log.exception("%s failed", conn_id)
                 else:
                     raise AssertionError(f"expected {conn_id} to fail")
         return answers
