@@ -19,6 +19,7 @@ from airflow_provider_jetstream.jetstream.contract import completion_subject, ha
 from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters
 from airflow_provider_jetstream.jetstream.dead_letters.status import Status
 from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.publishing.job_identity import redrive_message_id
 from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
 from airflow_provider_jetstream.jetstream.roles.permissions import ROLES, permissions
 from airflow_provider_jetstream.jetstream.roles.user_policy import authorization
@@ -232,6 +233,29 @@ async def test_an_atomic_redrive_believes_only_markers_of_redrives(connection: N
     jobs = [await connection.client.jetstream().get_msg(name, job) for job in report.redriven.values()]
     assert [job.data for job in jobs] == [b"answered", b"scheduled"]
     assert await stored_count(connection, name) >= 3
+
+
+async def test_a_job_under_the_id_of_a_copy_does_not_replace_the_letter(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = small_queue(name, duplicate_window="1s")
+    await provision(connection, queue)
+    await make_dead_letters(connection, queue, ["the letter"])
+    (letter,) = (await find_dead_letters(connection, queue)).letters
+    message_id = redrive_message_id(name, letter.sequence, letter.time, 1)
+    jetstream = connection.client.jetstream()
+    forged = await jetstream.publish(f"{name}.jobs.plain", b"forged", headers={"Nats-Msg-Id": message_id})
+    report = await redrive_dead_letters(connection, queue)
+    assert report.redriven == {}
+    assert "which somebody else has stored: original kept" in report.failed[letter.sequence]
+    assert (await jetstream.get_msg(name, letter.sequence)).data == b"the letter"
+
+    async def redriven() -> dict[int, int]:
+        return dict((await redrive_dead_letters(connection, queue)).redriven)
+
+    copies = await eventually(redriven, 60)
+    assert copies[letter.sequence] > forged.seq
+    assert (await jetstream.get_msg(name, copies[letter.sequence])).data == b"the letter"
 
 
 async def test_publishers_in_an_account_of_their_own_direct_no_answer_anywhere(name: str) -> None:
