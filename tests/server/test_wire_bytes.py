@@ -169,7 +169,7 @@ async def test_one_subject_that_is_not_utf8_neither_deafens_a_worker_nor_stops_a
 async def test_a_job_whose_exact_subject_nothing_shows_is_set_aside_by_itself(
     connection: NatsPyConnection, nats: NatsServer, name: str
 ) -> None:
-    queue = await make_queue(connection, name, **NO_ARCHIVE)
+    queue = await make_queue(connection, name, allow_direct=False, **NO_ARCHIVE)
     await publish_jobs(connection, queue, "ab")
     await publish_raw(nats, f"{name}.jobs.K\udcf6ln", b"A: 1", b"odd")
     await publish_raw(nats, f"{name}.jobs.real\ufffd", b"A: 1", b"replacement")
