@@ -53,8 +53,8 @@ from airflow_provider_jetstream.worker.completion import CompletionWriter, _trac
 from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.errors import GiveUpError
 from airflow_provider_jetstream.worker.execute_at import seconds_until_due
-from airflow_provider_jetstream.worker.executor import attempt_seconds, check_expiry
 from airflow_provider_jetstream.worker.logs import JsonFormatter, TextFormatter
+from airflow_provider_jetstream.worker.time_limits import attempt_seconds, check_expiry
 
 if TYPE_CHECKING:
     from collections.abc import Callable
