@@ -165,7 +165,7 @@ class Connection(Protocol):
         """
 
     def write(self, frames: bytes) -> None:
-        """Send encoded messages (:mod:`.frames`) together with all that is written in the same turn of the loop.
+        """Send encoded messages (:mod:`.frame_encoder`) together with all that is written in the same turn of the loop.
 
         Whoever waits for an answer to what changes something calls :meth:`drop_unsent` once its time limit has passed.
 

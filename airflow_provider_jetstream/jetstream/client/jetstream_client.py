@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nats import errors as nats_errors
@@ -16,7 +17,7 @@ from nats.aio.client import PING_PROTO
 
 from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.frames import encode_message
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
 from airflow_provider_jetstream.jetstream.client.restoring_client import RestoringClient
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
@@ -105,10 +106,20 @@ class JetStreamClient(RestoringClient):
         if self._flush_queue is not None and self._flush_queue.empty():
             self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
 
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:  # noqa: FBT001, FBT002
+        # nats-py waits here for ten seconds once much is written, within any request and whatever its time limit is.
+        self._pending.insert(0, cmd) if priority else self._pending.append(cmd)
+        self._pending_data_size += len(cmd)
+
     async def wait_for_room(self) -> None:
-        """Wait while so much is written that the operating system hasn't taken it, though not longer than nats-py."""
-        if self._pending_data_size > self._max_pending_size:
-            await self._flush_pending(force_flush=True)
+        """Wait while more is written than nats-py holds, though not longer than for one request."""
+        if self._pending_data_size <= self._max_pending_size or not self.is_connected or self._flush_queue is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.timeout):
+                flushed = asyncio.get_running_loop().create_future()
+                await self._flush_queue.put(flushed)
+                await flushed
 
     async def drop_unsent(self) -> None:
         """Make sure that nothing that was sent so far reaches the server later.

@@ -189,6 +189,7 @@ class NatsPyConnection(Connection):
         """Send a message without waiting for an answer."""
         try:
             await self.client.publish(subject, payload, reply=reply, headers=headers)
+            await self.client.wait_for_room()
         except nats_errors.Error as error:
             raise self._failed(error, f"nothing was sent on {subject}") from None
 

@@ -18,7 +18,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.parser import next_fra
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
-from airflow_provider_jetstream.jetstream.client.frames import encode_message
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import (
