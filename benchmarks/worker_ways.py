@@ -8,20 +8,25 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Coroutine
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from nats.aio.msg import Msg
-
-from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
 from airflow_provider_jetstream.jetstream.client.settings import connection_settings
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info
 from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
-from airflow_provider_jetstream.worker.delivery import Delivery
 from airflow_provider_jetstream.worker.worker import Worker
 from benchmarks.dead_queue import open_connection
 
+if TYPE_CHECKING:
+    from nats.aio.msg import Msg
+
+    from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
+    from airflow_provider_jetstream.worker.delivery import Delivery
+
 CONSUMER = "worker"
 _PAUSE = 0.002
+_BETWEEN = 0.005
+# Seconds that a job takes in the way that waits.
+SLEEP = 0.005
 
 
 class _Clock:
@@ -49,7 +54,7 @@ def _cpu() -> float:
 
 
 async def run_worker(
-    url: str, queue: WorkQueue, jobs: int, slots: int, seconds: float = 0.0, *, plain: bool = False
+    url: str, queue: WorkQueue, jobs: int, slots: int, seconds: float = 0.0, *, threads: bool = False
 ) -> dict[str, float]:
     """Run this package's worker with a handler that does nothing, or sleeps."""
     clock = _Clock(jobs)
@@ -62,10 +67,50 @@ async def run_worker(
     def handle_in_a_thread(_: Delivery) -> None:
         clock.handle()
 
-    worker = Worker(
-        queue, CONSUMER, handle_in_a_thread if plain else handle, connection_settings({"servers": (url,)}), concurrency=slots
-    )
+    handler = handle_in_a_thread if threads else handle
+    worker = Worker(queue, CONSUMER, handler, connection_settings({"servers": (url,)}), concurrency=slots)
     return await _measure(url, queue, worker, clock)
+
+
+async def run_batches(url: str, queue: WorkQueue, jobs: int, batch: int) -> dict[str, float]:
+    """Run this package's worker with a batch handler that does nothing."""
+    clock = _Clock(jobs)
+
+    async def handle(deliveries: list[Delivery]) -> None:
+        clock.handle(len(deliveries))
+
+    worker = Worker(queue, CONSUMER, handle, connection_settings({"servers": (url,)}), batch=batch)
+    return await _measure(url, queue, worker, clock)
+
+
+async def light_load(url: str, queue: WorkQueue, jobs: int, slots: int) -> dict[str, float]:
+    """Publish one job after another, each a while after the last one, and measure from publishing to the handler."""
+    latencies: list[float] = []
+    arrived = asyncio.Event()
+    began = 0.0
+
+    async def handle(_: Delivery) -> None:
+        latencies.append(time.perf_counter() - began)
+        arrived.set()
+
+    clock = _Clock(jobs)
+    async with open_connection(url) as connection:
+        worker = Worker(queue, CONSUMER, handle, connection_settings({"servers": (url,)}), concurrency=slots)
+        running = asyncio.create_task(worker.run())
+        while not (await consumer_info(connection, queue.name, CONSUMER))["num_waiting"]:  # noqa: ASYNC110
+            await asyncio.sleep(_PAUSE)
+        clock.handle(0)
+        for _ in range(jobs):
+            arrived.clear()
+            began = time.perf_counter()
+            await connection.publish(f"{queue.name}.jobs", b"x" * 200)
+            await arrived.wait()
+            await asyncio.sleep(_BETWEEN)
+        figures = clock.figures()
+        worker.stop()
+        await running
+    ordered = sorted(latencies)
+    return figures | {"p50 ms": ordered[len(ordered) // 2] * 1e3, "p99 ms": ordered[len(ordered) * 99 // 100] * 1e3}
 
 
 async def _measure(url: str, queue: WorkQueue, worker: Worker, clock: _Clock) -> dict[str, float]:
@@ -73,7 +118,7 @@ async def _measure(url: str, queue: WorkQueue, worker: Worker, clock: _Clock) ->
         running = asyncio.create_task(worker.run())
         await clock.all_handled.wait()
         # The handler sees the last job before its completion is stored.
-        while await _is_busy(connection, queue):
+        while await _is_busy(connection, queue):  # noqa: ASYNC110 - the server tells nobody
             await asyncio.sleep(_PAUSE)
         figures = clock.figures()
         worker.stop()
@@ -108,27 +153,23 @@ async def loop_of_nats_py(url: str, queue: WorkQueue, jobs: int, slots: int) -> 
         return clock.figures()
 
 
-Way = Callable[[str, WorkQueue, int], Coroutine[Any, Any, dict[str, float]]]
+Run = Callable[[str, WorkQueue, int, int], Coroutine[Any, Any, dict[str, float]]]
 
-
-def way(name: str) -> Way:
-    """Return a way by its name, such as ``worker:100``, ``sleep:100``, ``thread:100``, ``batch:100`` or ``nats-py:100``."""
-    kind, _, slots = name.partition(":")
-    count = int(slots)
-    ways: dict[str, Way] = {
-        "worker": lambda url, queue, jobs: run_worker(url, queue, jobs, count),
-        "sleep": lambda url, queue, jobs: run_worker(url, queue, jobs, count, 0.005),
-        "thread": lambda url, queue, jobs: run_worker(url, queue, jobs, count, plain=True),
-        "nats-py": lambda url, queue, jobs: loop_of_nats_py(url, queue, jobs, count),
-    }
-    return ways[kind]
+RUNS: dict[str, Run] = {
+    "worker": run_worker,
+    "sleep": lambda url, queue, jobs, slots: run_worker(url, queue, jobs, slots, SLEEP),
+    "threads": lambda url, queue, jobs, slots: run_worker(url, queue, jobs, slots, threads=True),
+    "batch": run_batches,
+    "light": light_load,
+    "nats-py": loop_of_nats_py,
+}
 
 
 def main() -> None:
-    """Measure the way that the arguments name: URL, way, jobs, and the queue's declaration."""
-    url, name, jobs, declaration = sys.argv[1:]
-    values: dict[str, Any] = json.loads(declaration)
-    print(json.dumps(asyncio.run(way(name)(url, WorkQueue(**values), int(jobs)))))
+    """Measure what the arguments name: URL, kind and slots, number of jobs, and the queue's declaration."""
+    url, kind, slots, jobs, declaration = sys.argv[1:]
+    queue = WorkQueue(**json.loads(declaration))
+    print(json.dumps(asyncio.run(RUNS[kind](url, queue, int(jobs), int(slots)))))
 
 
 if __name__ == "__main__":

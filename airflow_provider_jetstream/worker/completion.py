@@ -14,7 +14,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancelled_message
-from airflow_provider_jetstream.jetstream.client.frames import HeaderBlock, encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.frame_encoder import HeaderBlock, encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
 from airflow_provider_jetstream.jetstream.client.publish_ack import parse_publish_ack, store
 from airflow_provider_jetstream.jetstream.client.subjects import advisory_problem

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Self
 
-from airflow_provider_jetstream.jetstream.client.frames import encode_message
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import decode_text
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from airflow_provider_jetstream.worker.errors import WorkerSetupError
 from airflow_provider_jetstream.worker.executor import JobExecutor
 from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 from airflow_provider_jetstream.worker.runners import Runner, Supervisor
-from airflow_provider_jetstream.worker.settlement import Settlement
+from airflow_provider_jetstream.worker.settlement import JobSettlement
 
 if TYPE_CHECKING:
     import asyncio
@@ -138,7 +138,7 @@ async def bind_consumers(
             queue, consumer = ref.queue, ref.consumer.name
             if queue.name not in cancellations:
                 cancellations[queue.name] = await _open_cancellations(stack, connection, queue)
-                cancellations[queue.name].listen(context.jobs.supervise)
+                cancellations[queue.name].report_to(context.jobs.supervise)
             redelivery = RedeliveryPolicy.of(config)
             dead_letters = DeadLetterWriter(connection, queue, consumer, redelivery.max_deliver)
             await dead_letters.inspect_target()
@@ -148,14 +148,17 @@ async def bind_consumers(
                 redelivery=redelivery,
                 supervisor=supervisor,
                 dead_letters=dead_letters,
-                settlement=Settlement(
+                settlement=JobSettlement(
                     connection,
                     context.worker,
                     CompletionWriter(connection, queue, consumer, context.worker, captured[queue.name]),
                     confirmations,
                     context.jobs,
                     context.metrics.for_consumer(
-                        queue.name, consumer, partial(context.jobs.count, ref), partial(len, supervisor.abandoned)
+                        queue.name,
+                        consumer,
+                        partial(context.jobs.count, queue.name, consumer),
+                        partial(len, supervisor.abandoned),
                     ),
                 ),
                 cancellations=cancellations[queue.name],

@@ -9,10 +9,10 @@ from __future__ import annotations
 import asyncio
 import logging
 from contextlib import AsyncExitStack, suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Final, Self
 
-from airflow_provider_jetstream.jetstream.client.frames import encode_message, encode_subject
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message, encode_subject
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request
 from airflow_provider_jetstream.jetstream.errors import UnreachableError, WireError
 from airflow_provider_jetstream.worker.fetcher import (
@@ -33,14 +33,14 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("jetstream.worker")
 
-_LANES: Final = 4
+_INBOXES: Final = 4
 # A request is sent for at least this part of what can be started: one for each job that ends would be many.
 _SMALLEST_PART: Final = 4
 # The server answers when the request expires; only a lost connection leaves the request unanswered.
 _ANSWER_TIMEOUT: Final = 2 * PULL_EXPIRES
 
 
-class _Lane:
+class _PullInbox:
     """One pull request at a time, on an inbox of its own.
 
     :ivar remaining: how many jobs the open request may still deliver; 0 where none is open
@@ -111,9 +111,9 @@ class CreditFetcher:
         self._wake = wake
         self._stack = AsyncExitStack()
         inbox = connection.new_inbox()
-        self._lanes = [
-            _Lane(f"{inbox}.{number}", lambda message: jobs.deliver(consumer, message), self._on_end)
-            for number in range(_LANES)
+        self._inboxes = [
+            _PullInbox(f"{inbox}.{number}", partial(jobs.deliver, consumer.executor), self._on_end)
+            for number in range(_INBOXES)
         ]
         self._is_open = False
         self._refusal: str | None = None
@@ -124,8 +124,8 @@ class CreditFetcher:
         )
 
     async def __aenter__(self) -> Self:
-        for lane in self._lanes:
-            subscription = await self._connection.subscribe_raw(lane.filter, lane.on_message, self._on_denied)
+        for inbox in self._inboxes:
+            subscription = await self._connection.subscribe_raw(inbox.filter, inbox.on_message, self._on_denied)
             self._stack.push_async_callback(subscription.unsubscribe)
         self._jobs.on_turn = self._pull
         return self
@@ -156,7 +156,7 @@ class CreditFetcher:
     async def drain(self) -> None:
         """Send no more requests, and wait until none is open."""
         self._is_open = False
-        while any(lane.remaining for lane in self._lanes):
+        while any(inbox.remaining for inbox in self._inboxes):
             self._wake.clear()
             with suppress(TimeoutError):
                 async with asyncio.timeout(PULL_EXPIRES / 10):
@@ -166,21 +166,21 @@ class CreditFetcher:
     def _pull(self) -> None:
         if not self._is_open or self._refusal or self._denial or not self._connection.is_connected:
             return
-        requested, lane = 0, None
-        for candidate in self._lanes:
+        requested, inbox = 0, None
+        for candidate in self._inboxes:
             if candidate.remaining:
                 requested += candidate.remaining
             else:
-                lane = candidate
+                inbox = candidate
         free = self._jobs.free
         count = free - requested
-        if lane is None or count <= 0 or count * _SMALLEST_PART < free:
+        if inbox is None or count <= 0 or count * _SMALLEST_PART < free:
             return
-        reply = lane.open(count, self._loop.time())
+        reply = inbox.open(count, self._loop.time())
         try:
             self._connection.write(encode_message(self._encoded_subject, self._body(count), reply=reply))
         except UnreachableError as error:
-            lane.close()
+            inbox.close()
             self._on_end(str(error))
 
     def _on_end(self, refusal: str | None) -> None:
@@ -192,11 +192,11 @@ class CreditFetcher:
             self._pull()
 
     def _on_denied(self, denial: PermissionDeniedError) -> None:
-        if denial.subject == self._subject or any(denial.subject == lane.filter for lane in self._lanes):
+        if denial.subject == self._subject or any(denial.subject == inbox.filter for inbox in self._inboxes):
             self._denial = denial
             self._wake.set()
 
     def _close_unanswered(self) -> None:
         now = self._loop.time()
-        for lane in self._lanes:
-            lane.close_unanswered(now)
+        for inbox in self._inboxes:
+            inbox.close_unanswered(now)

@@ -14,13 +14,14 @@ from functools import partial
 from math import inf
 from typing import TYPE_CHECKING, Any, Final
 
-from airflow_provider_jetstream.jetstream.client.frames import encode_message
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.contract import EXECUTE_AT, JOB_EXPIRES
 from airflow_provider_jetstream.jetstream.errors import UnreachableError
 from airflow_provider_jetstream.worker.acknowledgement import nak
 from airflow_provider_jetstream.worker.batch_call import BatchCall
 from airflow_provider_jetstream.worker.delivery import Delivery
+from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome
 from airflow_provider_jetstream.worker.errors import (
     GiveUpError,
     HandlerCutOffError,
@@ -31,7 +32,6 @@ from airflow_provider_jetstream.worker.errors import (
 from airflow_provider_jetstream.worker.execute_at import seconds_until_due
 from airflow_provider_jetstream.worker.handler import HandlerResult
 from airflow_provider_jetstream.worker.job_run import JobRun
-from airflow_provider_jetstream.worker.outcome import DeliveryOutcome
 from airflow_provider_jetstream.worker.runners import result_of
 from airflow_provider_jetstream.worker.time_limits import attempt_seconds, check_expiry
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
     from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
     from airflow_provider_jetstream.worker.runners import Supervisor
-    from airflow_provider_jetstream.worker.settlement import Ended, Settlement
+    from airflow_provider_jetstream.worker.settlement import Ended, JobSettlement
 
 
 log = logging.getLogger("jetstream.worker")
@@ -65,7 +65,7 @@ class JobExecutor:
     redelivery: RedeliveryPolicy
     supervisor: Supervisor
     dead_letters: DeadLetterWriter
-    settlement: Settlement
+    settlement: JobSettlement
     cancellations: CancellationCache
     deadline: float | None
     execute_at_header: bool

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from itertools import groupby, islice
 from operator import itemgetter
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, Protocol
 
 from airflow_provider_jetstream.worker.acknowledgement import nak
 from airflow_provider_jetstream.worker.sweep import Sweep
@@ -21,14 +21,28 @@ if TYPE_CHECKING:
 
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
-    from airflow_provider_jetstream.worker.consumers import BoundConsumer, ConsumerRef
     from airflow_provider_jetstream.worker.job_run import JobRun
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
+    from airflow_provider_jetstream.worker.redelivery import RedeliveryPolicy
 
 log = logging.getLogger("jetstream.worker")
 
 _SETTLE_TIMEOUT: Final = 5.0
 _UNSETTLED_PER_SLOT: Final = 2
+
+
+class JobStarter(Protocol):
+    """Starts the jobs of one consumer."""
+
+    @property
+    def redelivery(self) -> RedeliveryPolicy:
+        """When the server delivers a job again."""
+
+    def start(self, message: PulledMessage) -> None:
+        """Start a job."""
+
+    def start_batch(self, messages: Sequence[PulledMessage]) -> None:
+        """Start jobs in one call of a batch handler."""
 
 
 class InFlightJobs:
@@ -50,7 +64,7 @@ class InFlightJobs:
         self._loop = asyncio.get_running_loop()
         self._runs: dict[JobRun, None] = {}
         self._used = 0
-        self._arrived: list[tuple[BoundConsumer, PulledMessage]] = []
+        self._arrived: list[tuple[JobStarter, PulledMessage]] = []
         self._has_turn = False
         self._not_started: list[PulledMessage] = []
         self.sweep = Sweep(self._runs.keys())
@@ -70,14 +84,14 @@ class InFlightJobs:
         """Whether jobs have arrived that couldn't be started."""
         return bool(self._not_started)
 
-    def count(self, ref: ConsumerRef) -> int:
+    def count(self, stream: str, consumer: str) -> int:
         """Count a consumer's jobs that aren't settled; may be called from any thread."""
-        names = (ref.queue.name, ref.consumer.name)
-        return sum((run.message.stream, run.message.consumer) == names for run in list(self._runs))
+        messages = [run.message for run in list(self._runs)]
+        return sum(message.stream == stream and message.consumer == consumer for message in messages)
 
-    def deliver(self, consumer: BoundConsumer, message: PulledMessage) -> None:
+    def deliver(self, starter: JobStarter, message: PulledMessage) -> None:
         """Start a job in the next turn of the event loop."""
-        self._arrived.append((consumer, message))
+        self._arrived.append((starter, message))
         self._take_turn()
 
     def add(self, run: JobRun) -> None:
@@ -119,6 +133,8 @@ class InFlightJobs:
 
     async def nak_not_started(self, connection: Connection) -> None:
         """Nak the jobs that weren't started; called while no pull request is open, which would fetch them again."""
+        if self._arrived:
+            self._turn()
         while self._not_started:
             message = self._not_started.pop()
             await nak(connection, message)
@@ -164,39 +180,39 @@ class InFlightJobs:
 
     def _turn(self) -> None:
         arrived, self._arrived = self._arrived, []
-        for consumer, messages in self._in_calls(arrived):
+        for starter, messages in self._in_calls(arrived):
             try:
-                self._start(consumer, messages)
+                self._start(starter, messages)
             except Exception:
-                log.exception("jobs of %s can't be started", consumer.ref)
+                log.exception("jobs of %s can't be started", messages[0].stream)
         self._has_turn = False
         self.on_turn()
 
     def _in_calls(
-        self, arrived: Sequence[tuple[BoundConsumer, PulledMessage]]
-    ) -> Iterator[tuple[BoundConsumer, Sequence[PulledMessage]]]:
+        self, arrived: Sequence[tuple[JobStarter, PulledMessage]]
+    ) -> Iterator[tuple[JobStarter, Sequence[PulledMessage]]]:
         """Divide the jobs among calls of the handler."""
         if self._batch is None:
-            for consumer, message in arrived:
-                yield consumer, (message,)
+            for starter, message in arrived:
+                yield starter, (message,)
             return
-        for consumer, jobs in groupby(arrived, key=itemgetter(0)):
+        for starter, jobs in groupby(arrived, key=itemgetter(0)):
             for messages in _batched((message for _, message in jobs), self._batch):
-                yield consumer, messages
+                yield starter, messages
 
-    def _start(self, consumer: BoundConsumer, messages: Sequence[PulledMessage]) -> None:
+    def _start(self, starter: JobStarter, messages: Sequence[PulledMessage]) -> None:
         # A pull request that was delayed with the connection may deliver more jobs than the worker can start by then.
         if self._stopping.is_set() or self._used >= self._concurrency:
             # A nak of the last delivery would make a dead letter of a job that was never started.
-            is_last = consumer.executor.redelivery.is_last
+            is_last = starter.redelivery.is_last
             self._not_started += (message for message in messages if not is_last(message.attempt))
             messages = [message for message in messages if is_last(message.attempt)]
             self.changed.set()
         if self._batch is None:
             for message in messages:
-                consumer.executor.start(message)
+                starter.start(message)
         elif messages:
-            consumer.executor.start_batch(messages)
+            starter.start_batch(messages)
 
 
 def _batched(messages: Iterable[PulledMessage], size: int) -> Iterator[list[PulledMessage]]:

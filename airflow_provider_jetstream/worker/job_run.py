@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final, Protocol
 if TYPE_CHECKING:
     import asyncio
 
-    from airflow_provider_jetstream.worker.batch_call import BatchCall
     from airflow_provider_jetstream.worker.delivery import Delivery
     from airflow_provider_jetstream.worker.pulled_message import PulledMessage
     from airflow_provider_jetstream.worker.runners import HandlerRun
@@ -24,6 +23,13 @@ class RunOwner(Protocol):
 
     def supervise(self, run: JobRun) -> None:
         """Look whether a run's handler has to be ended."""
+
+
+class JobBatch(Protocol):
+    """A call of a handler of several jobs."""
+
+    def supervise(self) -> None:
+        """Look whether the call has to be ended."""
 
 
 class JobRun:
@@ -74,7 +80,7 @@ class JobRun:
         self.seconds = seconds
         self.holds_slot = False
         self.attempt: HandlerRun | None = None
-        self.call: BatchCall | None = None
+        self.call: JobBatch | None = None
         self.task: asyncio.Task[None] | None = None
         self.payload = b""
         self.is_stored = False

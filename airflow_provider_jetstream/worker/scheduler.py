@@ -126,7 +126,9 @@ async def open_fetcher(
             yield await stack.enter_async_context(CreditFetcher(connection, consumers[0], jobs, wake))
             return
         fetchers = [
-            await stack.enter_async_context(ConsumerFetcher(connection, consumer, partial(jobs.deliver, consumer)))
+            await stack.enter_async_context(
+                ConsumerFetcher(connection, consumer, partial(jobs.deliver, consumer.executor))
+            )
             for consumer in consumers
         ]
         probes = [

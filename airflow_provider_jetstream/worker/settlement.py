@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError, UnreachableError
 from airflow_provider_jetstream.worker.acknowledgement import ANSWER_TIMEOUT, send_until_confirmed
-from airflow_provider_jetstream.worker.outcome import DeliveryOutcome, log_outcome
+from airflow_provider_jetstream.worker.delivery_outcome import DeliveryOutcome, log_outcome
 
 if TYPE_CHECKING:
     from collections.abc import Coroutine
@@ -35,7 +35,7 @@ log = logging.getLogger("jetstream.worker")
 
 
 @dataclass(frozen=True, slots=True)
-class Settlement:
+class JobSettlement:
     """Ends the runs of one consumer's jobs."""
 
     connection: Connection

@@ -48,9 +48,9 @@ class Sweep:
         if self._timer:
             self._timer.cancel()
         self._at = at
-        self._timer = None if at == inf else self._loop.call_at(at, self._look)
+        self._timer = None if at == inf else self._loop.call_at(at, self._handle_due)
 
-    def _look(self) -> None:
+    def _handle_due(self) -> None:
         now, self._at, self._timer = self._loop.time(), inf, None
         # What is due may end, and leave the collection.
         for item in [item for item in self._items if item.due <= now]:

@@ -3,7 +3,8 @@
  * worker PORT STREAM CONSUMER JOBS confirmed|plain
  *
  * "confirmed" stores completions with the headers and ids of a worker and waits for each confirmation; "plain" only
- * acknowledges. Prints the seconds from the first pull request to the last confirmation.
+ * acknowledges. Prints the seconds from the first pull request to the last confirmation,
+ * and the CPU seconds.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -12,6 +13,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
@@ -132,6 +134,9 @@ int main(int argc, char **argv) {
         flush_output();
         for (input[filled] = 0; !strstr(input, "PONG\r\n"); filled = 0) { filled = 0; receive(); }
     }
-    printf("%.6f\n", now() - began);
+    struct rusage used;
+    getrusage(RUSAGE_SELF, &used);
+    printf("%.6f %.6f\n", now() - began,
+           used.ru_utime.tv_sec + used.ru_stime.tv_sec + (used.ru_utime.tv_usec + used.ru_stime.tv_usec) / 1e6);
     return 0;
 }
