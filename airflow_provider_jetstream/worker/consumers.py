@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.client.pull_request import PINNED, pri
 from airflow_provider_jetstream.jetstream.client.stream_api import consumer_info, stream_info
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
 from airflow_provider_jetstream.jetstream.contract import cancellation_filter
+from airflow_provider_jetstream.jetstream.units import NANOSECONDS
 from airflow_provider_jetstream.worker.completion import CompletionWriter
 from airflow_provider_jetstream.worker.confirmations import Confirmations
 from airflow_provider_jetstream.worker.dead_lettering import DeadLetterWriter
@@ -53,11 +54,17 @@ class ConsumerRef:
 
 @dataclass(frozen=True, slots=True)
 class BoundConsumer:
-    """A consumer with the executor for its jobs; ``request_fields`` go into each of its pull requests."""
+    """A consumer with the executor for its jobs.
+
+    ``request_fields`` go into each of its pull requests; ``max_batch`` and ``max_expires`` (in seconds) are the most
+    that it accepts in one, ``None`` for no limit.
+    """
 
     ref: ConsumerRef
     executor: JobExecutor
     request_fields: dict[str, Any]
+    max_batch: int | None = None
+    max_expires: float | None = None
 
     @property
     def next_subject(self) -> str:
@@ -165,7 +172,15 @@ async def bind_consumers(
                 deadline=context.deadline,
                 execute_at_header=queue.execute_at_header,
             )
-            consumers.append(BoundConsumer(ref, executor, priority_fields(config, priority)))
+            consumers.append(
+                BoundConsumer(
+                    ref,
+                    executor,
+                    priority_fields(config, priority),
+                    max_batch=config.get("max_batch") or None,
+                    max_expires=config.get("max_expires", 0) / NANOSECONDS or None,
+                )
+            )
         yield tuple(consumers)
 
 

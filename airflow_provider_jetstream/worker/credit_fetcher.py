@@ -36,6 +36,7 @@ log = logging.getLogger("jetstream.worker")
 _INBOXES: Final = 4
 # A request is sent for at least this part of what can be started: one for each job that ends would be many.
 _SMALLEST_PART: Final = 4
+_TOO_MANY_OPEN: Final = "Exceeded MaxWaiting"
 # The server answers when the request expires; only a lost connection leaves the request unanswered.
 _ANSWER_TIMEOUT: Final = 2 * PULL_EXPIRES
 
@@ -119,8 +120,11 @@ class CreditFetcher:
         self._refusal: str | None = None
         self._denial: PermissionDeniedError | None = None
         self._loop = asyncio.get_running_loop()
+        self._most_open = _INBOXES
+        self._max_batch = consumer.max_batch
+        expires = min(PULL_EXPIRES, consumer.max_expires or PULL_EXPIRES)
         self._body = lru_cache(maxsize=256)(
-            lambda count: pull_request(count, expires=PULL_EXPIRES, priority=consumer.request_fields)
+            lambda count: pull_request(count, expires=expires, priority=consumer.request_fields)
         )
 
     async def __aenter__(self) -> Self:
@@ -166,15 +170,21 @@ class CreditFetcher:
     def _pull(self) -> None:
         if not self._is_open or self._refusal or self._denial or not self._connection.is_connected:
             return
-        requested, inbox = 0, None
+        requested, inbox, are_open = 0, None, 0
         for candidate in self._inboxes:
             if candidate.remaining:
                 requested += candidate.remaining
+                are_open += 1
             else:
                 inbox = candidate
         free = self._jobs.free
-        count = free - requested
-        if inbox is None or count <= 0 or count * _SMALLEST_PART < free:
+        count = min(free - requested, self._max_batch or free)
+        if (
+            inbox is None
+            or are_open >= self._most_open
+            or count <= 0
+            or count * _SMALLEST_PART < min(free, self._max_batch or free)
+        ):
             return
         reply = inbox.open(count, self._loop.time())
         try:
@@ -184,6 +194,9 @@ class CreditFetcher:
             self._on_end(str(error))
 
     def _on_end(self, refusal: str | None) -> None:
+        if refusal and _TOO_MANY_OPEN in refusal and any(inbox.remaining for inbox in self._inboxes):
+            # Those of all workers count together: one is enough for each.
+            self._most_open, refusal = 1, None
         if refusal:
             self._refusal = refusal
         if refusal or not self._is_open:

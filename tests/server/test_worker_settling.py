@@ -129,3 +129,27 @@ async def _waiting(connection: NatsPyConnection, name: str) -> Any:
 
 async def _is_empty(connection: NatsPyConnection, name: str) -> bool:
     return not await stored_count(connection, name)
+
+
+@pytest.mark.parametrize("limits", [{"max_batch": 2}, {"max_expires": 300_000_000}, {"max_waiting": 2}], ids=str)
+async def test_a_consumer_that_limits_its_pull_requests_is_served_as_it_asks(
+    connection: NatsPyConnection,
+    settings: ConnectionSettings,
+    name: str,
+    limits: dict[str, int],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    queue = await make_queue(connection, name, consumer=LONG)
+    config = (await consumer_info(connection, name, "worker"))["config"] | limits
+    await connection.api(f"CONSUMER.DELETE.{name}.worker")
+    body = {"stream_name": name, "config": config, "action": "create"}
+    await connection.api(f"CONSUMER.CREATE.{name}.worker", body)
+
+    async def handle(_: Delivery) -> None:
+        await asyncio.sleep(0.01)
+
+    async with running_worker(Worker(queue, "worker", handle, settings, concurrency=20)):
+        for _ in range(10):
+            await publish_jobs(connection, queue, map(str, range(20)))
+        await eventually(lambda: _is_empty(connection, name), within=40)
+    assert "was refused" not in caplog.text
