@@ -45,7 +45,11 @@ class BatchCall:
     def start(self) -> None:
         """Call the handler."""
         jobs: list[Delivery] = [run.job for run in self._runs]
-        self._attempt = self._supervisor.start(jobs)
+        with HandlerResult() as refusal:
+            self._attempt = self._supervisor.start(jobs)
+        if self._attempt is None:
+            self._end(refusal)
+            return
         result = self._attempt.result
         if result.done():
             self._on_result(result)

@@ -77,7 +77,12 @@ class JobExecutor:
         if not self.supervisor.starts_at_once or self._may_be_refused(run.job):
             self.settlement.do(run, self._execute(run))
             return
-        run.attempt = self.supervisor.start(run.job)
+        with HandlerResult() as refusal:
+            run.attempt = self.supervisor.start(run.job)
+        if run.attempt is None:
+            # The operating system may have no more threads.
+            self.settlement.do(run, self._conclude(run, refusal))
+            return
         result = run.attempt.result
         if result.done():
             self._on_result(run, result)

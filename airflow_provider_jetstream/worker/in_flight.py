@@ -142,22 +142,19 @@ class InFlightJobs:
 
     async def finish(self, grace: float, grace_over: asyncio.Future[None]) -> None:
         """Wait ``grace`` seconds for the jobs in flight, then resolve ``grace_over`` and cancel what is left."""
-        try:
-            if not self._runs:
-                return
-            log.info("%s finishes %d running jobs", self._worker, len(self._runs))
-            if await self._wait_until_empty(grace):
-                return
-            grace_over.set_result(None)
-            for run in list(self._runs):
-                run.supervise()
-            await self._wait_until_empty(_SETTLE_TIMEOUT)
-            unsettled = [run.task for run in self._runs if run.task]
-            for task in unsettled:
-                task.cancel()
-            await asyncio.gather(*unsettled, return_exceptions=True)
-        finally:
-            self.sweep.close()
+        if not self._runs:
+            return
+        log.info("%s finishes %d running jobs", self._worker, len(self._runs))
+        if await self._wait_until_empty(grace):
+            return
+        grace_over.set_result(None)
+        for run in list(self._runs):
+            run.supervise()
+        await self._wait_until_empty(_SETTLE_TIMEOUT)
+        unsettled = [run.task for run in self._runs if run.task]
+        for task in unsettled:
+            task.cancel()
+        await asyncio.gather(*unsettled, return_exceptions=True)
 
     async def _wait_until_empty(self, seconds: float) -> bool:
         try:

@@ -145,6 +145,7 @@ class Worker:
                 finally:
                     metrics.close()
         finally:
+            jobs.sweep.close()
             self._runner.close()
         if abandoned > abandoned_limit:
             raise WorkerStuckError(
