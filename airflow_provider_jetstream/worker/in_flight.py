@@ -51,6 +51,7 @@ class InFlightJobs:
     :param batch: how many jobs a handler takes at most; ``None`` where it takes one, and no list of jobs
 
     :ivar denial: that the worker may not settle its jobs, so that each would only use up its deliveries
+    :ivar is_stuck: tells whether so many handlers hang that no more jobs may be started
     :ivar on_turn: is called once in a turn of the event loop in which jobs have arrived or ended
     :ivar changed: is set whenever a job has ended or freed its slot
     """
@@ -70,11 +71,14 @@ class InFlightJobs:
         self.sweep = Sweep(self._runs.keys())
         self.changed = asyncio.Event()
         self.denial: PermissionDeniedError | None = None
+        self.is_stuck: Callable[[], bool] = _no
         self.on_turn: Callable[[], None] = _nothing
 
     @property
     def free(self) -> int:
         """How many more jobs can be started, and settled."""
+        if self.is_stuck():
+            return 0
         arrived = len(self._arrived)
         unsettled = self._concurrency * self._jobs_per_slot * _UNSETTLED_PER_SLOT - len(self._runs)
         return max(0, min((self._concurrency - self._used) * self._jobs_per_slot, unsettled) - arrived)
@@ -220,3 +224,7 @@ def _batched(messages: Iterable[PulledMessage], size: int) -> Iterator[list[Pull
 
 def _nothing() -> None:
     pass
+
+
+def _no() -> bool:
+    return False

@@ -138,7 +138,8 @@ class Worker:
                         async with open_fetcher(
                             connection, consumers, jobs, self._wake, strict=self._has_strict_priorities
                         ) as fetcher:
-                            await self._pull(connection, fetcher, jobs, lambda: _abandoned(consumers) > abandoned_limit)
+                            jobs.is_stuck = lambda: _abandoned(consumers) > abandoned_limit
+                            await self._pull(connection, fetcher, jobs)
                             abandoned = _abandoned(consumers)
                         await jobs.nak_not_started(connection)
                         await jobs.finish(self._grace, grace_over)
@@ -161,10 +162,8 @@ class Worker:
         log.info("%s serves metrics on port %d under /metrics", self.name, metrics.port)
         return metrics
 
-    async def _pull(
-        self, connection: Connection, fetcher: Fetcher, jobs: InFlightJobs, is_stuck: Callable[[], bool]
-    ) -> None:
-        while not self._stopping.is_set() and not is_stuck():
+    async def _pull(self, connection: Connection, fetcher: Fetcher, jobs: InFlightJobs) -> None:
+        while not self._stopping.is_set() and not jobs.is_stuck():
             if connection.is_closed:
                 raise connection.close_reason or UnreachableError(
                     "the connection was closed and won't come back by itself: start again"
