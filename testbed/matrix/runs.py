@@ -45,8 +45,9 @@ def run_environment(axis: str, environment: str, cases: Sequence[Case]) -> Itera
             reason = str(error).strip().splitlines()[-1].strip()
             yield from (Outcome(axis, environment, case.name, "", date, missing=reason) for case in cases)
             return
-        for case in cases:
-            yield setting.run(axis, environment, case, date)
+        # All tests of Airflow share one, which takes a minute to start.
+        for together in [cases] if axis == AIRFLOW else [[case] for case in cases]:
+            yield from setting.run(axis, environment, together, date)
 
 
 @dataclass(frozen=True)
@@ -58,19 +59,22 @@ class _Setting:
     processes: int
     versions: str
 
-    def run(self, axis: str, environment: str, case: Case, date: str) -> Outcome:
-        """Run the tests of a case; those that fail run once more, alone."""
-        log = _LOGS / f"{environment}, {case.name}.log".replace(" ", "-")
+    def run(self, axis: str, environment: str, cases: Sequence[Case], date: str) -> list[Outcome]:
+        """Run the tests of cases; those that fail run once more, alone."""
+        log = _LOGS / f"{environment}, {cases[0].name}.log".replace(" ", "-")
         again: list[SeenTest] = []
         try:
-            tests = run_tests(files_of([case]), python=self.python, env=self.env, processes=self.processes, log=log)
+            tests = run_tests(files_of(cases), python=self.python, env=self.env, processes=self.processes, log=log)
             if failed := [f"{test.file}::{test.name}" for test in tests if test.state == "failed"]:
                 log = log.with_name(f"{log.stem}-again.log")
                 again = run_tests(failed, python=self.python, env=self.env, processes=1, log=log)
         except (PytestError, subprocess.TimeoutExpired) as error:
-            reason = str(error).strip().splitlines()[-1]
-            return Outcome(axis, environment, case.name, self.versions, date, failed=(f"no result: {reason}",))
-        return outcome_of(axis, environment, case, versions=self.versions, date=date, tests=tests, again=again)
+            failure = f"no result: {str(error).strip().splitlines()[-1]}"
+            return [Outcome(axis, environment, case.name, self.versions, date, failed=(failure,)) for case in cases]
+        return [
+            outcome_of(axis, environment, case, versions=self.versions, date=date, tests=tests, again=again)
+            for case in cases
+        ]
 
 
 def _settings(axis: str, environment: str, folder: Path) -> _Setting:
