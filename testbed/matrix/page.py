@@ -1,5 +1,6 @@
 """Writes docs/reliability.md from what was seen."""
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -107,5 +108,9 @@ def _findings(outcomes: Sequence[Outcome]) -> Iterator[str]:
             yield f"- **failed**: `{test}`"
         for test in outcome.again:
             yield f"- failed beside others, passed alone: `{test}`"
-        for reason, count in outcome.skipped.items():
-            yield f"- {outcome.case}: {count} skipped: {reason}"
+    skipped: Counter[str] = Counter()
+    for outcome in outcomes:
+        skipped.update(outcome.skipped)
+    if skipped:
+        reasons = "; ".join(f"{count} of {reason}" for reason, count in sorted(skipped.items()))
+        yield f"- skipped: {reasons}"

@@ -84,7 +84,7 @@ def _settings(axis: str, environment: str, folder: Path) -> _Setting:
         # The newest lacks nothing: there a refusal for its version is a failure.
         if version != SERVERS[-1]:
             env["OLDER_SERVER"] = version
-        return _Setting(Path(sys.executable), env, 3, f"nats-server {version}")
+        return _Setting(Path(sys.executable), env, 6, f"nats-server {version}")
     server = find_nats_server()
     env = {"NATS_SERVER_BIN": str(server)}
     shown = f"nats-server {nats_server_version(server)}"
