@@ -10,20 +10,24 @@ from testbed.matrix.outcomes import read_outcomes, store_outcomes
 from testbed.matrix.page import write_page
 from testbed.matrix.runs import AIRFLOW, DEPENDENCY, SERVER, cases_of, environments, run_environment
 
+_AXES = (SERVER, AIRFLOW, DEPENDENCY)
+
 
 def main() -> int:
     """Run the matrix, or a part of it; the exit status is 0 only if no case failed."""
     parser = argparse.ArgumentParser(prog="python -m testbed.matrix", description="write docs/reliability.md")
-    parser.add_argument("axes", nargs="*", choices=[[], SERVER, AIRFLOW, DEPENDENCY], default=[])
+    parser.add_argument("axes", nargs="*", metavar="axis", help=f"of {', '.join(_AXES)}; all where none is named")
     parser.add_argument("--environment", action="append", help="only environments whose name contains this")
     parser.add_argument("--case", action="append", help="only these cases")
     parser.add_argument("--page", action="store_true", help="only write the page from what was seen")
     chosen = parser.parse_args()
+    if unknown := set(chosen.axes).difference(_AXES):
+        parser.error(f"expected {', '.join(_AXES)}, found {', '.join(sorted(unknown))}")
     if chosen.page:
         write_page(read_outcomes())
         return 0
     failed = 0
-    for axis in chosen.axes or [SERVER, AIRFLOW, DEPENDENCY]:
+    for axis in chosen.axes or _AXES:
         cases = [case for case in cases_of(axis) if not chosen.case or case.name in chosen.case]
         for environment in environments(axis):
             if chosen.environment and not any(part in environment for part in chosen.environment):

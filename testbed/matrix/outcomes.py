@@ -1,5 +1,6 @@
 """What was seen: the outcome of each case in each environment, kept as JSON beside the page."""
 
+import fcntl
 import json
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -92,8 +93,11 @@ def read_outcomes(path: Path = OUTCOMES) -> list[Outcome]:
 
 def store_outcomes(new: Iterable[Outcome], path: Path = OUTCOMES) -> list[Outcome]:
     """Add outcomes to those seen so far, in place of earlier ones of the same case and environment."""
-    kept = {outcome.key: outcome for outcome in read_outcomes(path)}
-    kept.update({outcome.key: outcome for outcome in new})
-    outcomes = list(kept.values())
-    path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n", encoding="utf-8")
+    # Axes may run at the same time.
+    with path.with_name(f".{path.name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        kept = {outcome.key: outcome for outcome in read_outcomes(path)}
+        kept.update({outcome.key: outcome for outcome in new})
+        outcomes = list(kept.values())
+        path.write_text(json.dumps([asdict(outcome) for outcome in outcomes], indent=1) + "\n", encoding="utf-8")
     return outcomes

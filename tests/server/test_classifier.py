@@ -219,7 +219,12 @@ async def test_a_metric_distinguishes_a_job_acknowledged_in_time_from_an_expired
     assert (letters, dismissed) == (([], {2: Status.SPURIOUS}) if sampled else ([2], {}))
 
 
-@pytest.mark.parametrize("deliveries", [1, 5])
+# Older servers never end the deliveries of jobs that are gone: until the consumer is created anew, its dead letters
+# count as alive, and the scan says so.
+_ENDED = pytest.mark.since_server("2.12", "an end of open deliveries of jobs that are gone")
+
+
+@pytest.mark.parametrize("deliveries", [1, pytest.param(5, marks=_ENDED)])
 @pytest.mark.parametrize("told_by", ["metrics", "completions", "nothing"])
 async def test_jobs_acknowledged_right_before_a_kill_are_no_dead_letters(
     own_nats: NatsServer, name: str, told_by: str, deliveries: int

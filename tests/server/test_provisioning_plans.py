@@ -242,14 +242,14 @@ async def _check(connection: NatsPyConnection, case: Case) -> None:
         await apply(connection, unchecked)
 
 
-# Before 2.11 a server without a cluster takes the update and keeps one replica; the plan refuses it all the same.
+# Before 2.14 a server without a cluster takes the update and keeps one replica; the plan refuses it all the same.
 _NOT_REFUSED = {"replicas without a cluster, updating"}
 
 
 @pytest.mark.parametrize(
     "case",
     [
-        pytest.param(case, marks=pytest.mark.since_server("2.11", "a refusal of it")) if case in _NOT_REFUSED else case
+        pytest.param(case, marks=pytest.mark.since_server("2.14", "a refusal of it")) if case in _NOT_REFUSED else case
         for case in CASES
     ],
 )
