@@ -238,8 +238,14 @@ def test_constant_headers_are_encoded_once() -> None:
         ("K\xf6ln", "\udcff"),
     )
     assert encoded.endswith(b"\r\n\r\n")
-    with pytest.raises(ArgumentError, match="found it in both"):
+    with pytest.raises(ArgumentError, match=r"found \['Job-Id'\] in both"):
         HeaderBlock({"Job-Id": "k"}, "Job-Id")
+    with pytest.raises(ArgumentError, match="the server's headers first, found Job-Id, Nats-Msg-Id"):
+        HeaderBlock({}, "Job-Id", "Nats-Msg-Id")
+    hidden = HeaderBlock({"Nats-Expected-Stream": "s", "A": "1"}, "Nats-Msg-Id", "Job-Id")
+    assert hidden.with_values("m", "Nats-Expected-Stream: other").startswith(
+        b"NATS/1.0\r\nNats-Expected-Stream: s\r\nNats-Msg-Id: m\r\nJob-Id: "
+    )
 
 
 @pytest.mark.parametrize("subject", ["", "a b", "a\tb", "a\r\nPUB b 0", "a\0b", "x" * 3_501])
