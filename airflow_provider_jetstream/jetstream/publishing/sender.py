@@ -151,10 +151,10 @@ class JobSender:
         return self._not_sent() is None
 
     async def _wait_for_window(self) -> bool:
-        """Wait where the window is full, until there is room for many; return whether that was so."""
+        """Wait where the window is full, until there is room; return whether that was so."""
         if len(self._in_flight) < self._window and self._in_flight.has_room_for_bytes:
             return False
-        await self._in_flight.wait_until_at_most(self._window * 3 // 4)
+        await self._in_flight.wait_until_at_most(self._window - 1)
         return True
 
     def _send_ready(
