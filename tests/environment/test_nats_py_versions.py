@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
-from testbed.environments import build_wheel, create_environment
+from testbed.environments import ROOT, build_wheel, create_environment
 
 if TYPE_CHECKING:
     from testbed.nats_server import NatsServer
@@ -59,10 +60,19 @@ asyncio.run(asyncio.wait_for(main(), 60))
 """
 
 
-@pytest.mark.parametrize(("requirement", "expected"), [("nats-py[nkeys]==2.12.0", "2.12.0"), ("nats-py[nkeys]", "")])
+def lowest_version() -> str:
+    """Return the lowest nats-py that this package declares."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    (requirement,) = (line for line in project["dependencies"] if line.startswith("nats-py"))
+    return str(requirement.partition(">=")[2])
+
+
+@pytest.mark.parametrize("is_lowest", [True, False], ids=["lowest", "newest"])
 def test_the_data_path_works_with_each_supported_nats_py(
-    nats: NatsServer, name: str, tmp_path: Path, requirement: str, expected: str
+    nats: NatsServer, name: str, tmp_path: Path, *, is_lowest: bool
 ) -> None:
+    lowest = lowest_version()
+    requirement = f"nats-py[nkeys]=={lowest}" if is_lowest else "nats-py[nkeys]"
     python = create_environment(tmp_path / "venv", Path(sys.executable), [str(build_wheel()), requirement])
     program = tmp_path / "program.py"
     program.write_text(_PROGRAM)
@@ -76,4 +86,5 @@ def test_the_data_path_works_with_each_supported_nats_py(
         timeout=120,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
-    assert ended.stdout.strip().startswith(expected)
+    found = ended.stdout.strip()
+    assert found.startswith(lowest) if is_lowest else found > lowest
