@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import MessageRun, OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -77,20 +77,24 @@ class JetStreamClient(RestoringClient):
             if self.is_connected:
                 await subscription.unsubscribe()
 
-    async def subscribe_raw(self, subject: str, on_message: OnMessage) -> Subscription:
+    async def subscribe_raw(self, subject: str, on_message: OnMessage, run: MessageRun | None = None) -> Subscription:
         """Subscribe with a function that the parser calls at once, without a queue and a task for the messages."""
         # The client counts its subscriptions, and a message may arrive before subscribe() returns.
         number = self._sid + 1
         self.parser.raw_callbacks[number] = on_message
+        if run:
+            run.bind(number)
+            self.parser.runs[number] = run
         try:
             subscription = await self.subscribe(subject, cb=discard_message)
         except BaseException:
-            self.parser.raw_callbacks.pop(number, None)
+            self._remove_sub(number)
             raise
         return subscription
 
     def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
         self.parser.raw_callbacks.pop(sid, None)
+        self.parser.runs.pop(sid, None)
         super()._remove_sub(sid, max_msgs)
 
     def write(self, frames: bytes) -> None:
