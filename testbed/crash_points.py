@@ -8,7 +8,7 @@ import re
 import signal
 import socket
 import sys
-from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +22,7 @@ from testbed.leases import shorten_leases
 from testbed.ports import LOOPBACK
 from testbed.processes import Process
 from testbed.queues import eventually
+from testbed.sent_frames import sent_messages
 from testbed.text_table import text_table
 
 Counted = Literal["all", "changes"]
@@ -29,8 +30,6 @@ Counted = Literal["all", "changes"]
 # Preparing a queue takes longer than a run, so several are prepared concurrently.
 _PREPARED_AT_ONCE = 10
 
-# How long what is written before a kill takes to leave the process.
-_SENT_SECONDS = 0.05
 _API = "$JS.API."
 _NUMBER_OR_ID = re.compile(r"^(\d+|[0-9a-f]{32})$")
 _READS = (
@@ -220,63 +219,44 @@ def kill_at_call(
     :param counted: ``all`` calls, or only ``changes``: neither reads nor pull requests
     :param report: called just before, with ``kind`` and ``subject`` of the call
     """
-    publish, write, counter = connection.client.publish, connection.write, _CallCounter(queue, call, counted, report)
+    publish, write, calls = connection.client.publish, connection.client.write, 0
 
-    # The client sends everything through these two, its requests too.
+    def is_last(subject: str) -> bool:
+        nonlocal calls
+        calls += counted == "all" or changes_state(subject)
+        return calls == call
+
+    def kill(subject: str) -> None:
+        report({"kind": call_kind(subject, queue), "subject": subject})
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    # The client sends everything through these, its requests too.
     async def counted_publish(subject: str, *args: Any, **kwargs: Any) -> None:
-        if counter.ended:
-            await asyncio.Event().wait()
-        if counter.ends_at(subject):
-            _kill()
+        if is_last(subject):
+            kill(subject)
         await publish(subject, *args, **kwargs)
 
     def counted_write(frames: bytes) -> None:
-        if counter.ended:
-            return
-        last = next((start for start, subject in _messages(frames) if counter.ends_at(subject)), None)
-        if last == 0:
-            _kill()
-        # What was joined with this call is sent before it.
-        write(frames[:last])
-        if last:
-            asyncio.get_running_loop().call_later(_SENT_SECONDS, _kill)
+        before = b""
+        for subject, message in sent_messages(frames):
+            if is_last(subject):
+                # A part of what is written together may arrive.
+                if before:
+                    send_now(connection, before)
+                kill(subject)
+            before += message
+        write(frames)
 
     connection.client.publish = counted_publish  # type: ignore[method-assign]
-    connection.write = counted_write  # type: ignore[method-assign]
+    connection.client.write = counted_write  # type: ignore[method-assign]
 
 
-@dataclass
-class _CallCounter:
-    """Counts calls up to the one in place of which a process is killed."""
-
-    queue: WorkQueue
-    last: int
-    counted: Counted
-    report: Callable[[dict[str, str]], None]
-    calls: int = 0
-    ended: bool = False
-
-    def ends_at(self, subject: str) -> bool:
-        if self.counted == "all" or changes_state(subject):
-            self.calls += 1
-            if self.calls == self.last:
-                self.report({"kind": call_kind(subject, self.queue), "subject": subject})
-                self.ended = True
-        return self.ended
-
-
-def _kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def _messages(frames: bytes) -> Iterator[tuple[int, str]]:
-    """Return where each of some encoded messages begins, and its subject."""
-    start = 0
-    while start < len(frames):
-        end = frames.index(b"\r\n", start)
-        parts = frames[start:end].split(b" ")
-        yield start, parts[1].decode("utf-8", "surrogateescape")
-        start = end + 2 + int(parts[-1]) + 2
+def send_now(connection: NatsPyConnection, messages: bytes) -> None:
+    """Send what is written, and these messages, at once: what is written later may be lost with the process."""
+    client = connection.client
+    if client._transport is not None:  # noqa: SLF001
+        client._transport.writelines([*client._pending, messages])  # noqa: SLF001
+        client._pending = []  # noqa: SLF001
 
 
 def _send(sock: socket.socket, fields: dict[str, Any]) -> None:

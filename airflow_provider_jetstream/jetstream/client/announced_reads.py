@@ -58,7 +58,7 @@ async def read_announced(connection: Connection, streams: Collection[str], *, ba
     exact: Collection[str] = ()
     if batches and connection.api_level >= BATCHES:
         exact = exact_streams([info["config"] for info in await list_streams(connection)], streams)
-    readers = {name: _Reader(connection, name, is_exact=name in exact) for name in streams}
+    readers = {name: _AnnouncedReader(connection, name, is_exact=name in exact) for name in streams}
     view = copy(connection)
     view.message_readers = {name: reader.get for name, reader in readers.items()}
     view.batch_readers = {name: readers[name].get_run for name in exact}
@@ -87,7 +87,7 @@ async def read_announced(connection: Connection, streams: Collection[str], *, ba
     return view
 
 
-class _Reader:
+class _AnnouncedReader:
     """Reads messages of one stream."""
 
     def __init__(self, connection: Connection, stream: str, *, is_exact: bool) -> None:
