@@ -224,9 +224,9 @@ def growth(counts: Sequence[int], rounds: int) -> Table:
     return Table("growth of `publish`, 200 B", "jobs", ways)
 
 
-def workload(short: bool) -> Workload:  # noqa: FBT001
+def workload(short: bool, jobs: int = 100_000) -> Workload:  # noqa: FBT001
     """Measure everything."""
-    count, rounds = (10_000, 1) if short else (100_000, ROUNDS)
+    count, rounds = (10_000, 1) if short else (jobs, ROUNDS)
     small, large = table("200 B", count, 200, rounds), table("1 KiB", count, 1024, rounds)
     grown = growth((1_000, 10_000) if short else (1_000, 10_000, 100_000, 1_000_000), 1 if short else 3)
     flat = [way.client_microseconds for way in grown.ways[1:]]
@@ -253,7 +253,10 @@ def workload(short: bool) -> Workload:  # noqa: FBT001
 def main() -> int:
     """Measure one way in this process, or all in processes of their own."""
     if "--measure" not in sys.argv:
-        return run_workload(workload, __doc__)
+        parser = argparse.ArgumentParser(add_help=False)
+        parser.add_argument("--jobs", type=int, default=100_000)
+        options, sys.argv[1:] = parser.parse_known_args()
+        return run_workload(partial(workload, jobs=options.jobs), __doc__)
     parser = argparse.ArgumentParser()
     parser.add_argument("--measure", nargs=4)
     name, url, count, size = parser.parse_args().measure
