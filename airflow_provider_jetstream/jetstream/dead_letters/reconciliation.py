@@ -30,12 +30,13 @@ from airflow_provider_jetstream.jetstream.queue.finding import Restriction
 from airflow_provider_jetstream.jetstream.queue.snapshot import count_consumers
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable, Iterator, Mapping
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.jetstream.audit.log import AuditLog
     from airflow_provider_jetstream.jetstream.client.connection import Connection
     from airflow_provider_jetstream.jetstream.dead_letters.entry import Entry
     from airflow_provider_jetstream.jetstream.dead_letters.entry_index import EntryIndex
+    from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
     from airflow_provider_jetstream.jetstream.queue.consumer_state import ConsumerState
     from airflow_provider_jetstream.jetstream.queue.snapshot import QueueSnapshot
 
@@ -85,13 +86,35 @@ async def reconcile(
     if not relevant:
         return reconciliation
     known = await _count_known(connection, snapshot, index, audit)
+    return await _compare(connection, snapshot, relevant, known, index)
+
+
+async def compare_known(connection: Connection, snapshot: QueueSnapshot, known: KnownDeaths) -> Reconciliation:
+    """Compare the dead jobs that are known, those without entries included, with the consumers' numbers."""
+    relevant = [consumer for consumer in snapshot.consumers.values() if consumer.dead != 0 or known.jobs[consumer.name]]
+    relevant += [each for each in snapshot.consumers.values() if each.in_flight and each not in relevant]
+    return await _compare(connection, snapshot, relevant, known, None)
+
+
+async def _compare(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    consumers: Sequence[ConsumerState],
+    known: KnownDeaths,
+    index: EntryIndex | None,
+) -> Reconciliation:
+    """Compare the known deaths with the numbers of some consumers.
+
+    :param index: all entries, where dead jobs without an entry are to be found; ``None`` where they are known
+    """
+    reconciliation = Reconciliation()
     orphans: list[int] = []
     unknown: dict[str, int] = {}
-    for consumer in relevant:
+    for consumer in consumers:
         name = consumer.name
-        if consumer.dead is not None and consumer.dead <= known.jobs[name] and consumer.in_flight == 0:
+        if index and consumer.dead is not None and consumer.dead <= known.jobs[name] and consumer.in_flight == 0:
             continue
-        certain = await _find_orphans(connection, snapshot, consumer, index)
+        certain = [] if index is None else await _find_orphans(connection, snapshot, consumer, index)
         orphans += certain
         if consumer.dead is None:
             delivered = await _count_delivered(connection, snapshot, consumer)
@@ -105,9 +128,32 @@ async def reconcile(
         if count := known.disbelieved[name]:
             reconciliation.findings.append(_restart_finding(snapshot.queue, consumer, count))
     reconciliation.uncertain += await _count_again(connection, snapshot, unknown) if unknown else 0
-    reconciliation.uncertain += sum(consumer.undecided for consumer in relevant)
+    reconciliation.uncertain += sum(consumer.undecided for consumer in consumers)
     reconciliation.orphans = array("Q", sorted(orphans))
     return reconciliation
+
+
+async def jobs_without_entry(
+    connection: Connection,
+    snapshot: QueueSnapshot,
+    index: EntryIndex,
+    reconciliation: Reconciliation,
+    selection: Selection,
+) -> array[int]:
+    """Return in order the stream sequences of jobs without an entry that a selection may include.
+
+    These are the orphans, and jobs that match no consumer where those are selected.
+    """
+    sequences = reconciliation.orphans[:]
+    if selection.sequences is not None:
+        # Whoever names a job knows that it isn't handled.
+        sequences.extend(reconciliation.doubtful)
+    if selection.selects_undeliverable:
+        for subject in snapshot.unconsumed:
+            async for message in read_range(connection, snapshot.queue, subject):
+                if message.sequence not in index:
+                    sequences.append(message.sequence)
+    return array("Q", sorted(sequences))
 
 
 async def _count_again(connection: Connection, snapshot: QueueSnapshot, unknown: Mapping[str, int]) -> int:
@@ -169,7 +215,7 @@ async def _count_delivered(connection: Connection, snapshot: QueueSnapshot, cons
 
 
 @dataclass(slots=True)
-class _KnownDeaths:
+class KnownDeaths:
     """By consumer, how many jobs have an entry.
 
     :param jobs: that were dead when the consumer was counted
@@ -184,9 +230,9 @@ class _KnownDeaths:
 
 async def _count_known(
     connection: Connection, snapshot: QueueSnapshot, index: EntryIndex, audit: AuditLog | None
-) -> _KnownDeaths:
+) -> KnownDeaths:
     """Count for each consumer the jobs that have an entry and were dead when the consumer was counted."""
-    known = _KnownDeaths()
+    known = KnownDeaths()
 
     async def count(job: tuple[int, tuple[Entry, ...]]) -> None:
         sequence, entries = job
