@@ -72,6 +72,7 @@ async def find_dead_letters(
 
 REPORTED_RANGES = 1_000
 _REPORTED_GROUPS = 1_000
+_PAGE = 64
 
 
 @dataclass(slots=True)
@@ -201,6 +202,8 @@ async def summarise_dead_letters(
     """
     selection, fields = selection or Selection(), group_fields(group_by)
     scan = await Scan.begin(connection, queue, vanished=selection.vanished, census=census, ahead=True)
+    # Other tasks of the event loop run between pages.
+    scan.page_size = _PAGE
     preserver = BodyPreserver(connection, scan)
     summary = Summary(datetime.now(UTC), fields)
     # A body may be purged from the archive only if every letter was classified, so the uncounted ones are read too.

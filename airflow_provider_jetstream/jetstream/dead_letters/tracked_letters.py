@@ -152,9 +152,9 @@ class TrackedLetters:
             return False
         changed |= entries
         changed.update(self.table.stored_below(snapshot.state["first_seq"]))
-        orphans = await self._orphans(view, snapshot)
         self._begin_scan(view, snapshot)
-        await self._classify(view, changed, orphans)
+        await self._classify(view, changed)
+        await self._classify(view, await self._orphans(view, snapshot))
         if not await self._agrees(connection, view, snapshot):
             return False
         self._settled = {name: max(self._settled[name], each.settled) for name, each in snapshot.consumers.items()}
@@ -212,11 +212,15 @@ class TrackedLetters:
         return changed
 
     async def _orphans(self, connection: Connection, snapshot: QueueSnapshot) -> set[int]:
-        """Return the jobs without an entry that have died since the last look, as the consumers' numbers prove."""
+        """Return the jobs without an entry that have died since the last look, as the consumers' numbers prove.
+
+        Where a consumer has as many dead jobs as are known, none is looked for.
+        """
         orphans: set[int] = set()
+        known = self._known(snapshot)
         for name, consumer in snapshot.consumers.items():
             start, stop = self._settled[name] + 1, consumer.settled
-            if start > stop or consumer.dead == 0:
+            if start > stop or consumer.dead == known.jobs[name]:
                 continue
             for subject in consumer.filters:
                 async for message in read_range(connection, snapshot.queue, subject, start, stop):
@@ -241,8 +245,8 @@ class TrackedLetters:
         )
         self._preserver.continue_with(self._scan)
 
-    async def _classify(self, connection: Connection, changed: Iterable[int], orphans: set[int]) -> None:
-        jobs = [(job, self._scan.index.entries_of(job)) for job in sorted({*changed, *orphans})]
+    async def _classify(self, connection: Connection, changed: Iterable[int]) -> None:
+        jobs = [(job, self._scan.index.entries_of(job)) for job in sorted(changed)]
         if not jobs:
             return
         scan, some = self._scan, EntryIndex()
@@ -299,7 +303,7 @@ class TrackedLetters:
             gone = [*self.table.stored_below(stored.first), *filter(self.table.is_stored, stored.deleted)]
             if not gone:
                 return False
-            await self._classify(view, gone, set())
+            await self._classify(view, gone)
             known = self._known(snapshot)
         reconciliation = await compare_known(connection, snapshot, known)
         findings = self._scan.context.findings(self._scan.index, uncertain=reconciliation.findings)
