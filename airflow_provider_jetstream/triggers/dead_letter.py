@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_jetstream.jetstream.dead_letters.group import group_fields
 from airflow_provider_jetstream.jetstream.dead_letters.selection import Selection
-from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
 from airflow_provider_jetstream.tasks.arguments import check_flags
 from airflow_provider_jetstream.tasks.queue_source import load_queue
 from airflow_provider_jetstream.tasks.template_values import parse_count, parse_selection, parse_span
@@ -75,6 +74,9 @@ class DeadLetterTrigger(PollingTrigger):
         if self.census or selection.sequences is not None or selection.selects_undeliverable:
             summary = await hook.ascan_dead_letters(self.work_queue, selection, self.group_by, census=self.census)
             return summary.as_json() if summary.reached(self.min_count, age) else None
+        # DAG files import this module, and only a triggerer waits.
+        from airflow_provider_jetstream.jetstream.waiting.letter_watch import LetterCriteria, wait_for_dead_letters
+
         queue, fields = load_queue(self.work_queue), group_fields(self.group_by)
         criteria = LetterCriteria(selection, fields, self.min_count, age)
         summary = await hook.awaited(wait_for_dead_letters, queue, criteria, self.poll_interval)

@@ -331,5 +331,12 @@ class TrackedLetters:
             self._scan.risks += (await self._scan.account()).findings
             return
         self._accounted_at = now
-        self._scan = replace(self._scan, _ledger=None)
+        scan = self._scan
+        if scan.archive:
+            # That of the changed jobs knows the ack metrics of these only.
+            classifier = await scan.context.classifier(
+                *(scan.connection, scan.index), archive=scan.archive, audit=scan.audit, inconsistent_consumers=()
+            )
+            scan = replace(scan, _classifier=classifier)
+        self._scan = replace(scan, _ledger=None)
         await self._scan.account()

@@ -19,6 +19,8 @@ from typing import TYPE_CHECKING
 from weakref import WeakKeyDictionary
 
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
+from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import dead_letter_subjects
 from airflow_provider_jetstream.jetstream.dead_letters.letter_table import selection_fields
 from airflow_provider_jetstream.jetstream.dead_letters.tracked_letters import TrackedLetters
 from airflow_provider_jetstream.jetstream.errors import ApiError, JetStreamProviderError, TransientError
@@ -42,6 +44,7 @@ _SHORTEST_INTERVAL = 2.0
 _PROOF_INTERVAL = 900.0
 _RETRY_PAUSE = 1.0
 _TAIL_PAUSE = 30.0
+_PROOF_PAUSE = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +88,7 @@ class LetterWatch:
         if not counted.reached(self.criteria.count, age):
             groups = [group for group in counted.groups.values() if group.count >= self.criteria.count]
             left = [(age - (counted.at - group.first)).total_seconds() for group in groups]
-            return min([self._interval, *left])
+            return min([max(self._interval, _SHORTEST_INTERVAL), *left])
         summary = await letters.summary(selection, group_by)
         if not self.finished.done():
             self.finished.set_result(summary)
@@ -168,7 +171,7 @@ class LetterFollower:
                 if watch.criteria.fields <= set(letters.table.fields):
                     pause = min(pause, await watch.check(letters))
             took = time.monotonic() - began
-            await self._wait_for_bell(max(_SHORTEST_INTERVAL, pause - took))
+            await self._wait_for_bell(pause - took)
             # At most half of the time is spent on looks.
             await asyncio.sleep(max(_GATHER_SECONDS, began + 2 * took - time.monotonic()))
 
@@ -177,8 +180,7 @@ class LetterFollower:
         letters = self._letters
         if self._proof and self._proof.done():
             # The new letters are older than the last look, and so need one themselves.
-            letters = self._letters = self._proof.result() if _has_ended_well(self._proof) else letters
-            self._proof = None
+            letters, self._proof = self._renewed(letters, self._proof), None
         if letters is None or not await letters.look(self._connection):
             if self._proof:
                 self._proof.cancel()
@@ -188,6 +190,17 @@ class LetterFollower:
             self._proof = asyncio.create_task(self._proved(in_background=True))
             self._proof.add_done_callback(lambda _: self._bell.set())
         return letters
+
+    def _renewed(self, letters: TrackedLetters | None, proof: asyncio.Task[TrackedLetters]) -> TrackedLetters | None:
+        """Return the letters of a proof that was made in the background, or the earlier ones."""
+        if proof.cancelled() or (error := proof.exception()):
+            if letters and not proof.cancelled():
+                log.info("The letters of %s couldn't be proved again: %s", self._queue.name, error)
+                letters.proved_at = time.monotonic() - _PROOF_INTERVAL + _PROOF_PAUSE
+            return letters
+        if self._fields <= set(proof.result().table.fields):
+            self._letters = proof.result()
+        return self._letters
 
     async def _prove(self) -> TrackedLetters:
         letters = await self._proved(in_background=False)
@@ -204,7 +217,7 @@ class LetterFollower:
 
     async def _wait_for_bell(self, seconds: float) -> None:
         with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
+            async with asyncio.timeout(max(0.0, seconds)):
                 await self._bell.wait()
 
     async def _ring(self) -> None:
@@ -213,11 +226,17 @@ class LetterFollower:
         while True:
             await self._proved_once.wait()
             try:
-                start = (await stream_info(self._connection, stream))["state"]["last_seq"] + 1
-                tail = StreamTail(self._connection, stream, (">",), start, lambda _: self._bell.set())
+                info = await stream_info(self._connection, stream)
+                captured = info["config"].get("subjects") or []
+                subjects = tuple(
+                    each for each in dead_letter_subjects(self._queue.name) if covered_by_any(captured, each)
+                )
+                start = info["state"]["last_seq"] + 1
+                tail = StreamTail(self._connection, stream, subjects, start, lambda _: self._bell.set())
                 # For what was stored before it begins.
                 self._bell.set()
-                await tail.run()
+                if subjects:
+                    await tail.run()
             except JetStreamProviderError as error:
                 if self._connection.is_closed:
                     raise
@@ -230,10 +249,6 @@ class LetterFollower:
         error = task.exception() or RuntimeError(f"{task.get_coro()} ended by itself")
         for watch in tuple(self.watches):
             watch.fail(error if isinstance(error, Exception) else RuntimeError(str(error)))
-
-
-def _has_ended_well(task: asyncio.Task[TrackedLetters]) -> bool:
-    return not task.cancelled() and task.exception() is None
 
 
 _followers: WeakKeyDictionary[Connection, dict[str, LetterFollower]] = WeakKeyDictionary()
