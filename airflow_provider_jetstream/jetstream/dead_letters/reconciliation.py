@@ -45,6 +45,8 @@ _Item = TypeVar("_Item")
 # An acknowledged job leaves the stream a moment after the consumer's state has changed.
 REMOVAL_DELAY = 0.25
 _MAX_BYTES_AT_ONCE = 16 << 20
+# Compared before other tasks of the event loop run.
+_SEQUENCES_AT_ONCE = 5_000
 
 
 @dataclass(slots=True)
@@ -254,11 +256,13 @@ async def _count_known(
     jobs = index.jobs()
     if only and stored and stored.exact:
         # The jobs of a consumer that takes every subject are known without reading them.
-        known.jobs[only.name] = sum(sequence in stored for sequence in index.sequences(only.settled))
+        for batch in _batches(index.sequences(only.settled), _SEQUENCES_AT_ONCE):
+            known.jobs[only.name] += sum(sequence in stored for sequence in batch)
+            await sleep(0)
         jobs = index.jobs(only.settled)
-    for batch in _batches(jobs, _batch_size(snapshot)):
-        async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in batch])]):
-            await map_concurrently(count, batch)
+    for some in _batches(jobs, _batch_size(snapshot)):
+        async with connection.prefetch([ReadPlan(snapshot.queue, [sequence for sequence, _ in some])]):
+            await map_concurrently(count, some)
     return known
 
 
