@@ -79,7 +79,6 @@ class TrackedLetters:
         self._open: dict[int, NotDead] = {}
         self._ended: dict[int, Status] = {}
         self._dismissed: Counter[Status] = Counter()
-        self._taken_at = datetime.now(UTC)
         self._accounted_at = time.monotonic()
 
     @classmethod
@@ -159,7 +158,6 @@ class TrackedLetters:
             return False
         self._settled = {name: max(self._settled[name], each.settled) for name, each in snapshot.consumers.items()}
         await self._account()
-        self._taken_at = datetime.now(UTC)
         return True
 
     async def summary(self, selection: Selection, group_by: tuple[GroupField, ...]) -> Summary:
@@ -167,9 +165,9 @@ class TrackedLetters:
 
         :param selection: by the fields of the table, without sequences
         """
-        scan = self._scan
-        found = self.table.matching(selection, group_by, self._taken_at)
-        summary = Summary(self._taken_at, group_by, groups=found.groups)
+        scan, now = self._scan, datetime.now(UTC)
+        found = self.table.matching(selection, group_by, now)
+        summary = Summary(now, group_by, groups=found.groups)
         summary.dead = sum(group.count for group in found.groups.values())
         summary.ranges, summary.ranges_left_out = await sequence_ranges(found.sequences, REPORTED_RANGES)
         summary.uncertain, summary.undeliverable = scan.uncertain, scan.undeliverable
