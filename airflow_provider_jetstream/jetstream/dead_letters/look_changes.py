@@ -54,6 +54,18 @@ def _is_anew(before: ConsumerState, after: ConsumerState) -> bool:
     return bool(before.up_since and after.up_since and before.up_since != after.up_since)
 
 
+def new_messages(before: QueueSnapshot, context: ScanContext) -> int:
+    """Return how many messages dead letter queue, events and audit have stored since the earlier snapshot.
+
+    :param context: of the later one
+    """
+    names = {context.dead_letter_queue["config"]["name"], context.events, context.snapshot.audit} - {None}
+    companions = context.snapshot.companions
+    return sum(
+        companions[name]["state"]["last_seq"] - before.companions[name]["state"]["last_seq"] for name in names if name
+    )
+
+
 async def jobs_with_evidence(
     connection: Connection, before: QueueSnapshot, after: QueueSnapshot, context: ScanContext, letters: int
 ) -> set[int] | None:

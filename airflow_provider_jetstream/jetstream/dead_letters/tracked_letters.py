@@ -28,7 +28,7 @@ from airflow_provider_jetstream.jetstream.dead_letters.find import REPORTED_RANG
 from airflow_provider_jetstream.jetstream.dead_letters.late_ends import LATE_ENDS
 from airflow_provider_jetstream.jetstream.dead_letters.letter import BodySource
 from airflow_provider_jetstream.jetstream.dead_letters.letter_table import LetterTable, sequence_ranges
-from airflow_provider_jetstream.jetstream.dead_letters.look_changes import has_gap, jobs_with_evidence
+from airflow_provider_jetstream.jetstream.dead_letters.look_changes import has_gap, jobs_with_evidence, new_messages
 from airflow_provider_jetstream.jetstream.dead_letters.preservation import BodyPreserver
 from airflow_provider_jetstream.jetstream.dead_letters.reconciliation import (
     REMOVAL_DELAY,
@@ -53,7 +53,7 @@ if TYPE_CHECKING:
 
 # Letters that are classified before other tasks of the event loop run.
 _PAGE = 64
-# More changed jobs than these are read ahead.
+# More new messages, or jobs that may have changed, than these are read ahead.
 _FEW = 4
 # The ledger reads every entry's number: with many letters it is brought up to date less often.
 _FEW_LETTERS = 5_000
@@ -109,11 +109,6 @@ class TrackedLetters:
         await tracked._preserver.release_archive()
         return tracked
 
-    @property
-    def is_certain(self) -> bool:
-        """Whether the consumers' numbers agreed with the entries."""
-        return not self._scan.reconciliation.inconsistent_consumers
-
     async def look(self, connection: Connection) -> bool:
         """Bring the letters up to date.
 
@@ -137,10 +132,8 @@ class TrackedLetters:
         if context.handlers or await read_handlers(connection, letters["config"], queue.name):
             # What a handler acknowledged is found by the copies of all entries.
             return False
-        state = letters["state"]
-        new = state["last_seq"] - self._scan.index.read_to
         view = connection
-        if new > _FEW or len(self._open) > _FEW:
+        if new_messages(before, context) > _FEW or len(self._open) > _FEW:
             view = await read_ahead(connection, queue.name, queue.companion_names())
         evidence = await jobs_with_evidence(view, before, snapshot, context, len(self.table) + len(self._open))
         if evidence is None:
