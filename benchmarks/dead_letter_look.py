@@ -105,10 +105,10 @@ async def _measure(server: NatsServer, letters: int, samples: dict[str, list[Sam
         tracked = await TrackedLetters.prove(connection, queue)
         proved = meter.end(letters, await _entries(connection, queue) - before)
         samples.setdefault(f"first look at {letters:,}, and a copy of each body", []).append(proved)
-        _verify(await tracked.look(connection) and len(tracked.table), letters)
+        _verify(await tracked.update(connection) and len(tracked.table), letters)
         await _die(connection, _NEW)
         meter.begin()
-        _verify(await tracked.look(connection) and len(tracked.table), letters + _NEW)
+        _verify(await tracked.update(connection) and len(tracked.table), letters + _NEW)
         samples.setdefault(f"a look at {letters:,} with {_NEW} new ones", []).append(meter.end(_NEW, _NEW))
         watching.cancel()
 

@@ -18,10 +18,10 @@ class ModelledLooks:
     proofs: int = 0
     _letters: TrackedLetters | None = None
 
-    async def look(self, connection: NatsPyConnection, queue: WorkQueue, model: QueueModel) -> None:
+    async def compare(self, connection: NatsPyConnection, queue: WorkQueue, model: QueueModel) -> None:
         """Look, prove all letters where a look can't tell, and check the result."""
         model.lapse()
-        if self._letters and await self._letters.look(connection):
+        if self._letters and await self._letters.update(connection):
             self.looks += 1
         else:
             self.proofs += 1

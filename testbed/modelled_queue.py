@@ -150,7 +150,7 @@ class ModelledQueue:
         listed = {letter.sequence for letter in found.letters}
         out_of_circulation = None if parked is None else {letter.sequence for letter in parked}
         self.model.scanned(listed, found.uncertain, out_of_circulation)
-        await self.looks.look(product, queue, self.model)
+        await self.looks.compare(product, queue, self.model)
 
     async def summarise(self) -> None:
         """Count letters, copy their bodies, trim the archive, and check the counts."""

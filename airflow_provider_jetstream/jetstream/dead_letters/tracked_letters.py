@@ -109,7 +109,7 @@ class TrackedLetters:
         await tracked._preserver.release_archive()
         return tracked
 
-    async def look(self, connection: Connection) -> bool:
+    async def update(self, connection: Connection) -> bool:
         """Bring the letters up to date.
 
         :return: whether that was possible; where it wasn't, only a new proof can say more
@@ -118,10 +118,10 @@ class TrackedLetters:
             return False
         # A look that is cut off has read what the next one wouldn't read again.
         self._is_current = False
-        self._is_current = await self._update(connection)
+        self._is_current = await self._read_changes(connection)
         return self._is_current and connection.reconnects == self._reconnects
 
-    async def _update(self, connection: Connection) -> bool:
+    async def _read_changes(self, connection: Connection) -> bool:
         queue, before = self._scan.queue, self._scan.snapshot
         snapshot, context = await take_snapshot(connection, queue), self._scan.context
         letters = snapshot.companions.get(self._scan.dead_letter_queue)

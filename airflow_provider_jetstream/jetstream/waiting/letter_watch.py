@@ -158,7 +158,7 @@ class LetterFollower:
             began = time.monotonic()
             self._bell.clear()
             try:
-                letters = await self._look()
+                letters = await self._current_letters()
             except (TransientError, ApiError) as error:
                 if self._connection.is_closed:
                     raise
@@ -175,13 +175,13 @@ class LetterFollower:
             # At most half of the time is spent on looks.
             await asyncio.sleep(max(_GATHER_SECONDS, began + 2 * took - time.monotonic()))
 
-    async def _look(self) -> TrackedLetters:
+    async def _current_letters(self) -> TrackedLetters:
         """Bring the letters up to date."""
         letters = self._letters
         if self._proof and self._proof.done():
             # The new letters are older than the last look, and so need one themselves.
             letters, self._proof = self._renewed(letters, self._proof), None
-        if letters is None or not await letters.look(self._connection):
+        if letters is None or not await letters.update(self._connection):
             if self._proof:
                 self._proof.cancel()
                 self._proof = None
