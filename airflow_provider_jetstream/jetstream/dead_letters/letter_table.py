@@ -35,7 +35,7 @@ _MICROSECOND = timedelta(microseconds=1)
 _RANGES_AT_ONCE = 2_000
 
 
-class LetterKind(NamedTuple):
+class AlikeLetters(NamedTuple):
     """What alike letters share.
 
     :param parked: whether they are out of circulation
@@ -78,9 +78,9 @@ class LetterTable:
     def __init__(self, fields: Sequence[GroupField] = ()) -> None:
         self.fields = tuple(field for field in _ALL_FIELDS if field in fields or field == "reason")
         self._positions: Mapping[str, int] = {field: position for position, field in enumerate(self.fields)}
-        self._kinds: dict[LetterKind, _Letters] = {}
-        self._numbers: dict[LetterKind, int] = {}
-        self._by_number: list[LetterKind] = []
+        self._kinds: dict[AlikeLetters, _Letters] = {}
+        self._numbers: dict[AlikeLetters, int] = {}
+        self._by_number: list[AlikeLetters] = []
         self._sequences: array[int] = array("Q")
         self._kind_of: array[int] = array("I")
 
@@ -95,7 +95,7 @@ class LetterTable:
 
         :param taker: the consumer that its job is for, where the job is stored
         """
-        kind = LetterKind(letter.parked is not None, taker, group_of(letter, self.fields))
+        kind = AlikeLetters(letter.parked is not None, taker, group_of(letter, self.fields))
         self.remove(letter.sequence)
         letters = self._kinds.get(kind)
         if letters is None:
@@ -161,7 +161,7 @@ class LetterTable:
             sequences.append(chosen)
         return Matching(groups, sequences)
 
-    def _matches(self, selection: Selection, kind: LetterKind) -> bool:
+    def _matches(self, selection: Selection, kind: AlikeLetters) -> bool:
         def value(field: GroupField) -> str | None:
             return kind.values[self._positions[field]]
 

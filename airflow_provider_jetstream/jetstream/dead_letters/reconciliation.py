@@ -94,7 +94,7 @@ async def reconcile(
 async def compare_known(connection: Connection, snapshot: QueueSnapshot, known: KnownDeaths) -> Reconciliation:
     """Compare the dead jobs that are known, those without entries included, with the consumers' numbers."""
     relevant = [consumer for consumer in snapshot.consumers.values() if consumer.dead != 0 or known.jobs[consumer.name]]
-    relevant += [each for each in snapshot.consumers.values() if each.in_flight and each not in relevant]
+    relevant += [busy for busy in snapshot.consumers.values() if busy.in_flight and busy not in relevant]
     return await _compare(connection, snapshot, relevant, known, None)
 
 

@@ -149,7 +149,8 @@ class TrackedLetters:
         await self._classify(view, await self._orphans(view, snapshot))
         if not await self._agrees(connection, view, snapshot):
             return False
-        self._settled = {name: max(self._settled[name], each.settled) for name, each in snapshot.consumers.items()}
+        for name, consumer in snapshot.consumers.items():
+            self._settled[name] = max(self._settled[name], consumer.settled)
         await self._account()
         return True
 
@@ -287,7 +288,8 @@ class TrackedLetters:
     async def _agrees(self, connection: Connection, view: Connection, snapshot: QueueSnapshot) -> bool:
         """Compare what is known with the consumers' numbers; return whether they agree."""
         known = self._known(snapshot)
-        if any(each.dead is not None and each.dead < known.jobs[each.name] for each in snapshot.consumers.values()):
+        counts = [(known.jobs[name], consumer.dead) for name, consumer in snapshot.consumers.items()]
+        if any(dead is not None and dead < jobs for jobs, dead in counts):
             stored = await stored_sequences(connection, snapshot.queue, snapshot.state)
             if not stored.exact:
                 return False

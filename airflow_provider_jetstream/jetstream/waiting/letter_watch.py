@@ -140,8 +140,8 @@ class LetterFollower:
             task.remove_done_callback(self._on_task_end)
         if self._proof:
             tasks.append(self._proof)
-        for each in tasks:
-            each.cancel()
+        for running in tasks:
+            running.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def add(self, watch: LetterWatch) -> None:
@@ -229,7 +229,7 @@ class LetterFollower:
                 info = await stream_info(self._connection, stream)
                 captured = info["config"].get("subjects") or []
                 subjects = tuple(
-                    each for each in dead_letter_subjects(self._queue.name) if covered_by_any(captured, each)
+                    subject for subject in dead_letter_subjects(self._queue.name) if covered_by_any(captured, subject)
                 )
                 start = info["state"]["last_seq"] + 1
                 tail = StreamTail(self._connection, stream, subjects, start, lambda _: self._bell.set())
