@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from nats import errors as nats_errors
 from nats.aio.client import PING_PROTO
 
+from airflow_provider_jetstream.jetstream.client.concurrency import keep_cancellation
 from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
 from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
@@ -166,6 +167,15 @@ class JetStreamClient(RestoringClient):
         if prefix and reply.startswith(prefix.decode()):
             return self._resp_map.get(reply[len(prefix) :])
         return self._answers.get(reply)
+
+    async def _request_new_style(
+        self,
+        subject: str,
+        payload: bytes,
+        timeout: float = 1,  # noqa: ASYNC109
+        headers: dict[str, Any] | None = None,
+    ) -> Msg:
+        return await keep_cancellation(super()._request_new_style(subject, payload, timeout, headers))
 
     async def _request_old_style(self, subject: str, payload: bytes, timeout: float = 1) -> Msg:  # noqa: ASYNC109
         # As the client does it, except that a denial ends it.
