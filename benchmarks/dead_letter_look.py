@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
@@ -81,6 +82,8 @@ async def _die(connection: NatsPyConnection, count: int) -> None:
     for message in await worker.fetch(count, timeout=60):
         await message.nak()
     await worker.unsubscribe()
+    # As by the next pull of a worker: only then does the server publish that the deliveries are used up.
+    await probe_consumer(connection, _NAME, "worker")
 
 
 def _verify(found: int, expected: int) -> None:
