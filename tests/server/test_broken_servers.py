@@ -1,0 +1,223 @@
+"""Whatever happens to the connection, before or during any public call: it ends soon, with an error of the tree."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
+from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel
+from airflow_provider_jetstream.jetstream.client.connect import connect
+from airflow_provider_jetstream.jetstream.client.message_reader import get_message
+from airflow_provider_jetstream.jetstream.client.settings import connection_settings
+from airflow_provider_jetstream.jetstream.dead_letters.find import find_dead_letters, summarise_dead_letters
+from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError
+from airflow_provider_jetstream.jetstream.inspection.drained import check_drained
+from airflow_provider_jetstream.jetstream.inspection.health import inspect_queue
+from airflow_provider_jetstream.jetstream.inspection.overview import inspect_all_queues
+from airflow_provider_jetstream.jetstream.inspection.running_lint import running_warnings
+from airflow_provider_jetstream.jetstream.provisioning.apply import provision
+from airflow_provider_jetstream.jetstream.provisioning.plan import plan
+from airflow_provider_jetstream.jetstream.publishing.publisher import publish
+from airflow_provider_jetstream.jetstream.queue.discovery import discover_queue
+from airflow_provider_jetstream.jetstream.redrive.preview import preview
+from airflow_provider_jetstream.jetstream.redrive.redrive import redrive_dead_letters
+from airflow_provider_jetstream.jetstream.redrive.request import RedriveRequest
+from airflow_provider_jetstream.jetstream.waiting.handle import publish_with_handle
+from airflow_provider_jetstream.spark.connections import run_on_own_connection
+from airflow_provider_jetstream.spark.source.data_source import JetStreamDataSource
+from airflow_provider_jetstream.worker import Worker
+from testbed.faulty_proxy import FAULTS, Fault, faulty_proxy
+from testbed.nats_server import NatsServer
+from testbed.queues import make_dead_letters, make_queue, small_queue
+
+if TYPE_CHECKING:
+    from collections.abc import Awaitable, Callable, Iterator
+
+    from airflow_provider_jetstream.jetstream.client.connection import Connection
+
+NAME = "orders"
+QUEUE = small_queue(NAME, archive=True)
+SUBJECT = f"{NAME}.jobs.plain"
+TIMEOUT = 2
+# A call makes several requests one after the other, each with its own limit; without limits they would take for ever.
+MOST_SECONDS = 90.0
+# Chunks of the server before the fault: none, those of connecting, and some of the call's own requests.
+AFTER = range(20) if os.environ.get("FAULTS") == "full" else (0, 2, 5, 9)
+
+
+async def publish_and_wait(connection: Connection) -> None:
+    from airflow_provider_jetstream.jetstream.waiting.handle import wait_by_handle
+
+    report = await publish_with_handle(connection, QUEUE, ["job"], subject=SUBJECT)
+    await wait_by_handle(connection, report.handle, time_limit=TIMEOUT)
+
+
+# Each gets an open connection.
+OPERATIONS: dict[str, Callable[[Any], Awaitable[object]]] = {
+    "publish": lambda connection: publish(connection, QUEUE, map(str, range(50)), subject=SUBJECT),
+    "wait": publish_and_wait,
+    "find": lambda connection: find_dead_letters(connection, QUEUE),
+    "summarise": lambda connection: summarise_dead_letters(connection, QUEUE),
+    "redrive": lambda connection: redrive_dead_letters(connection, QUEUE, RedriveRequest(limit=1)),
+    "preview": lambda connection: preview(connection, QUEUE, RedriveRequest()),
+    "plan": lambda connection: plan(connection, QUEUE),
+    "provision": lambda connection: provision(connection, QUEUE),
+    "cancel": lambda connection: cancel(connection, QUEUE, "a"),
+    "check_drained": lambda connection: check_drained(connection, QUEUE, nothing_dead=True),
+    "inspect_queue": lambda connection: inspect_queue(connection, NAME),
+    "inspect_all_queues": inspect_all_queues,
+    "running_warnings": lambda connection: running_warnings(connection, QUEUE),
+    "discover_queue": lambda connection: discover_queue(connection, NAME),
+    "get_message": lambda connection: get_message(connection, NAME, 1),
+}
+
+
+def on_the_loop(operation: Callable[[Any], Awaitable[object]]) -> Callable[[str], Awaitable[object]]:
+    async def call(url: str) -> object:
+        async with connect(connection_settings({"servers": (url,), "timeout": TIMEOUT})) as connection:
+            return await operation(connection)
+
+    return call
+
+
+def in_a_thread(call: Callable[[str], object]) -> Callable[[str], Awaitable[object]]:
+    return lambda url: asyncio.to_thread(call, url)
+
+
+def options_of(url: str) -> dict[str, str]:
+    return {"servers": url, "stream": NAME, "timeout": str(TIMEOUT)}
+
+
+def read_with_spark(url: str) -> object:
+    # What the driver does, and then what its tasks do, without Spark between them.
+    source = JetStreamDataSource(options_of(url))
+    from pyspark.sql.types import StructType
+
+    reader = source.reader(StructType.fromDDL(str(source.schema())))
+    return [list(reader.read(partition)) for partition in reader.partitions()]
+
+
+async def _find(connection: Any) -> object:
+    return await find_dead_letters(connection, QUEUE)
+
+
+async def run_a_worker(url: str) -> None:
+    worker = Worker(
+        QUEUE, "worker", lambda _: None, connection_settings({"servers": (url,), "timeout": TIMEOUT}), grace=1
+    )
+    asyncio.get_running_loop().call_later(3 * TIMEOUT, worker.stop)
+    await worker.run()
+
+
+def use_hook(method: Callable[[JetStreamHook], object]) -> Callable[[str], Awaitable[object]]:
+    def call(url: str) -> object:
+        connection_id = f"nats_{url.rpartition(':')[2]}"
+        os.environ[f"AIRFLOW_CONN_{connection_id.upper()}"] = f"{url}?timeout={TIMEOUT}"
+        try:
+            return method(JetStreamHook(connection_id))
+        finally:
+            del os.environ[f"AIRFLOW_CONN_{connection_id.upper()}"]
+
+    return in_a_thread(call)
+
+
+def test_connection(hook: JetStreamHook) -> None:
+    works, text = hook.test_connection()
+    if not works:
+        raise JetStreamProviderError(text)
+
+
+CALLS: dict[str, Callable[[str], Awaitable[object]]] = {
+    **{name: on_the_loop(operation) for name, operation in OPERATIONS.items()},
+    "read with Spark": in_a_thread(read_with_spark),
+    "find with Spark": in_a_thread(lambda url: run_on_own_connection(options_of(url), _find)),
+    "run a worker": run_a_worker,
+    "hook, publish": use_hook(lambda hook: hook.publish(QUEUE, ["job"], subject=SUBJECT)),
+    "hook, find": use_hook(lambda hook: hook.find_dead_letters(QUEUE)),
+    "hook, redrive": use_hook(lambda hook: hook.redrive(QUEUE, RedriveRequest(limit=1))),
+    "hook, provision": use_hook(lambda hook: hook.provision(QUEUE)),
+    "hook, check_drained": use_hook(lambda hook: hook.check_drained(QUEUE)),
+    "hook, cancel": use_hook(lambda hook: hook.cancel(QUEUE, "a")),
+    "hook, test_connection": use_hook(test_connection),
+}
+# A worker that was connected goes on until it is stopped: the server may come back.
+GOES_ON = {"run a worker"}
+
+
+@contextmanager
+def server_with_letters() -> Iterator[NatsServer]:
+    with NatsServer() as server:
+        asyncio.run(_prepare(server.url))
+        yield server
+
+
+async def _prepare(url: str) -> None:
+    async with connect(connection_settings({"servers": (url,), "timeout": 30})) as connection:
+        await make_queue(connection, NAME, archive=True)
+        await make_dead_letters(connection, QUEUE, ["one", "two", "three"])
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[NatsServer]:
+    with server_with_letters() as running:
+        yield running
+
+
+async def outcome(
+    port: int, name: str, fault: Fault | None, after: int, begin: Callable[[], object] = lambda: None
+) -> tuple[str, float]:
+    """Call something while a fault begins; return what is wrong with the outcome, and how long it took."""
+    async with faulty_proxy(port, fault, after, begin) as proxy:
+        began = time.monotonic()
+        problem = ""
+        try:
+            async with asyncio.timeout(MOST_SECONDS):
+                await CALLS[name](proxy.url)
+        except JetStreamProviderError as error:
+            if len(str(error).encode()) > 4_000:
+                problem = f"an error of {len(str(error))} characters"
+        except TimeoutError:
+            problem = "no end"
+        except Exception as error:  # noqa: BLE001
+            problem = repr(error)[:500]
+        else:
+            if after == 0 and fault and name not in GOES_ON:
+                problem = "success without a server"
+        seconds = time.monotonic() - began
+        return (f"{name} after {after} chunks: {problem}" if problem else ""), seconds
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+async def test_a_call_ends_whatever_becomes_of_its_connection(server: NatsServer, fault: Fault) -> None:
+    outcomes = await asyncio.gather(*(outcome(server.port, name, fault, after) for name in CALLS for after in AFTER))
+    assert not [problem for problem, _ in outcomes if problem]
+
+
+async def test_a_call_ends_when_the_server_is_stopped() -> None:
+    with server_with_letters() as server:
+        pid = server.pid
+        assert pid is not None
+        calls = [(name, after) for name in CALLS for after in AFTER if after]
+        reached = 0
+
+        def stop_in_the_middle() -> None:
+            nonlocal reached
+            reached += 1
+            if reached == len(calls) // 2:
+                os.kill(pid, signal.SIGSTOP)
+
+        try:
+            outcomes = await asyncio.gather(
+                *(outcome(server.port, name, None, after, stop_in_the_middle) for name, after in calls)
+            )
+        finally:
+            os.kill(pid, signal.SIGCONT)
+        assert reached >= len(calls) // 2
+        assert not [problem for problem, _ in outcomes if problem]
