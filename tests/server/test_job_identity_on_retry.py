@@ -7,7 +7,9 @@ import json
 import os
 from collections import Counter
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -20,8 +22,9 @@ from airflow_provider_jetstream.jetstream.client.settings import connection_sett
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.errors import JobError, WrongStreamError
 from airflow_provider_jetstream.jetstream.origin import Origin
-from airflow_provider_jetstream.jetstream.publishing import manifest_rows
+from airflow_provider_jetstream.jetstream.publishing import manifest_head, manifest_rows
 from airflow_provider_jetstream.jetstream.publishing.job import Job, prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.manifest_rows import read_manifest_sequences
 from airflow_provider_jetstream.jetstream.publishing.publication import Publication
@@ -33,6 +36,7 @@ from testbed.queues import eventually, make_queue, pull_jobs, store_completion, 
 if TYPE_CHECKING:
     from collections.abc import AsyncIterator, Iterable, Iterator
 
+    from airflow_provider_jetstream.jetstream.client.message import StoredMessage
     from airflow_provider_jetstream.jetstream.client.nats_py import NatsPyConnection
     from airflow_provider_jetstream.jetstream.publishing.report import PublishReport
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
@@ -298,6 +302,75 @@ async def test_pages_that_the_events_have_forgotten_are_made_up_for_by_a_search(
     assert list(report.sequences) == [7, 6, 5, 4, 3, 2, 1, 8]
 
 
+VARIANTS = [
+    Job("same", headers={"Kind": "a"}),
+    Job("same", headers={"Kind": "b"}),
+    Job("same", delay="1h"),
+    Job("same", delay=timedelta(hours=2)),
+    Job("same", at="2126-01-01T00:00:00Z"),
+    Job("same", advisory="advisory.a"),
+    Job("same"),
+    Job("same"),
+]
+
+
+def variant_of(message: StoredMessage) -> tuple[str | None, ...]:
+    names = ("Kind", "Job-Advisory", "Nats-Schedule")
+    # The time that a delay gives counts from the try.
+    return tuple((message.header(name) or "")[:17] for name in names)
+
+
+async def test_jobs_of_one_body_that_differ_in_headers_or_schedule_are_not_exchanged(
+    connection: NatsPyConnection, name: str
+) -> None:
+    queue = await make_queue(connection, name, schedules=True, advisory_subjects=["advisory.>"], **WINDOW)
+    await run_try(connection, queue, VARIANTS, killed_after=4)
+    await asyncio.sleep(AFTER_WINDOW)
+    report = await run_try(connection, queue, VARIANTS[::-1])
+    assert report is not None
+    assert (report.stored, report.duplicates, list(report.extra)) == (8, 4, [])
+    stored = [variant_of(message) async for message in read_range(connection, name, ">")]
+    assert len(stored) == 8
+    assert len(set(stored)) == 7, "two of them are equal, and no other is twice"
+
+
+async def test_a_trace_or_another_time_of_the_try_is_no_other_job(connection: NatsPyConnection, name: str) -> None:
+    queue = await make_queue(connection, name, schedules=True, **WINDOW)
+    for number, (stored, duplicates) in enumerate([(2, 0), (2, 2)]):
+        headers = {"traceparent": f"00-{number}", "Tracestate": f"{number}", "Baggage": f"try={number}"}
+        jobs = [Job("a", headers=headers), Job("b", delay="1h", headers=headers)]
+        report = await run_try(connection, queue, jobs)
+        assert report is not None
+        assert (report.stored, report.duplicates, list(report.extra)) == (stored, duplicates, [])
+        await asyncio.sleep(AFTER_WINDOW)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+async def test_a_task_that_was_begun_with_content_of_subject_and_body_goes_on_with_it(
+    connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch, *, recorded: bool
+) -> None:
+    queue = await make_queue(connection, name, archive=True, **WINDOW)
+    jobs = [Job("same", headers={"Kind": "a"}), "same", Job("same", headers={"Kind": "b"})]
+    with monkeypatch.context() as earlier:
+        earlier.setattr(manifest_head, "CONTENTS", SUBJECT_AND_BODY)
+        await run_try(connection, queue, jobs, killed_after=None if recorded else 3)
+    head = await last_message(connection, f"{name}-events", f"published.{name}.{ORIGIN.key}")
+    assert head is not None
+    # As the version before wrote it.
+    fields = {field: value for field, value in json.loads(head.data).items() if field != "contents"}
+    await connection.client.jetstream().publish(f"published.{name}.{ORIGIN.key}", json.dumps(fields).encode())
+    await asyncio.sleep(AFTER_WINDOW)
+    report = await run_try(connection, queue, jobs)
+    assert report is not None
+    assert (list(report.sequences), report.duplicates) == ([1, 2, 3], 3)
+    cleared = await run_try(connection, queue, jobs, origin=replace(ORIGIN, max_tries=3))
+    assert cleared is not None
+    assert list(cleared.sequences) == [4, 5, 6]
+    head = await last_message(connection, f"{name}-events", f"published.{name}.{ORIGIN.key}")
+    assert head is not None
+    assert json.loads(head.data)["contents"] == CONTENTS
+
+
 async def test_what_somebody_stores_among_the_pages_is_not_read(
     connection: NatsPyConnection, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -314,17 +387,20 @@ async def test_what_somebody_stores_among_the_pages_is_not_read(
 
 @dataclass(frozen=True)
 class Listed:
-    """A job of the model: its given id, if any, and its body."""
+    """A job of the model: its given id, if any, its body, and a header, if any."""
 
     job_id: str | None
     body: str
+    header: str | None = None
 
     def job(self) -> Job:
-        return Job(self.body, id=self.job_id)
+        # Each try has a trace of its own.
+        headers = {"traceparent": uuid4().hex} | ({"Kind": self.header} if self.header else {})
+        return Job(self.body, id=self.job_id, headers=headers)
 
 
 _named = st.dictionaries(st.sampled_from("123456"), st.sampled_from("xyz"), max_size=5)
-_unnamed = st.lists(st.sampled_from("abc"), max_size=6)
+_unnamed = st.lists(st.tuples(st.sampled_from("abc"), st.sampled_from([None, "x", "y"])), max_size=6)
 
 
 @st.composite
@@ -333,7 +409,7 @@ def _lists_of_tries(draw: st.DrawFn) -> list[tuple[list[Listed], int | None, boo
     tries = []
     for _ in range(draw(st.integers(2, 4))):
         jobs = [Listed(job_id, body) for job_id, body in draw(_named).items()]
-        jobs += [Listed(None, body) for body in draw(_unnamed)]
+        jobs += [Listed(None, body, header) for body, header in draw(_unnamed)]
         jobs = draw(st.permutations(jobs))
         tries.append((jobs, draw(st.none() | st.integers(0, len(jobs))), draw(st.booleans())))
     return tries
@@ -401,13 +477,15 @@ async def check_stored(connection: NatsPyConnection, queue: WorkQueue, task: _Ta
     # The server stores the copies after the jobs.
     await eventually(all_are_archived)
     stored = Counter([message async for message in archived(connection, queue)])
-    assert stored == Counter((job.job_id, job.body.encode()) for job in task.stored.elements())
+    assert stored == Counter((job.job_id, job.body.encode(), job.header) for job in task.stored.elements())
     assert (await stream_info(connection, queue.name))["state"]["last_seq"] == task.stored.total()
 
 
-async def archived(connection: NatsPyConnection, queue: WorkQueue) -> AsyncIterator[tuple[str | None, bytes]]:
+async def archived(
+    connection: NatsPyConnection, queue: WorkQueue
+) -> AsyncIterator[tuple[str | None, bytes, str | None]]:
     async for message in read_range(connection, f"{queue.name}-archive", ">"):
-        yield message.header("Job-Id"), message.data
+        yield message.header("Job-Id"), message.data, message.header("Kind")
 
 
 async def do_all(connection: NatsPyConnection, queue: WorkQueue) -> None:

@@ -45,6 +45,18 @@ class DigestTable:
         end = row * self._row_bytes
         return bytes(self._rows[end - self._row_bytes + DIGEST_BYTES : end])
 
+    def increment(self, digest: bytes) -> int:
+        """Return the number that is the value of a digest, 0 where it is unknown, and set the next one."""
+        slot, row = self._find(digest)
+        width = self._row_bytes - DIGEST_BYTES
+        if not row:
+            self._append(slot, digest, (1).to_bytes(width))
+            return 0
+        end = row * self._row_bytes
+        count = int.from_bytes(self._rows[end - width : end])
+        self._rows[end - width : end] = (count + 1).to_bytes(width)
+        return count
+
     def set(self, digest: bytes, value: bytes) -> None:
         """Set the value of a digest."""
         slot, row = self._find(digest)
@@ -52,6 +64,9 @@ class DigestTable:
             end = row * self._row_bytes
             self._rows[end - self._row_bytes + DIGEST_BYTES : end] = value
             return
+        self._append(slot, digest, value)
+
+    def _append(self, slot: int, digest: bytes, value: bytes) -> None:
         self._rows += digest + value
         count = len(self)
         self._slots[slot] = count

@@ -17,17 +17,23 @@ from airflow_provider_jetstream.jetstream.contract import (
 )
 from airflow_provider_jetstream.jetstream.errors import JobError, JobNotSerializableError, JobTooLargeError
 from airflow_provider_jetstream.jetstream.field_names import checked_field_names
-from airflow_provider_jetstream.jetstream.origin import Origin, short_digest
+from airflow_provider_jetstream.jetstream.origin import Origin, ShortDigests
 from airflow_provider_jetstream.jetstream.publishing.job_fields import field_problem
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field, identity_headers
-from airflow_provider_jetstream.jetstream.publishing.job_keys import JobKeys, given_id, text_or_none
+from airflow_provider_jetstream.jetstream.publishing.job_keys import (
+    CONTENTS,
+    WITH_HEADERS,
+    JobKeys,
+    declared_content,
+    given_id,
+    text_or_none,
+)
+from airflow_provider_jetstream.jetstream.publishing.job_target import JobTargets
 from airflow_provider_jetstream.jetstream.publishing.outgoing_checks import (
     check_advisory,
-    check_captured,
     check_execute_at,
     check_headers,
     check_id,
-    checked_subject,
 )
 from airflow_provider_jetstream.jetstream.publishing.reading_thread import iterate
 from airflow_provider_jetstream.jetstream.publishing.schedules import (
@@ -58,7 +64,8 @@ class Job:
     :param body: bytes and text are published as they are, anything else as JSON
     :param subject: where it is published; the publisher's default where absent
     :param id: unique among the jobs of its task: a job that is published twice is stored once, and one with another
-        body is refused. A job without an id is known by its subject and body, and by the number of equal jobs before it
+        body is refused. A job without an id is known by its subject, body, headers and schedule, and by the number of
+        equal jobs before it
     :param advisory: a subject on which its worker reports the completion, besides the queue's own events
     :param headers: further headers; names starting with ``Nats-`` belong to the server
     :param partition_key: jobs of the same key go to the same partition, whose number replaces ``{partition}`` in the
@@ -84,6 +91,12 @@ class Job:
     def __post_init__(self) -> None:
         if problem := field_problem(self.headers, self.subject, self.id, self.advisory, self.partition_key):
             raise JobError(problem)
+
+    @property
+    def schedule(self) -> tuple[object, ...] | None:
+        """The fields of its schedule; ``None`` where it has none."""
+        fields = (self.at, self.delay, self.every, self.time_zone)
+        return None if fields == (None, None, None, None) else fields
 
     @classmethod
     def of(cls, item: object) -> Job:
@@ -150,6 +163,7 @@ def prepare_jobs(
     job_id: JobIdSource | None = None,
     check: Callable[[int, OutgoingJob], None] | None = None,
     captured: Sequence[str] = (),
+    contents: int = CONTENTS,
 ) -> Iterator[OutgoingJob]:
     """Give every job its subject, id and headers.
 
@@ -165,11 +179,14 @@ def prepare_jobs(
     :param job_id: where the ids of jobs are that have none of their own: a field of the body, or what returns the id
     :param check: called with each job and its position; refuses those that can't be published
     :param captured: the subjects of the queue's stream, where they are known
+    :param contents: the number of what counts as the content of a job without an id
     :raises JobTooLargeError: a job, or its redriven copy, is larger than the queue's limit
     :raises JobError: a job has no subject, an invalid one, one that the queue doesn't capture, a header of the
         server's, a partition or a schedule that the queue doesn't have, or the id of another job
     """
-    preparation = _Preparation(subject, origin, batch, queue, limit, job_id, check, captured, by_key=by_key)
+    preparation = _Preparation(
+        subject, origin, batch, queue, limit, job_id, check, captured, by_key=by_key, contents=contents
+    )
     prepared = preparation.outgoing(iterate(items))
     # Nothing of a list is sent unless all of it can be stored.
     return whole(prepared) if isinstance(items, list | tuple) else prepared
@@ -180,56 +197,79 @@ def whole(jobs: Iterable[OutgoingJob]) -> Iterator[OutgoingJob]:
     yield from list(jobs)
 
 
-@dataclass(frozen=True, slots=True)
 class _Preparation:
-    subject: str | None
-    origin: Origin | None
-    batch: str
-    queue: WorkQueue | None
-    limit: SizeLimit | None
-    job_id: JobIdSource | None
-    check: Callable[[int, OutgoingJob], None] | None
-    captured: Sequence[str]
-    by_key: bool
-    keys: JobKeys = field(default_factory=JobKeys)
+    def __init__(
+        self,
+        subject: str | None,
+        origin: Origin | None,
+        batch: str,
+        queue: WorkQueue | None,
+        limit: SizeLimit | None,
+        job_id: JobIdSource | None,
+        check: Callable[[int, OutgoingJob], None] | None,
+        captured: Sequence[str],
+        *,
+        by_key: bool,
+        contents: int,
+    ) -> None:
+        self._subject = subject
+        self._origin = origin
+        self._queue = queue
+        self._limit = limit
+        self._job_id = job_id
+        self._check = check
+        self._targets = JobTargets(subject, queue, captured)
+        self._with_headers = contents >= WITH_HEADERS
+        self._keys = JobKeys()
+        self._message_ids = origin.message_ids() if origin else ShortDigests(batch)
+        self._task_key = origin.key if origin and by_key else None
+        self._advisory_subjects = queue.advisory_subjects if queue else ()
 
     def outgoing(self, items: Iterable[object]) -> Iterator[OutgoingJob]:
         for index, item in enumerate(items):
             outgoing = self._identified(index, item)
-            if self.check:
-                self.check(index, outgoing)
+            if self._check:
+                self._check(index, outgoing)
             yield outgoing
 
-    def _identified(self, index: int, item: object) -> OutgoingJob:
-        job, queue, origin = Job.of(item), self.queue, self.origin
-        target = checked_subject(index, job.partition_key, job.subject or self.subject, queue)
-        if queue and self.captured:
-            check_captured(index, target, queue.name, self.captured)
-        if job.advisory:
-            check_advisory(index, job.advisory, queue.advisory_subjects if queue else ())
-        check_headers(index, job.headers)
-        check_execute_at(index, job.headers, queue)
-        body = _encoded(job)
-        own_id = given_id(index, item, job.id, body, self.job_id, queue.advisory_subjects if queue else ())
+    def _key_of(self, index: int, job: Job, own_id: str | None, body: bytes | None) -> JobKey:
+        declared: Sequence[object] = ()
         if own_id:
             check_id(index, own_id)
-        key = self.keys.key_of(index, own_id, job.subject or self.subject or "", job.partition_key, body)
-        message_id = origin.message_id(*key.parts) if origin else short_digest(self.batch, *key.parts)
+        elif self._with_headers and (job.headers or job.advisory or job.schedule):
+            declared = declared_content(job.headers, job.advisory, job.schedule, body or b"")
+        return self._keys.key_of(index, own_id, job.subject or self._subject or "", job.partition_key, body, declared)
+
+    def _identified(self, index: int, item: object) -> OutgoingJob:
+        job, queue, origin, limit = Job.of(item), self._queue, self._origin, self._limit
+        target = self._targets.of(index, job.subject, job.partition_key)
+        if job.advisory:
+            check_advisory(index, job.advisory, self._advisory_subjects)
+        if job.headers:
+            check_headers(index, job.headers)
+            check_execute_at(index, job.headers, queue)
+        body, is_scheduled = _encoded(job), job.schedule is not None
+        own_id = given_id(index, item, job.id, body, self._job_id, self._advisory_subjects)
+        key = self._key_of(index, job, own_id, body)
+        message_id = self._message_ids.of(*key.parts)
         job_id = own_id or body_field(body or b"", "id") or message_id
-        is_scheduled = (job.at, job.delay, job.every, job.time_zone) != (None, None, None, None)
-        headers = {name: value for name, value in job.headers.items() if name != JOB_ID} | identity_headers(
+        headers = identity_headers(
             job_id=job_id, message_id=message_id, advisory=job.advisory, body=body or b"", scheduled=is_scheduled
         )
+        if job.headers:
+            headers = {name: value for name, value in job.headers.items() if name != JOB_ID} | headers
         copied_id = None if JOB_ID in headers or job_id != message_id else message_id
         measured = Measured(len(body or b""), copied_id=copied_id)
-        if origin:
-            headers = _with_origin(headers, origin, measured, by_key=self.by_key, limit=self.limit)
+        if self._task_key:
+            headers[AIRFLOW_TASK] = self._task_key
+        elif origin:
+            headers = _with_origin(headers, origin, measured, limit)
         outgoing = OutgoingJob(job, target, body, key, job_id, message_id, headers)
         if is_scheduled:
             outgoing = _scheduled(index, outgoing, queue)
-        if self.limit and (problem := self.limit.problem(measured, outgoing.headers)):
+        if limit and (problem := limit.problem(measured, outgoing.headers)):
             raise JobTooLargeError(f"job {index} {problem}")
-        if self.limit and is_scheduled and (problem := self.limit.problem(measured, _made_headers(outgoing))):
+        if limit and is_scheduled and (problem := limit.problem(measured, _made_headers(outgoing))):
             # The server would try to store it for ever.
             raise JobTooLargeError(f"job {index}, as the server makes it of its schedule, {problem}")
         return outgoing
@@ -243,11 +283,7 @@ def _encoded(job: Job) -> bytes | None:
         return None
 
 
-def _with_origin(
-    headers: dict[str, str], origin: Origin, job: Measured, *, by_key: bool, limit: SizeLimit | None
-) -> dict[str, str]:
-    if by_key:
-        return headers | {AIRFLOW_TASK: origin.key}
+def _with_origin(headers: dict[str, str], origin: Origin, job: Measured, limit: SizeLimit | None) -> dict[str, str]:
     # Whoever reads a key looks for nothing else.
     named = {name: value for name, value in headers.items() if name != AIRFLOW_TASK} | origin.headers()
     return headers if limit and limit.problem(job, named) else named

@@ -1,6 +1,8 @@
 """What identifies a job among those of one call: its given id, else its content and the number of equal jobs before it.
 
-Never its position, and never the number of the try: a retry may list the same jobs in another order.
+Never its position, and never the number of the try: a retry may list the same jobs in another order. The content is
+what the author declares: a delay counts as it is written, and not as the time that it gives at this try. Headers of a
+trace say which try has sent a job, so they don't count.
 """
 
 from __future__ import annotations
@@ -8,28 +10,38 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from airflow_provider_jetstream.jetstream.client.subjects import covered_by_any
+from airflow_provider_jetstream.jetstream.contract import AIRFLOW_TASK, JOB_ID, TRACE_PARENT, TRACE_STATE
 from airflow_provider_jetstream.jetstream.errors import JobError
 from airflow_provider_jetstream.jetstream.publishing.digest_table import DIGEST_BYTES, DigestTable
 from airflow_provider_jetstream.jetstream.publishing.job_identity import body_field
 from airflow_provider_jetstream.jetstream.queue.partitions import PLACEHOLDER
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Mapping, Sequence
 
 JobIdSource: TypeAlias = "str | Callable[[Any], object]"
 
 # What is stored of the digest of a body.
 BODY_DIGEST_BYTES = 8
 
+# What the content of a job without an id is, by a number that its task's manifest holds. A task that was begun with one
+# goes on with it, since its jobs have other message ids with another.
+SUBJECT_AND_BODY: Final = 1
+WITH_HEADERS: Final = 2
+CONTENTS: Final = WITH_HEADERS
+
+# The names in lower case of headers that differ at each try, or that the publisher sets.
+_OF_A_TRY = frozenset(name.lower() for name in (TRACE_PARENT, TRACE_STATE, "baggage", JOB_ID, AIRFLOW_TASK))
+
 
 @dataclass(frozen=True, slots=True)
 class JobKey:
     """What identifies a job among those of its task.
 
-    :param parts: the given id; or the digest of subject and body, and the number of jobs before it with the same
+    :param parts: the given id; or the digest of the content, and the number of jobs before it with the same
     :param body_digest: the SHA-256 of the body
     """
 
@@ -48,9 +60,16 @@ class JobKeys:
     def __init__(self) -> None:
         # The position of the first job with an id; the number of jobs with a content.
         self._known = DigestTable(8)
+        self._name: tuple[tuple[str, str | None], bytes] = (("", None), b"")
 
     def key_of(
-        self, index: int, given_id: str | None, subject: str, partition_key: str | None, body: bytes | None
+        self,
+        index: int,
+        given_id: str | None,
+        subject: str,
+        partition_key: str | None,
+        body: bytes | None,
+        declared: Sequence[object] = (),
     ) -> JobKey:
         """Return the key of the next job.
 
@@ -58,6 +77,7 @@ class JobKeys:
         :param subject: its subject as the author gave it, before a partition takes its place
         :param partition_key: what its partition is made of
         :param body: its encoded body; ``None`` where it can't be encoded, so that it is never sent
+        :param declared: what else counts as its content: see :func:`declared_content`
         :raises JobError: a job before it has the same id
         """
         digest = sha256(body or b"").digest()
@@ -72,12 +92,35 @@ class JobKeys:
             return JobKey((given_id,), digest)
         if body is None:
             return JobKey(("not sent", index), digest)
-        named = json.dumps([subject, partition_key if PLACEHOLDER in subject else None])
-        content = sha256(named.encode() + b"\n" + body).digest()
-        place = content[:DIGEST_BYTES]
-        count = int.from_bytes(self._known.get(place) or b"")
-        self._known.set(place, (count + 1).to_bytes(8))
-        return JobKey((content.hex(), count), digest)
+        named = (subject, partition_key if PLACEHOLDER in subject else None)
+        if declared:
+            name = _line(*named, *declared)
+        else:
+            # That of most jobs is the one of the job before.
+            if self._name[0] != named or not self._name[1]:
+                self._name = (named, _line(*named))
+            name = self._name[1]
+        content = sha256(name + body)
+        return JobKey((content.hexdigest(), self._known.increment(content.digest()[:DIGEST_BYTES])), digest)
+
+
+def declared_content(
+    headers: Mapping[str, str], advisory: str | None, schedule: Sequence[object] | None, body: bytes
+) -> Sequence[object]:
+    """Return what tells a job from others with the same subject and body: all that its author declares for it.
+
+    :param schedule: its fields as declared; ``None`` where it has none
+    :return: nothing where there is nothing more
+    """
+    counting = sorted([name, value] for name, value in headers.items() if name.lower() not in _OF_A_TRY)
+    stated = advisory if advisory and advisory != body_field(body, "advisory") else None
+    if not counting and stated is None and schedule is None:
+        return ()
+    return (counting, stated, *(None if value is None else str(value) for value in schedule or ()))
+
+
+def _line(*names: object) -> bytes:
+    return json.dumps(names).encode() + b"\n"
 
 
 def given_id(

@@ -12,6 +12,7 @@ from uuid import uuid4
 from pydantic import AwareDatetime, BaseModel, ConfigDict, Field, ValidationError
 
 from airflow_provider_jetstream.jetstream.origin import Origin
+from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS, SUBJECT_AND_BODY
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping, Sequence
@@ -46,6 +47,7 @@ class ManifestHead(BaseModel):
     :param ids: in records of earlier versions with such a key, the beginning of each job's message id
     :param rows: the last of its jobs in base64; ``None`` in records of earlier versions
     :param pages: the sequences in the events stream of the pages with the jobs before those
+    :param contents: the number of what counts as the content of its jobs without an id
     :param unrecorded_from: the first sequence of the queue that may have a job which isn't in the manifest; ``None``
         where all of them are
     :param begun_by: the try that began last; only this one knows when all of its jobs are in the manifest
@@ -77,6 +79,7 @@ class ManifestHead(BaseModel):
     ids: str | None = None
     rows: str | None = None
     pages: list[_Count] = Field(default_factory=list)
+    contents: _Count = SUBJECT_AND_BODY
     unrecorded_from: _Count | None = None
     begun_by: str = ""
     published: _Count | None = None
@@ -162,6 +165,7 @@ def new_head(
         last_job=first - 1,
         cursor=dict(cursor or {}),
         rows="",
+        contents=CONTENTS,
         unrecorded_from=first,
         begun_by=uuid4().hex[:8],
         max_tries=origin.max_tries,

@@ -15,6 +15,7 @@ from airflow_provider_jetstream.jetstream.contract import MSG_ID
 from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, JobError, NotFoundError
 from airflow_provider_jetstream.jetstream.publishing.advised_jobs import AdvisedJobs
 from airflow_provider_jetstream.jetstream.publishing.job import prepare_jobs
+from airflow_provider_jetstream.jetstream.publishing.job_keys import CONTENTS
 from airflow_provider_jetstream.jetstream.publishing.manifest import Manifest
 from airflow_provider_jetstream.jetstream.publishing.report import Destination
 from airflow_provider_jetstream.jetstream.publishing.stored_jobs import StoredJobs
@@ -125,6 +126,7 @@ class Publication:
             job_id=job_id,
             check=self.stored.check,
             captured=(config.get("subjects") or ()) if config else captured,
+            contents=self.head.contents if self.head else CONTENTS,
         )
         return self.advised.collect(prepared)
 

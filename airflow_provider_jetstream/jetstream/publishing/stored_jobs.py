@@ -103,7 +103,7 @@ class StoredJobs:
 
         :raises JobError: it is
         """
-        if job.key.given_id is None or (known := self._value_of(index, job)) is None:
+        if job.key.given_id is None or self._is_empty or (known := self._value_of(index, job)) is None:
             return
         body_digest, sequence = known
         found = job.key.body_digest[:BODY_DIGEST_BYTES]
@@ -120,6 +120,8 @@ class StoredJobs:
 
         :raises JobError: its given id is stored with another body
         """
+        if self._is_empty:
+            return None
         self.check(index, job)
         if (digest := digest_of(job.message_id)) and (position := self._own.position(digest)) is not None:
             self._named.extend(bytes(max(0, len(self._own) - len(self._named))))
@@ -127,8 +129,14 @@ class StoredJobs:
         known = self._value_of(index, job)
         return known[1] if known else None
 
+    @property
+    def _is_empty(self) -> bool:
+        return not (len(self._own) or len(self._others) or self._other_ids or self._earlier)
+
     def is_recorded(self, job: OutgoingJob) -> bool:
         """Return whether a job is in the task's manifest."""
+        if not len(self._own):
+            return False
         digest = digest_of(job.message_id)
         return digest is not None and self._own.position(digest) is not None
 
