@@ -101,6 +101,8 @@ def _publisher(queue: WorkQueue) -> Iterator[Permission]:
 def _search(queue: WorkQueue) -> Iterator[Permission]:
     """Yield what finds the jobs that a try has stored which was cut off."""
     purpose = "jobs of a try that was cut off"
+    if queue.events:
+        yield _api("STREAM.INFO", queue.events.name, purpose)
     if queue.archive:
         yield _api("STREAM.INFO", queue.archive.name, purpose)
         yield _api("STREAM.MSG.GET", queue.archive.name, purpose)
@@ -151,9 +153,10 @@ def _scan(queue: WorkQueue) -> Iterator[Permission]:
     yield _api("STREAM.INFO", queue.name, "the queue's numbers")
     yield _api("CONSUMER.LIST", queue.name, "the consumers' numbers")
     yield _api("STREAM.MSG.GET", queue.name, "jobs that are dead letters")
-    yield _api("CONSUMER.LIST", queue.dead_letters.name, "handlers of dead letters")
-    if queue.archive:
-        yield _api("STREAM.INFO", queue.archive.name, "bodies of jobs that are gone")
+    if queue.dead_letters.retention != "limits":
+        yield _api("CONSUMER.LIST", queue.dead_letters.name, "handlers of dead letters")
+    # One that captures the server's advisories only isn't listed with the queue's other streams.
+    yield _api("STREAM.INFO", queue.dead_letters.name, "the dead letter queue's numbers")
     yield from _probe(queue)
     yield from _uptime(queue)
 
@@ -174,9 +177,6 @@ def _uptime(queue: WorkQueue) -> Iterator[Permission]:
 def _reads(queue: WorkQueue) -> Iterator[Permission]:
     for stream, what in _companions(queue):
         yield _api("STREAM.MSG.GET", stream, what)
-    if queue.dead_letters:
-        # Where a stream with few entries is read message by message.
-        yield _api("STREAM.INFO", queue.dead_letters.name, "how many entries there are")
 
 
 def _bulk_reads(queue: WorkQueue) -> Iterator[Permission]:
@@ -200,6 +200,8 @@ def _monitor(queue: WorkQueue) -> Iterator[Permission]:
 def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
     yield from _reads(queue)
+    for stream in queue.companions():
+        yield _api("STREAM.INFO", stream.name, "whether the queue's streams are there")
     yield _sends(audit_filter(queue.name), "the lease, intents and records")
     for subject in queue.subjects:
         yield _sends(subject, "redriven jobs")
@@ -217,7 +219,6 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     if queue.archive:
         yield _api("STREAM.PURGE", queue.archive.name, "copies of jobs that have ended")
     if queue.audit:
-        yield _api("STREAM.INFO", queue.audit.name, "where a redrive goes on")
         yield _api("STREAM.PURGE", queue.audit.name, "older states of the ledger")
     if queue.events:
         yield _sends(manifest_filter(queue.name), "which task's jobs were redriven")
@@ -226,6 +227,8 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
 
 def _spark_reader(queue: WorkQueue) -> Iterator[Permission]:
     yield from _scan(queue)
+    if queue.archive:
+        yield _api("STREAM.INFO", queue.archive.name, "bodies of jobs that are gone")
     yield from _bulk_reads(queue)
 
 
