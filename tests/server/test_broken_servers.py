@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
@@ -51,7 +50,8 @@ NAME = "orders"
 QUEUE = small_queue(NAME, archive=True)
 SUBJECT = f"{NAME}.jobs.plain"
 TIMEOUT = 1
-# A call makes several requests one after the other, each with its own limit; without limits they would take for ever.
+# A call makes several requests one after the other, each with its own limit, and a publication that was cut off is
+# tried again for 15 s; seen on a machine with nothing else to do: 16 s. Without limits they would take for ever.
 MOST_SECONDS = 90.0
 # As many calls at once as there are.
 _THREADS = ThreadPoolExecutor(500)
@@ -170,10 +170,9 @@ def server() -> Iterator[NatsServer]:
 
 async def outcome(
     port: int, name: str, fault: Fault | None, after: int, begin: Callable[[], object] = lambda: None
-) -> tuple[str, float]:
-    """Call something while a fault begins; return what is wrong with the outcome, and how long it took."""
+) -> str:
+    """Call something while a fault begins, and return what is wrong with the outcome."""
     async with faulty_proxy(port, fault, after, begin) as proxy:
-        began = time.monotonic()
         problem = ""
         try:
             async with asyncio.timeout(MOST_SECONDS):
@@ -188,21 +187,23 @@ async def outcome(
         else:
             if after == 0 and fault and name not in GOES_ON:
                 problem = "success without a server"
-        seconds = time.monotonic() - began
-        return (f"{name} after {after} chunks: {problem}" if problem else ""), seconds
+        return f"{name}, {fault or 'stopped'} after {after} chunks: {problem}" if problem else ""
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-async def test_a_call_ends_whatever_becomes_of_its_connection(server: NatsServer, fault: Fault) -> None:
-    outcomes = await asyncio.gather(*(outcome(server.port, name, fault, after) for name in CALLS for after in AFTER))
-    assert not [problem for problem, _ in outcomes if problem]
+async def test_a_call_ends_whatever_becomes_of_its_connection(server: NatsServer) -> None:
+    outcomes = await asyncio.gather(
+        calls_of_a_stopped_server(),
+        *(outcome(server.port, name, fault, after) for fault in FAULTS for name in CALLS for after in AFTER),
+    )
+    assert "".join(f"{problem}\n" for problem in outcomes if problem) == ""
 
 
-async def test_a_call_ends_when_the_server_is_stopped() -> None:
-    with NatsServer() as server:
-        pid = server.pid
+async def calls_of_a_stopped_server() -> str:
+    """Call everything on a server whose process is stopped when half of the calls have come as far as they should."""
+    with NatsServer() as stopped:
+        pid = stopped.pid
         assert pid is not None
-        await prepare(server.url)
+        await prepare(stopped.url)
         calls = [(name, after) for name in CALLS for after in AFTER if after]
         reached = 0
 
@@ -214,9 +215,9 @@ async def test_a_call_ends_when_the_server_is_stopped() -> None:
 
         try:
             outcomes = await asyncio.gather(
-                *(outcome(server.port, name, None, after, stop_in_the_middle) for name, after in calls)
+                *(outcome(stopped.port, name, None, after, stop_in_the_middle) for name, after in calls)
             )
         finally:
             os.kill(pid, signal.SIGCONT)
         assert reached >= len(calls) // 2
-        assert not [problem for problem, _ in outcomes if problem]
+        return "\n".join(problem for problem in outcomes if problem)

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import re
 import threading
-from contextlib import suppress
+from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
@@ -50,7 +50,7 @@ from testbed.nats_server import NatsServer
 from testbed.queues import eventually, exhaust_deliveries, pull_jobs, small_queue, stored_count
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Callable, Iterator
+    from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
     from typing import TypeAlias
 
     import pyarrow as pa
@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 QUEUE = WorkQueue(
     name="orders",
     subjects=["orders.jobs.>"],
-    consumers=[{"name": "worker", "max_deliver": 1, "ack_wait": "30s", "sample_freq": "0"}],
+    consumers=[{"name": "worker", "max_deliver": 1, "ack_wait": "500ms", "sample_freq": "0"}],
     dead_letters="orders-dead",
     events="orders-events",
     archive=True,
@@ -250,8 +250,26 @@ async def waits_for_a_running_job(settings: ConnectionSettings, admin: NatsPyCon
     async with connect(settings) as connection:
         cursor = await take_cursor(connection, QUEUE)
         report = await publish(admin, QUEUE, ["a job"], subject=SUBJECT)
-        await pull_jobs(admin, QUEUE, 1, within=60)
-        await wait(connection, cursor, report.sequences)
+        async with running_job(admin):
+            await wait(connection, cursor, report.sequences)
+
+
+@asynccontextmanager
+async def running_job(admin: NatsPyConnection) -> AsyncIterator[None]:
+    """Have the job that waits in the queue as a worker has it, until the block ends."""
+    (job,) = await pull_jobs(admin, QUEUE, 1, within=60)
+
+    async def work() -> None:
+        while True:
+            await job.in_progress()
+            await asyncio.sleep(0.1)
+
+    working = asyncio.create_task(work())
+    try:
+        yield
+    finally:
+        working.cancel()
+        await job.ack_sync()
 
 
 async def redrives_once(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
@@ -265,8 +283,8 @@ def while_a_job_runs(flow: _Flow) -> _Flow:
     async def look(settings: ConnectionSettings, admin: NatsPyConnection) -> None:
         await make_letters(settings, admin)
         await publish(admin, QUEUE, ["a job"], subject=SUBJECT)
-        await pull_jobs(admin, QUEUE, 1, within=60)
-        await flow(settings, admin)
+        async with running_job(admin):
+            await flow(settings, admin)
 
     return look
 
@@ -409,7 +427,7 @@ async def run(
         if missing is None or role not in _READING or state:
             await reset(admin, role)
         task = asyncio.ensure_future(flow(settings_of(server, user), admin))
-        deadline = asyncio.get_running_loop().time() + 180
+        deadline = asyncio.get_running_loop().time() + 120
         while not task.done() and not (missing and names(missing, caplog.text)):
             await asyncio.wait({task}, timeout=0.1)
             if asyncio.get_running_loop().time() > deadline:

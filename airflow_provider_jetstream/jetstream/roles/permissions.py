@@ -13,6 +13,7 @@ from airflow_provider_jetstream.jetstream.contract import (
     manifest_filter,
     marker_filter,
     parked_filter,
+    redrive_consumer,
     schedule_filter,
 )
 from airflow_provider_jetstream.jetstream.errors import ArgumentError
@@ -22,6 +23,7 @@ from airflow_provider_jetstream.jetstream.roles.user_policy import Permission, P
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
 
+    from airflow_provider_jetstream.jetstream.queue.declaration import DeadLetterQueue
     from airflow_provider_jetstream.jetstream.queue.work_queue import WorkQueue
 
 Role: TypeAlias = Literal["publisher", "waiter", "worker", "redriver", "monitor", "spark-reader", "provisioner"]
@@ -214,6 +216,7 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
             yield _api(f"CONSUMER.{request}", name, "requeueing in place")
     if queue.dead_letters:
         yield _api("STREAM.MSG.DELETE", queue.dead_letters.name, "entries of redriven letters")
+        yield from _claims(queue.name, queue.dead_letters)
     yield _sends(parked_filter(queue.name), "parked letters")
     yield _sends(copy_filter(queue.name), "copies of bodies, before they are gone")
     if queue.archive:
@@ -223,6 +226,15 @@ def _redriver(queue: WorkQueue) -> Iterator[Permission]:
     if queue.events:
         yield _sends(manifest_filter(queue.name), "which task's jobs were redriven")
         yield _api("STREAM.PURGE", queue.events.name, "parts of what the task had published before")
+
+
+def _claims(queue: str, letters: DeadLetterQueue) -> Iterator[Permission]:
+    """Yield what takes entries off a dead letter queue that others handle, too."""
+    if letters.retention != "limits":
+        yield _api("CONSUMER.MSG.NEXT", f"{letters.name}.*", "entries that handlers would get")
+        yield _sends(f"$JS.ACK.{letters.name}.>", "the ends of entries")
+        yield _api("CONSUMER.INFO", f"{letters.name}.*", "how far handlers are")
+        yield _api("CONSUMER.CREATE", f"{letters.name}.{redrive_consumer(queue)}", "entries without a handler")
 
 
 def _spark_reader(queue: WorkQueue) -> Iterator[Permission]:
@@ -241,6 +253,11 @@ def _provisioner(queue: WorkQueue) -> Iterator[Permission]:
     yield _api("CONSUMER.LIST", queue.name, "what differs")
     for consumer in queue.consumers:
         yield _api("CONSUMER.CREATE", f"{queue.name}.{consumer.name}", "the consumer and its changes")
+    if queue.dead_letters and queue.dead_letters.consumers:
+        yield _api("CONSUMER.LIST", queue.dead_letters.name, "what differs in handlers")
+        for handler in queue.dead_letters.consumers:
+            name = f"{queue.dead_letters.name}.{handler.name}"
+            yield _api("CONSUMER.CREATE", name, "the handler's consumer and its changes")
     yield from _uptime(queue)
     if queue.events:
         yield _api("STREAM.MSG.GET", queue.events.name, "what was provisioned before")
