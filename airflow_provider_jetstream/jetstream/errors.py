@@ -57,6 +57,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, ClassVar
 
+from airflow_provider_jetstream.jetstream.line_text import one_line
 from airflow_provider_jetstream.jetstream.needed_permissions import roles_needing
 
 if TYPE_CHECKING:
@@ -127,11 +128,13 @@ class PermissionDeniedError(TerminalError, PermissionError):
     def __init__(self, action: str, subject: str, user: str, purpose: str = "") -> None:
         self.action, self.subject, self.user = action, subject, user
         self.roles = roles_needing(action, subject)
+        # As the server reported it: any text, of a server that may be anybody's.
+        shown = one_line(subject) or repr(subject)
         whose = "for the user's role"
         if self.roles:
             whose = f"of the role{'s' if len(self.roles) > 1 else ''} {', '.join(self.roles)}"
         super().__init__(
-            f"the server doesn't let {user} {action} to {subject}{purpose and f' ({purpose})'}: expected that"
+            f"the server doesn't let {user} {action} to {shown}{purpose and f' ({purpose})'}: expected that"
             f" permission {whose}, found none; allow {action} on it (`jetstream-queue permissions` prints a role's"
             " policy), or connect as a user of another role"
         )

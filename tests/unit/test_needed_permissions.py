@@ -68,3 +68,12 @@ def test_the_roles_of_a_subject_are_those_whose_policies_have_it(action: str, su
 def test_other_subjects_have_no_roles_of_this_package(subject: str, roles: tuple[str, ...]) -> None:
     assert roles_needing("publish", subject) == roles
     assert roles_needing("subscribe", subject) == ()
+
+
+@pytest.mark.parametrize("subject", ["a\u2028b", "a\x0bb\x1b[2K", "a\udcff", "x" * 5_000, "", " "])
+def test_whatever_a_server_says_was_denied_the_error_is_one_line_that_can_be_written(subject: str) -> None:
+    error = PermissionDeniedError("publish", subject, "user 'u'")
+    assert len(str(error).splitlines()) == 1
+    assert len(str(error).encode()) < 2_000
+    assert str(error).isprintable()
+    assert error.subject == subject
