@@ -84,7 +84,7 @@ async def redrive(server: NatsServer, user: str, admin: NatsPyConnection, *, han
     await make_dead_letters(admin, QUEUE, ["one"])
     async with connect(settings_of(server, user)) as connection:
         report = await redrive_dead_letters(connection, QUEUE)
-        if report.failed or report.redriven != 1:
+        if report.failed or len(report.redriven) != 1:
             raise JetStreamProviderError(str(report))
     assert await stored_count(admin, f"{NAME}-dead") == 0
 
@@ -104,7 +104,8 @@ async def problem_of(server: NatsServer, user: str, admin: NatsPyConnection, *, 
         else:
             await reset(admin)
             async with connect(settings_of(server, user)) as connection:
-                await provision(connection, QUEUE)
+                for _ in ("created", "compared"):
+                    await provision(connection, QUEUE)
     except (JetStreamProviderError, AssertionError) as error:
         return str(error)
     return ""
