@@ -1,8 +1,8 @@
 """Looks at dead letters: the first one, and one with ten new letters, at queues of very different sizes.
 
 Every size gets a queue with all companions on a server of its own: jobs of 64 bytes, dead by one delivery, their
-advisories captured. A look counts only if it found every letter. Requests are what the client has sent, without the
-copies of new letters' bodies that a look stores; these are counted beside them.
+advisories captured. A look counts only if it found every letter. Requests are the messages that the server has
+received, without the copies of new letters' bodies that a look stores; these are counted beside them.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from airflow_provider_jetstream.jetstream.client.advisory_probe import probe_consumer
 from airflow_provider_jetstream.jetstream.client.stream_api import stream_info
 from airflow_provider_jetstream.jetstream.dead_letters.scan import Scan
 from airflow_provider_jetstream.jetstream.dead_letters.scan_context import require_dead_letters
@@ -40,7 +41,6 @@ _WAITS = 200
 class _Meter:
     """Measures a part of a run on one connection; ``lags`` holds how late the loop's timer was, in seconds."""
 
-    connection: NatsPyConnection
     server: NatsServer
     lags: list[float]
 
@@ -52,14 +52,14 @@ class _Meter:
 
     def begin(self) -> None:
         self.lags.clear()
-        self._sent, self._cpu = self.connection.client.stats["out_msgs"], server_cpu(self.server)
+        self._received, self._cpu = self.server.monitor("varz")["in_msgs"], server_cpu(self.server)
         self._started, self._own = time.perf_counter(), time.process_time()
 
     def end(self, count: int, copies: int = 0, slowest: float = 0.0) -> Sample:
         seconds, lags = time.perf_counter() - self._started, sorted(self.lags) or [0.0]
         extra: dict[str, float] = {
             "milliseconds": seconds * 1e3,
-            "requests": self.connection.client.stats["out_msgs"] - self._sent - copies,
+            "requests": self.server.monitor("varz")["in_msgs"] - self._received - copies,
             "copies": copies,
             "loop lag p99 ms": lags[int(len(lags) * 0.99)] * 1e3,
         }
@@ -81,6 +81,8 @@ async def _die(connection: NatsPyConnection, count: int) -> None:
     for message in await worker.fetch(count, timeout=60):
         await message.nak()
     await worker.unsubscribe()
+    # As by the next pull of a worker: only then does the server publish that the deliveries are used up.
+    await probe_consumer(connection, _NAME, "worker")
 
 
 def _verify(found: int, expected: int) -> None:
@@ -93,7 +95,7 @@ async def _measure(server: NatsServer, letters: int, samples: dict[str, list[Sam
     async with open_connection(server.url) as connection:
         if not (await stream_info(connection, _NAME))["config"].get("allow_direct"):
             await change_stream(connection, _NAME, allow_direct=True)
-        meter = _Meter(connection, server, [])
+        meter = _Meter(server, [])
         watching = asyncio.create_task(meter.watch_loop())
         meter.begin()
         scan = await Scan.begin(connection, queue, ahead=True)
@@ -118,18 +120,18 @@ async def _measure_waits(server: NatsServer, letters: int, samples: dict[str, li
     queue = await prepare(server.url, _NAME, letters, b"x" * 64, events=f"{_NAME}-events")
     async with open_connection(server.url) as connection, open_connection(server.url) as publisher:
         await change_stream(connection, _NAME, allow_direct=True)
-        meter = _Meter(connection, server, [])
+        meter = _Meter(server, [])
         watching = asyncio.create_task(meter.watch_loop())
         meter.begin()
         criteria = [LetterCriteria(Selection(), ("consumer",), count=letters + 1 + number) for number in range(_WAITS)]
         waits = [asyncio.create_task(wait_for_dead_letters(connection, queue, each, 60.0)) for each in criteria]
-        quiet = connection.client.stats["out_msgs"]
+        quiet = server.monitor("varz")["in_msgs"]
         while True:
             await asyncio.sleep(3.0)
-            sent = connection.client.stats["out_msgs"]
-            if sent - quiet <= 3 * 5 and await _entries(publisher, queue) >= 2 * letters:
+            received = server.monitor("varz")["in_msgs"]
+            if received - quiet <= 3 * 5 and await _entries(publisher, queue) >= 2 * letters:
                 break
-            quiet = sent
+            quiet = received
         samples.setdefault("the first look for all", []).append(meter.end(letters, letters))
         meter.begin()
         await asyncio.sleep(10.0)
