@@ -22,6 +22,7 @@ from airflow_provider_jetstream.jetstream.errors import (
     TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
+from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
 from airflow_provider_jetstream.jetstream.waiting.report import WaitReport
 from airflow_provider_jetstream.jetstream.waiting.wait import wait
 from airflow_provider_jetstream.jetstream.waiting.wait_by_handle import cancel_rest
@@ -43,7 +44,7 @@ from airflow_provider_jetstream.tasks.job_reports import (
 )
 from airflow_provider_jetstream.tasks.outcome import fail_on_terminal_errors, json_result
 from airflow_provider_jetstream.tasks.queue_source import declared_queue, load_queue
-from airflow_provider_jetstream.tasks.wait_limits import WAIT_FIELDS, refuse_limits_without_wait
+from airflow_provider_jetstream.tasks.wait_limits import WAIT_ARGUMENTS, refuse_limits_without_wait
 from airflow_provider_jetstream.triggers.completion import WHY_KILLED, JobCompletionTrigger
 from airflow_provider_jetstream.triggers.task_state import has_ended
 
@@ -60,8 +61,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
-# Jobs that end at once are awaited without deferring, which costs seconds; see docs/decisions.md.
-INLINE_SECONDS = 2.0
 _NAMED_RANGES = 5
 # Beside the result in a trigger's event.
 _WAIT = "wait"
@@ -89,7 +88,7 @@ class JobWaitingOperator(WaitArguments):
     )
     retry_resumes_waiting = True
     # The arguments that mean nothing to a task that doesn't wait.
-    limits_of_waiting: Sequence[str] = WAIT_FIELDS
+    limits_of_waiting: Sequence[str] = WAIT_ARGUMENTS
 
     def __init__(
         self,
@@ -125,7 +124,7 @@ class JobWaitingOperator(WaitArguments):
         advised: Mapping[str, int] | None = None,
         names: JobIds | None = None,
     ) -> WaitReport | None:
-        """Wait in this process: for 2 seconds if a trigger can take over, else to the end.
+        """Wait in this process: for ``defer_after`` if a trigger can take over, else to the end.
 
         :param cursor: taken before publishing
         :param sequences: the jobs' stream sequences
@@ -135,8 +134,7 @@ class JobWaitingOperator(WaitArguments):
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
         report = WaitReport(set(sequences))
-        seconds = self._time_limit.total_seconds()
-        limit = asyncio.timeout(min(INLINE_SECONDS, seconds) if self.deferrable else seconds)
+        limit = asyncio.timeout(self._time_limit.total_seconds())
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
         self._signal_kill = partial(loop.call_soon_threadsafe, killed.set)
@@ -145,6 +143,7 @@ class JobWaitingOperator(WaitArguments):
             wait(connection, cursor, report, policy=self._policy(), advised=advised, **stalls)
         )
         kill = asyncio.create_task(killed.wait())
+        hold = asyncio.create_task(self._hold(connection, cursor, report, limit))
         try:
             async with limit:
                 while not waiting.done():
@@ -175,9 +174,21 @@ class JobWaitingOperator(WaitArguments):
             return ended
         finally:
             self._signal_kill = _do_nothing
-            for task in (waiting, kill):
+            for task in (waiting, kill, hold):
                 task.cancel()
-            await asyncio.gather(waiting, kill, return_exceptions=True)
+            await asyncio.gather(waiting, kill, hold, return_exceptions=True)
+
+    async def _hold(self, connection: Connection, cursor: Cursor, report: WaitReport, limit: asyncio.Timeout) -> None:
+        """End the wait in this process when a trigger shall go on."""
+        if not self.deferrable:
+            return
+        if (seconds := self._parsed_defer_after()) is None:
+            # Jobs that end soon are awaited without deferring, which costs seconds; see docs/decisions.md.
+            await while_ends_are_near(connection, cursor, report)
+        else:
+            await asyncio.sleep(seconds)
+        if not limit.expired():
+            limit.reschedule(asyncio.get_running_loop().time())
 
     async def _cancel_rest(
         self, connection: Connection, queue: str, events: str, awaited: Collection[int], *, is_final: bool = False

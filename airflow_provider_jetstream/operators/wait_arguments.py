@@ -8,6 +8,7 @@ from airflow.sdk import BaseOperator
 
 from airflow_provider_jetstream.jetstream.waiting.stalls import FAIL
 from airflow_provider_jetstream.tasks.arguments import check_flags
+from airflow_provider_jetstream.tasks.template_values import is_templated, parse_span
 from airflow_provider_jetstream.tasks.wait_limits import (
     DEFAULT_RECONCILE,
     DEFAULT_WAIT,
@@ -40,6 +41,8 @@ class WaitArguments(BaseOperator):
         says so
     :param on_stall: ``fail`` to end the task then, with a retry that goes on waiting where the jobs are still stored;
         ``wait`` to go on with a warning
+    :param defer_after: how long a deferrable task waits on its worker slot before it defers, which costs about ten
+        seconds: a duration or seconds. Where absent, 2 to 12 seconds, for as long as the jobs are about to end
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class WaitArguments(BaseOperator):
         wait_timeout: timedelta | float | str = DEFAULT_WAIT,
         reconcile: timedelta | float | str = DEFAULT_RECONCILE,
         on_stall: str = FAIL,
+        defer_after: timedelta | float | str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -67,6 +71,10 @@ class WaitArguments(BaseOperator):
         self.wait_timeout = wait_timeout
         self.reconcile = reconcile
         self.on_stall = on_stall
+        self.defer_after = defer_after
+        self._has_defer_after = defer_after is not None
+        if not is_templated(defer_after):
+            self._parsed_defer_after()
         limits = self._limits()
         check_wait_limits(limits)
         self._numbers = tuple(name for name, value in limits.items() if value is not None)
@@ -79,6 +87,9 @@ class WaitArguments(BaseOperator):
 
     def _stall_policy(self) -> StallPolicy:
         return parse_stall_policy(self._limits())
+
+    def _parsed_defer_after(self) -> float | None:
+        return parse_span("defer_after", self.defer_after).total_seconds() if self._has_defer_after else None
 
     @property
     def _time_limit(self) -> timedelta:
