@@ -7,7 +7,7 @@ RUN := $(UV) run --locked
 unexport PYTHONDONTWRITEBYTECODE
 CODE := airflow_provider_jetstream testbed demo docker example_dags example_workers benchmarks tests
 
-.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench-imports bench-monitor bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
+.PHONY: demo demo-spark test test-ui test-ui-versions test-pipeline test-spark-elsewhere chromium screenshots ui-vendor check format lint types imports unit test-mapped test-waiting-scale test-faults test-servers bench bench-imports bench-monitor bench-redrive bench-scan bench-waiting bench-spark bench-spark-join bench-spark-letters bench-spark-redrive clean
 
 demo: $(UV)
 	$(RUN) python -m demo
@@ -129,6 +129,12 @@ test-servers: $(UV)
 		NATS_SERVER_BIN=$$($(RUN) python -m testbed.nats_binaries $$version) OLDER_SERVER=$$version \
 			$(RUN) pytest -n 3 -rs $(SERVER_TESTS) || exit 1; \
 	done
+
+# The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
+WORKLOADS :=
+
+bench: $(UV)
+	for workload in $(WORKLOADS); do $(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done
 
 bench-monitor: $(UV)
 	$(RUN) python -m benchmarks.monitor

@@ -6,12 +6,15 @@ import pytest
 from spark_streams import METHODS, delete, make_stream, publish, publish_numbers, purge, read_all
 
 from airflow_provider_jetstream.spark.errors import DataLossError
+from airflow_provider_jetstream.spark.source import partition_reader
 from airflow_provider_jetstream.spark.source.columns import RequestedColumns
 from airflow_provider_jetstream.spark.source.options import read_options
 from airflow_provider_jetstream.spark.source.partition_planner import plan_ranges
 from airflow_provider_jetstream.spark.source.partition_reader import read_range
 
 if TYPE_CHECKING:
+    from pytest_mock import MockerFixture
+
     from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 
@@ -91,6 +94,20 @@ def test_messages_purged_during_the_read_are_reported(
         assert len(first + later) < 1501
         assert caplog.text.count(f"Messages are missing: {stream.name} begins at {first_left} now") == 1
         assert first + later == sorted(set(first + later))
+
+
+def test_a_purge_of_all_that_was_pending_ends_a_consumers_read(
+    stream_options: dict[str, str], stream: SourceStream, mocker: MockerFixture
+) -> None:
+    make_stream(stream)
+    publish(stream, ((f"{stream.name}.a", None, b"x" * 20_000) for _ in range(3000)))
+    sockets = mocker.spy(partition_reader, "NatsSocket")
+    options = {**stream_options, "fetchMethod": "consumer", "fetchBatch": "50", "failOnDataLoss": "false"}
+    first, rest = _read_while_purging(options, stream, 3001)
+    rows = first + [sequence for batch in rest for sequence in batch.column("seq").to_pylist()]
+    assert rows == list(range(1, len(rows) + 1))
+    # One to read and one to look at the stream: nothing was tried again after a time limit.
+    assert sockets.call_count == 2
 
 
 def _read_while_purging(stream_options: dict[str, str], stream: SourceStream, first_left: int) -> tuple[list[int], Any]:

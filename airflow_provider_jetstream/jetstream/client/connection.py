@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 # Headers and body of a reply, as they are on the wire.
 RawMessage: TypeAlias = tuple[bytes, bytes]
+# Takes subject, reply, headers and body of a message as they are on the wire; without headers ``None``.
+OnMessage: TypeAlias = "Callable[[bytes, bytes, bytes | None, bytes], None]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -154,12 +156,27 @@ class Connection(Protocol):
     async def request_many(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
     ) -> list[bytes | TransientError]:
-        """Send many requests concurrently.
+        """Send many requests together, of which at most a thousand have no answer yet.
 
         :param requests: subjects and bodies
         :param headers: one for each request, where the requests are messages to be stored
         :return: for each request the body of its answer, or why there is none
+        :raises PermissionDeniedError: the user may not send one of them, or not receive the answers
         """
+
+    def write(self, frames: bytes) -> None:
+        """Send encoded messages (:mod:`.frame_encoder`) together with all that is written in the same turn of the loop.
+
+        Whoever waits for an answer to what changes something calls :meth:`drop_unsent` once its time limit has passed.
+
+        :raises UnreachableError: the connection is lost; nothing is sent, now or later
+        """
+
+    async def wait_for_room(self) -> None:
+        """Wait while much is written that the operating system hasn't taken yet."""
+
+    async def drop_unsent(self) -> None:
+        """Make sure that nothing that was written so far reaches the server later, by a new connection if need be."""
 
     async def publish(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
@@ -192,6 +209,21 @@ class Connection(Protocol):
 
         :param on_denied: is called, until the end of the subscription, with every denial of something that was
             published or subscribed to on this connection; it looks whether the denied subject is its own
+        :raises UnreachableError: the connection is closed
+        """
+
+    async def subscribe_raw(
+        self,
+        subject: str,
+        on_message: OnMessage,
+        on_denied: Callable[[PermissionDeniedError], None] | None = None,
+    ) -> Subscription:
+        """Subscribe with a function that the parser calls at once with each message; needs an event loop.
+
+        It must not block: the next messages of the connection wait for it. What it raises is logged, and the message
+        is dropped.
+
+        :param on_denied: as for :meth:`subscribe`
         :raises UnreachableError: the connection is closed
         """
 

@@ -21,22 +21,27 @@ from airflow_provider_jetstream.jetstream.limits import MESSAGE, PROTOCOL_LINE
 if TYPE_CHECKING:
     from nats.aio.client import Client
 
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage
+
 log = logging.getLogger(__name__)
 
 # The server leaves two spaces where an answer of its own has no reply subject, as to CONSUMER.RESET.
 _MESSAGE = re.compile(rb"MSG ([^ \t\r\n]+) (\d{1,18}) (?:([^ \t\r\n]+) | )?(\d{1,9})\r\n")
 _MESSAGE_WITH_HEADERS = re.compile(rb"HMSG ([^ \t\r\n]+) (\d{1,18}) (?:([^ \t\r\n]+) | )?(\d{1,9}) (\d{1,9})\r\n")
 _END_OF_MESSAGE = b"\r\n"
+_UNHANDLED = (ValueError, LookupError, TypeError, AttributeError)
 
 
 class FrameParser(Parser):
     """Parses what a server sends.
 
     :param client: gets each message and each control line
+    :ivar raw_callbacks: by subscription number, what gets its messages in place of the client
     """
 
     def __init__(self, client: Client) -> None:
         super().__init__(client)
+        self.raw_callbacks: dict[int, OnMessage] = {}
         self._size = 0
         self._header_size = 0
         self._fields: tuple[int, bytes, bytes] = (0, b"", b"")
@@ -48,9 +53,44 @@ class FrameParser(Parser):
         """
         self.buf.extend(data)
         while self.buf:
+            if self.state == AWAITING_CONTROL_LINE:
+                self._hand_over_run()
+                if not self.buf:
+                    return
             parsed = await (self._parse_line() if self.state == AWAITING_CONTROL_LINE else self._parse_payload())
             if not parsed:
                 return
+
+    def _hand_over_run(self) -> None:
+        """Hand whole messages of raw subscriptions to their callbacks, until something else is next."""
+        callbacks = self.raw_callbacks
+        if not callbacks:
+            return
+        data, position, count, total = bytes(self.buf), 0, 0, 0
+        try:
+            while match := _MESSAGE.match(data, position) or _MESSAGE_WITH_HEADERS.match(data, position):
+                subject, number, reply, *sizes = match.groups()
+                body = start = match.end()
+                end = start + int(sizes[-1])
+                if len(sizes) > 1:
+                    body += int(sizes[0])
+                callback = callbacks.get(int(number))
+                if callback is None or body > end or data[end : end + 2] != _END_OF_MESSAGE:
+                    # For another subscription, incomplete or malformed.
+                    break
+                position, count, total = end + 2, count + 1, total + end - body
+                self._call(callback, subject, reply or b"", data[start:body] or None, data[body:end])
+        finally:
+            del self.buf[:position]
+            self.nc.stats["in_msgs"] += count
+            self.nc.stats["in_bytes"] += total
+
+    @staticmethod
+    def _call(callback: OnMessage, subject: bytes, reply: bytes, headers: bytes | None, payload: bytes) -> None:
+        try:
+            callback(subject, reply, headers, payload)
+        except _UNHANDLED as error:
+            _log_dropped(error)
 
     async def _parse_line(self) -> bool:
         if match := _MESSAGE.match(self.buf):
@@ -90,6 +130,11 @@ class FrameParser(Parser):
         del self.buf[:end]
         self.state = AWAITING_CONTROL_LINE
         number, subject, reply = self._fields
+        if callback := self.raw_callbacks.get(number):
+            self.nc.stats["in_msgs"] += 1
+            self.nc.stats["in_bytes"] += len(payload)
+            self._call(callback, subject, reply, headers, payload)
+            return True
         await self._handle(self.nc._process_msg, number, subject, reply, payload, headers)  # noqa: SLF001
         return True
 
@@ -116,6 +161,10 @@ class FrameParser(Parser):
     async def _handle(self, handle: Any, *arguments: Any) -> None:
         try:
             await handle(*arguments)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            # The client would receive nothing more, and nobody would learn of it.
-            log.warning("A message can't be handled, and is dropped: %s", type(error).__name__)
+        except _UNHANDLED as error:
+            _log_dropped(error)
+
+
+def _log_dropped(error: Exception) -> None:
+    # The client would receive nothing more, and nobody would learn of it.
+    log.warning("A message can't be handled, and is dropped: %s", type(error).__name__)

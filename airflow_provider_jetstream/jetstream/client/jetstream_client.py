@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from nats import errors as nats_errors
@@ -16,6 +17,7 @@ from nats.aio.client import PING_PROTO
 
 from airflow_provider_jetstream.jetstream.client.denials import OpenRequests, fail, parse_denial
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.headers import STATUS_LINE, encode_headers, first_values
 from airflow_provider_jetstream.jetstream.client.restoring_client import RestoringClient
 from airflow_provider_jetstream.jetstream.client.transport import AbortableTransport
@@ -24,12 +26,10 @@ from airflow_provider_jetstream.jetstream.client.wire_text import decode_text, e
 from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.outage import RenewSettings
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
     from airflow_provider_jetstream.jetstream.errors import PermissionDeniedError
@@ -52,23 +52,19 @@ class JetStreamClient(RestoringClient):
         self.open_requests = OpenRequests()
         # By inbox: what waits for the answer there, or for all of them.
         self._answers: dict[str, asyncio.Future[Any]] = {}
-        # By subscription number: functions that take the raw headers and body of each message.
-        self._raw_callbacks: dict[int, Callable[[bytes, bytes], None]] = {}
 
     async def request_batch(self, subject: str, payload: bytes) -> list[RawMessage]:
         """Send a request and wait for all its answers, of which the last one has a status."""
         answers: list[RawMessage] = []
         ended = asyncio.get_running_loop().create_future()
 
-        def collect(headers: bytes, body: bytes) -> None:
-            answers.append((headers, body))
-            if not ended.done() and is_last_of_batch(headers):
+        def collect(_subject: bytes, _reply: bytes, headers: bytes | None, body: bytes) -> None:
+            answers.append((headers or b"", body))
+            if not ended.done() and is_last_of_batch(headers or b""):
                 ended.set_result(None)
 
         inbox = self.new_inbox()
-        subscription = await self.subscribe(inbox, cb=discard_message)
-        number = next(number for number, candidate in self._subs.items() if candidate is subscription)
-        self._raw_callbacks[number] = collect
+        subscription = await self.subscribe_raw(inbox, collect)
         self._answers[inbox] = ended
         try:
             await self.publish(subject, payload, reply=inbox)
@@ -76,9 +72,54 @@ class JetStreamClient(RestoringClient):
             return answers
         finally:
             del self._answers[inbox]
-            del self._raw_callbacks[number]
+            self.parser.raw_callbacks.pop(subscription._id, None)  # noqa: SLF001
             if self.is_connected:
                 await subscription.unsubscribe()
+
+    async def subscribe_raw(self, subject: str, on_message: OnMessage) -> Subscription:
+        """Subscribe with a function that the parser calls at once, without a queue and a task for the messages."""
+        # The client counts its subscriptions, and a message may arrive before subscribe() returns.
+        number = self._sid + 1
+        self.parser.raw_callbacks[number] = on_message
+        try:
+            subscription = await self.subscribe(subject, cb=discard_message)
+        except BaseException:
+            self.parser.raw_callbacks.pop(number, None)
+            raise
+        return subscription
+
+    def _remove_sub(self, sid: int, max_msgs: int = 0) -> None:
+        self.parser.raw_callbacks.pop(sid, None)
+        super()._remove_sub(sid, max_msgs)
+
+    def write(self, frames: bytes) -> None:
+        """Send encoded frames together with all else that is written before the event loop's next turn.
+
+        :raises ConnectionReconnectingError: the connection is lost; nothing is sent, now or later
+        :raises ConnectionClosedError: it is closed
+        """
+        if not self.is_connected:
+            raise nats_errors.ConnectionClosedError if self.is_closed else nats_errors.ConnectionReconnectingError
+        self._pending.append(frames)
+        self._pending_data_size += len(frames)
+        self.stats["out_bytes"] += len(frames)
+        if self._flush_queue is not None and self._flush_queue.empty():
+            self._flush_queue.put_nowait(asyncio.get_running_loop().create_future())
+
+    async def _send_command(self, cmd: bytes, priority: bool = False) -> None:  # noqa: FBT001, FBT002
+        # nats-py waits here for ten seconds once much is written, within any request and whatever its time limit is.
+        self._pending.insert(0, cmd) if priority else self._pending.append(cmd)
+        self._pending_data_size += len(cmd)
+
+    async def wait_for_room(self) -> None:
+        """Wait while more is written than nats-py holds, though not longer than for one request."""
+        if self._pending_data_size <= self._max_pending_size or not self.is_connected or self._flush_queue is None:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self.settings.timeout):
+                flushed = asyncio.get_running_loop().create_future()
+                await self._flush_queue.put(flushed)
+                await flushed
 
     async def drop_unsent(self) -> None:
         """Make sure that nothing that was sent so far reaches the server later.
@@ -171,13 +212,6 @@ class JetStreamClient(RestoringClient):
             for answer in list(self._resp_map.values()):
                 fail(answer, denial, purpose)
 
-    async def _process_msg(self, sid: int, subject: bytes, reply: bytes, data: bytes, headers: bytes) -> None:
-        # The client makes a dictionary of the headers, which loses repeated names.
-        if callback := self._raw_callbacks.get(sid):
-            callback(bytes(headers or b""), bytes(data))
-        else:
-            await super()._process_msg(sid, subject, reply, data, headers)
-
     async def _process_headers(self, headers: bytes) -> dict[str, str] | None:
         if headers and not headers.startswith(STATUS_LINE):
             # The client takes the last value of a name and a line that continues another for a header of its own. All
@@ -207,19 +241,14 @@ class JetStreamClient(RestoringClient):
         self, subject: str, reply: str, payload: bytes, payload_size: int, headers: dict[str, str] | None
     ) -> None:
         # The client sends only UTF-8, and not every name of a header that may be stored.
-        target = b"%b %b" % (encode_text(subject), encode_text(reply))
-        if len(target) > PUBLISHED_SUBJECT:
+        target, block = encode_text(subject), b"" if headers is None else encode_headers(headers)
+        if len(target) + len(reply) > PUBLISHED_SUBJECT:
             # The server closes the connection that sends a longer line.
             raise nats_errors.BadSubjectError
-        if headers is None:
-            command = b"PUB %b %d\r\n%b\r\n" % (target, len(payload), payload)
-        else:
-            block = encode_headers(headers)
-            size = len(block) + len(payload)
-            if size > self.max_payload:
-                # The client counts the body alone, and the server closes the connection.
-                raise nats_errors.MaxPayloadError
-            command = b"HPUB %b %d %d\r\n%b%b\r\n" % (target, len(block), size, block, payload)
+        if len(block) + len(payload) > self.max_payload:
+            # The client counts the body alone, and the server closes the connection.
+            raise nats_errors.MaxPayloadError
+        command = encode_message(target, payload, block, encode_text(reply))
         self.stats["out_msgs"] += 1
         self.stats["out_bytes"] += payload_size
         await self._send_command(command)

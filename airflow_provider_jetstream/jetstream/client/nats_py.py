@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from nats import errors as nats_errors
 from nats.js.errors import Error as NatsJetStreamError
 
-from airflow_provider_jetstream.jetstream.client.concurrency import map_concurrently
+from airflow_provider_jetstream.jetstream.client.answer_inbox import AnswerInbox, nobody_answers
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.diagnostics import explain, last_report
 from airflow_provider_jetstream.jetstream.client.jetstream_client import discard_message
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from nats.aio.msg import Msg
     from nats.aio.subscription import Subscription
 
-    from airflow_provider_jetstream.jetstream.client.connection import RawMessage
+    from airflow_provider_jetstream.jetstream.client.connection import OnMessage, RawMessage
     from airflow_provider_jetstream.jetstream.client.denials import OpenRequests
     from airflow_provider_jetstream.jetstream.client.jetstream_client import JetStreamClient
     from airflow_provider_jetstream.jetstream.client.settings import ConnectionSettings
@@ -48,6 +48,7 @@ class NatsPyConnection(Connection):
         self.timeout = settings.timeout
         self.api_prefix = settings.jetstream_api
         self.api_level = 0
+        self._answers = AnswerInbox(self)
 
     @property
     def server_version(self) -> tuple[int, int, int]:
@@ -97,9 +98,7 @@ class NatsPyConnection(Connection):
         try:
             return await self._request(subject, payload, limit)
         except nats_errors.NoRespondersError:
-            raise UnreachableError(
-                f"nobody answers on {subject}: the stream, the consumer or JetStream itself is away; try again"
-            ) from None
+            raise UnreachableError(nobody_answers(subject, stores=False)) from None
         except TimeoutError:
             reported = last_report(self.last_error)
             raise DeadlineError(f"no answer on {subject} within {limit:g} s{reported}") from None
@@ -166,17 +165,23 @@ class NatsPyConnection(Connection):
     async def request_many(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
     ) -> list[bytes | TransientError]:
-        """Send many requests concurrently."""
+        """Send many requests together."""
+        return await self._answers.request_many(requests, headers)
 
-        async def request(index: int) -> tuple[bytes | TransientError]:
-            try:
-                if headers:
-                    return (await self.publish_acknowledged(*requests[index], headers[index]),)
-                return (await self.request(*requests[index]),)
-            except TransientError as error:
-                return (error,)
+    def write(self, frames: bytes) -> None:
+        """Send encoded messages together with all that is written in the same turn of the loop."""
+        try:
+            self.client.write(frames)
+        except nats_errors.Error as error:
+            raise self._failed(error, "nothing was sent") from None
 
-        return [answer for (answer,) in await map_concurrently(request, range(len(requests)))]
+    async def wait_for_room(self) -> None:
+        """Wait while much is written that the operating system hasn't taken yet."""
+        await self.client.wait_for_room()
+
+    async def drop_unsent(self) -> None:
+        """Make sure that nothing that was written so far reaches the server later."""
+        await self.client.drop_unsent()
 
     async def publish(
         self, subject: str, payload: bytes, headers: dict[str, str] | None = None, reply: str = ""
@@ -184,6 +189,7 @@ class NatsPyConnection(Connection):
         """Send a message without waiting for an answer."""
         try:
             await self.client.publish(subject, payload, reply=reply, headers=headers)
+            await self.client.wait_for_room()
         except nats_errors.Error as error:
             raise self._failed(error, f"nothing was sent on {subject}") from None
 
@@ -195,7 +201,7 @@ class NatsPyConnection(Connection):
         try:
             return await self._request(subject, payload, limit, headers)
         except nats_errors.NoRespondersError:
-            raise UnreachableError(f"no stream captures {subject} just now") from None
+            raise UnreachableError(nobody_answers(subject, stores=True)) from None
         except (TimeoutError, NatsJetStreamError) as error:
             raise DeadlineError(f"no acknowledgement on {subject} within {limit:g} s: {error}") from None
         except nats_errors.Error as error:
@@ -212,13 +218,29 @@ class NatsPyConnection(Connection):
         on_denied: Callable[[PermissionDeniedError], None] | None = None,
     ) -> NatsPySubscription:
         """Subscribe to a subject."""
+        return await self._subscribed(self.client.subscribe(subject, cb=callback), on_denied)
+
+    async def subscribe_raw(
+        self,
+        subject: str,
+        on_message: OnMessage,
+        on_denied: Callable[[PermissionDeniedError], None] | None = None,
+    ) -> NatsPySubscription:
+        """Subscribe with a function that the parser calls at once with each message."""
+        return await self._subscribed(self.client.subscribe_raw(subject, on_message), on_denied)
+
+    async def _subscribed(
+        self, subscribing: Awaitable[Subscription], on_denied: Callable[[PermissionDeniedError], None] | None
+    ) -> NatsPySubscription:
         denials = self.client.open_requests
         number = denials.follow(on_denied) if on_denied else 0
         try:
-            return NatsPySubscription(await self.client.subscribe(subject, cb=callback), denials, number)
-        except nats_errors.Error as error:
+            return NatsPySubscription(await subscribing, denials, number)
+        except BaseException as error:
             denials.unfollow(number)
-            raise self._failed(error) from None
+            if isinstance(error, nats_errors.Error):
+                raise self._failed(error) from None
+            raise
 
     @asynccontextmanager
     async def discard_inbox(self) -> AsyncIterator[str]:

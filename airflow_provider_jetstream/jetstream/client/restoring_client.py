@@ -53,7 +53,8 @@ class RestoringClient(Client):
         self.outage = Outage()
         self.close_reason: JetStreamProviderError | None = None
         self._renew = renew
-        self._ps = FrameParser(self)
+        self.parser = FrameParser(self)
+        self._ps = self.parser
         self._tls: ssl.SSLContext | None = None
         self._reconnected = asyncio.Event()
 

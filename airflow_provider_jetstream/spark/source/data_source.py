@@ -37,6 +37,7 @@ class JetStreamDataSource(DataSource):
     """
 
     policy: ClassVar[ConnectionPolicy] = ConnectionPolicy()
+    honours_filters: ClassVar[bool] = False
 
     def __init__(self, options: MutableMapping[str, str]) -> None:
         # Every query comes through here; what runs later takes these options as they are.
@@ -66,7 +67,8 @@ class JetStreamDataSource(DataSource):
         """Make a reader of what was stored when the data was loaded."""
         from airflow_provider_jetstream.spark.source.batch_reader import JetStreamFilteringReader, JetStreamReader
 
-        kind = JetStreamFilteringReader if read_options(self.options, "read").push_filters else JetStreamReader
+        pushes = read_options(self.options, "read").push_filters and self.honours_filters
+        kind = JetStreamFilteringReader if pushes else JetStreamReader
         return kind(self.options, schema, self._snapshot)
 
     @override
@@ -94,15 +96,19 @@ class JetStreamDataSource(DataSource):
 def register(session: SparkSession) -> None:
     """Register the format ``jetstream`` with a session.
 
-    Its options choose only what the application's properties allow.
+    Its options choose only what the application's properties allow. The option ``pushFilters`` has an effect only where
+    the session has filter pushdown enabled and Spark is seen to honour it.
 
     :param session: on PySpark 4.1 or later
     :raises SparkOptionError: a property ``spark.jetstream.allowed…`` can't be used
     """
-    allowed = ConnectionPolicy.of_session(session)
+    from airflow_provider_jetstream.spark.source.filter_probe import honours_filters
+
+    allowed, pushes_filters = ConnectionPolicy.of_session(session), honours_filters(session)
 
     class _AllowedDataSource(JetStreamDataSource):
         # A class of this function is sent to Spark's processes with its attributes, one of a module isn't.
         policy = allowed
+        honours_filters = pushes_filters
 
     session.dataSource.register(_AllowedDataSource)

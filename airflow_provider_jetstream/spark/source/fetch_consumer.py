@@ -6,6 +6,7 @@ other and the server's memory for this connection stays bounded.
 
 from __future__ import annotations
 
+import time
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -13,7 +14,12 @@ from uuid import uuid4
 import numpy as np
 
 from airflow_provider_jetstream.jetstream.client.pull_request import pull_request, pull_subject
-from airflow_provider_jetstream.jetstream.errors import JetStreamProviderError, UnreachableError, WireError
+from airflow_provider_jetstream.jetstream.errors import (
+    DeadlineError,
+    JetStreamProviderError,
+    UnreachableError,
+    WireError,
+)
 from airflow_provider_jetstream.spark.source.columns import FetchedBatch, first_missing
 from airflow_provider_jetstream.spark.wire.arrow_buffers import (
     as_text,
@@ -27,7 +33,7 @@ from airflow_provider_jetstream.spark.wire.bulk_parser import parse
 from airflow_provider_jetstream.spark.wire.metadata import parse_reply_subjects
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator, Sequence
 
     import pyarrow as pa
 
@@ -46,22 +52,35 @@ _BURST = 2 << 20
 _OVERHEAD = 1 << 16
 _SECOND = 1_000_000_000
 _INACTIVE_THRESHOLD = 30 * _SECOND
+# Seconds without a byte after which the stream is looked at.
+_IDLE = 1.0
 # The statuses that end a pull normally: all its messages came, or the next one doesn't fit into its bytes.
-_ENDED = (b"Batch Completed", b"Message Size Exceeds MaxBytes")
+_TOO_BIG = b"Message Size Exceeds MaxBytes"
+_ENDED = (b"Batch Completed", _TOO_BIG)
 
 
 class ConsumerFetch:
-    """An ephemeral consumer's delivery of some filter subjects; no filter for every subject."""
+    """An ephemeral consumer's delivery of some filter subjects; no filter for every subject.
+
+    :param next_sequence: finds the first message at or after a sequence, over another connection than the stream's
+    """
 
     def __init__(
-        self, stream: SourceStream, subjects: tuple[str, ...], columns: RequestedColumns, options: ReadOptions
+        self,
+        stream: SourceStream,
+        subjects: tuple[str, ...],
+        columns: RequestedColumns,
+        options: ReadOptions,
+        next_sequence: Callable[[int, Sequence[str]], int | None],
     ) -> None:
         self._stream = stream
         self._subjects = subjects
         self._columns = columns
+        self._next_sequence = next_sequence
         self._socket = stream.socket
         self._batch = options.batch or DEFAULT_BATCH
-        self._max_bytes = max(options.max_bytes or DEFAULT_MAX_BYTES, self._socket.max_payload + _OVERHEAD)
+        self._usual_bytes = max(options.max_bytes or DEFAULT_MAX_BYTES, self._socket.max_payload + _OVERHEAD)
+        self._max_bytes = self._usual_bytes
         self._name = f"spark-{uuid4().hex}"
         self._outstanding = 0
         self._delivered = 0
@@ -73,7 +92,8 @@ class ConsumerFetch:
         try:
             while position <= last and pending:
                 self._pull(last - position + 1)
-                self._socket.receive(lambda _buffer, filled: filled >= _BURST)
+                if not self._receive(position, last):
+                    return
                 if (parsed := self._parse(position, last)) is not None:
                     fetched, pending = parsed
                     position = fetched.next_sequence
@@ -85,6 +105,25 @@ class ConsumerFetch:
         unread = self._stream.next_sequence(position, self._subjects or (">",)) if position <= last else None
         if unread is not None and unread <= last:
             raise WireError(f"the consumer ended before message {unread} of {self._stream.name}, which is stored")
+
+    def _receive(self, position: int, last: int) -> bool:
+        """Wait for bytes; return whether there is still something to wait for.
+
+        :raises DeadlineError: no byte came, although messages are stored
+        """
+        deadline = time.monotonic() + self._socket.timeout
+        while True:
+            try:
+                self._socket.receive(lambda _buffer, filled: filled >= _BURST, min(_IDLE, self._socket.timeout))
+            except DeadlineError:
+                # What the consumer has counted as pending may have been purged.
+                unread = self._next_sequence(position, self._subjects or (">",))
+                if unread is None or unread > last:
+                    return False
+                if time.monotonic() >= deadline:
+                    raise
+            else:
+                return True
 
     def _create(self, first: int) -> int:
         config: dict[str, Any] = {
@@ -129,6 +168,7 @@ class ConsumerFetch:
             rows = rows.where(delivered)
         result = None
         if len(rows.end):
+            self._max_bytes = self._usual_bytes
             metadata = parse_reply_subjects(socket.buffer, rows.reply, rows.reply_end)
             self._check_positions(metadata)
             in_range = slice(int(np.searchsorted(metadata.sequences, last, "right")))
@@ -151,12 +191,21 @@ class ConsumerFetch:
             line = block.split(b"\r\n", 1)[0]
             code = line[len(b"NATS/1.0 ") :][:3]
             if code == b"408" or line.endswith(_ENDED):
-                pairs = parse_header_block(block)
-                unused = [pair["value"] for pair in pairs if pair["key"] == "Nats-Pending-Messages"]
-                self._outstanding -= int(unused[0]) if unused else 0
+                unused = {pair["key"]: pair["value"] for pair in parse_header_block(block)}
+                self._outstanding -= int(unused.get("Nats-Pending-Messages", 0))
+                if line.endswith(_TOO_BIG):
+                    self._make_room(int(unused.get("Nats-Pending-Bytes", 0)))
             elif block:
                 # A message without a header is an answer of the API.
                 raise UnreachableError(f"the consumer on {self._stream.name} ended: {line.decode(errors='replace')}")
+
+    def _make_room(self, unused: int) -> None:
+        """Pull more bytes at a time where none of a pull's were used: the next message is larger than all of them.
+
+        It may have been stored when the server's ``max_payload`` was larger than it is now.
+        """
+        if unused >= self._max_bytes:
+            self._max_bytes = 2 * unused
 
     def _batch_of(self, rows: Rows, metadata: DeliveryMetadata, in_range: slice) -> pa.RecordBatch:
         buffer, count = self._socket.buffer, len(rows.end)

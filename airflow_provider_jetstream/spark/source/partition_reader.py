@@ -19,7 +19,7 @@ from airflow_provider_jetstream.spark.source.partition_planner import report_los
 from airflow_provider_jetstream.spark.source.source_stream import SourceStream
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping
+    from collections.abc import Iterator, Mapping, Sequence
 
     from airflow_provider_jetstream.spark.source.columns import FetchedBatch, RequestedColumns
     from airflow_provider_jetstream.spark.source.options import ReadOptions
@@ -46,14 +46,17 @@ def read_range(
     :raises TransientError: the server was away for too long
     """
     batches: list[pa.RecordBatch] = []
+    rows = size = 0
     # A consumer takes all filters at once, a get takes one.
     scans = [task.subjects] if task.method == "consumer" else [(subject,) for subject in task.subjects or (">",)]
     for subjects in scans:
         for batch in _read_subjects(raw_options, options, columns, task, subjects):
             batches.append(batch)
-            if sum(held.num_rows for held in batches) >= _ROWS or sum(held.nbytes for held in batches) >= _BYTES:
+            rows, size = rows + batch.num_rows, size + batch.nbytes
+            if rows >= _ROWS or size >= _BYTES:
                 yield _joined(batches)
                 batches.clear()
+                rows = size = 0
     if batches:
         yield _joined(batches)
 
@@ -73,18 +76,18 @@ def _read_subjects(
     settings = socket_settings(raw_options)
     while position <= task.last:
         try:
-            with closing(NatsSocket(settings)) as socket, closing(_LossDetector(raw_options, options, task)) as losses:
+            with closing(NatsSocket(settings)) as socket, closing(_Observer(raw_options, options, task)) as observer:
                 stream = SourceStream(socket, options.stream)
                 _require_range(stream, task, position)
-                fetched = _fetch(stream, options, columns, task, subjects, position, pipelined=not failures)
+                fetched = _fetch(stream, observer, options, columns, task, subjects, position, pipelined=not failures)
                 for batch, next_sequence, missing in fetched:
                     if missing is not None:
-                        losses.check(missing)
+                        observer.check_loss(missing)
                     position, failures = next_sequence, 0
                     if batch.num_rows:
                         yield batch
                 if position <= task.last:
-                    losses.check(position)
+                    observer.check_loss(position)
                 return
         except TransientError:
             failures += 1
@@ -96,6 +99,7 @@ def _read_subjects(
 
 def _fetch(
     stream: SourceStream,
+    observer: _Observer,
     options: ReadOptions,
     columns: RequestedColumns,
     task: Range,
@@ -105,7 +109,7 @@ def _fetch(
     pipelined: bool,
 ) -> Iterator[FetchedBatch]:
     if task.method == "consumer":
-        return ConsumerFetch(stream, subjects, columns, options).fetch(first, task.last)
+        return ConsumerFetch(stream, subjects, columns, options, observer.next_sequence).fetch(first, task.last)
     if task.method == "direct":
         return DirectFetch(stream, subjects[0], columns, options, pipelined=pipelined).fetch(first, task.last)
     return ApiFetch(stream, subjects[0], columns, options).fetch(first, task.last)
@@ -122,16 +126,13 @@ def _require_range(stream: SourceStream, task: Range, first: int) -> None:
         report_loss(f"{stream.name} begins at {info.first} now, and {first} was to be read", fail=task.fail_on_loss)
 
 
-class _LossDetector:
-    """Detects that the stream's beginning overtook the reader; messages that were deleted one by one are no loss.
-
-    It opens a second connection at the first gap.
-    """
+class _Observer:
+    """Looks at the stream over a second connection, which it opens when it is first used."""
 
     def __init__(self, raw_options: Mapping[str, str], options: ReadOptions, task: Range) -> None:
         self._raw_options = raw_options
-        self._options = options
-        self._active = task.detect_loss
+        self._name = options.stream
+        self._detects_loss = task.detect_loss
         self._fail = task.fail_on_loss
         self._socket: NatsSocket | None = None
 
@@ -139,17 +140,25 @@ class _LossDetector:
         if self._socket:
             self._socket.close()
 
-    def check(self, missing: int) -> None:
+    def next_sequence(self, sequence: int, subjects: Sequence[str]) -> int | None:
+        """Find the first message at or after a sequence that any of the filters matches."""
+        return self._stream().next_sequence(sequence, subjects)
+
+    def check_loss(self, missing: int) -> None:
         """Report a loss if the stream begins after a sequence that didn't come.
+
+        Messages that were deleted one by one are no loss.
 
         :raises DataLossError: it does, and that is an error
         """
-        if not self._active:
+        if not self._detects_loss:
             return
-        self._socket = self._socket or NatsSocket(socket_settings(self._raw_options))
-        info = SourceStream(self._socket, self._options.stream).info()
+        info = self._stream().info()
         if info.first > missing:
-            name = self._options.stream
-            report_loss(f"{name} begins at {info.first} now, and {missing} was being read", fail=self._fail)
+            report_loss(f"{self._name} begins at {info.first} now, and {missing} was being read", fail=self._fail)
             # Reported once: the first sequence of a stream never decreases.
-            self._active = False
+            self._detects_loss = False
+
+    def _stream(self) -> SourceStream:
+        self._socket = self._socket or NatsSocket(socket_settings(self._raw_options))
+        return SourceStream(self._socket, self._name)

@@ -5,10 +5,10 @@ from __future__ import annotations
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from airflow_provider_jetstream.jetstream.client.answer_inbox import MOST_IN_FLIGHT
 from airflow_provider_jetstream.jetstream.client.blocking.driver import CoroutineDriver
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.blocking.stream_reader import ApiReader, DirectReader
-from airflow_provider_jetstream.jetstream.client.concurrency import MAX_CONCURRENT
 from airflow_provider_jetstream.jetstream.client.connection import Connection
 from airflow_provider_jetstream.jetstream.client.direct_get import BATCHES, NO_RESPONDERS, STATUS, exact_streams
 from airflow_provider_jetstream.jetstream.client.headers import encode_headers
@@ -104,11 +104,11 @@ class BlockingConnection(Connection):
     async def request_many(
         self, requests: Sequence[tuple[str, bytes]], headers: Sequence[dict[str, str]] | None = None
     ) -> list[bytes | TransientError]:
-        """Send many requests concurrently."""
+        """Send many requests together."""
         answers: list[bytes | TransientError] = []
-        for start in range(0, len(requests), MAX_CONCURRENT):
-            some = requests[start : start + MAX_CONCURRENT]
-            encoded = [encode_headers(pairs) for pairs in headers[start : start + MAX_CONCURRENT]] if headers else None
+        for start in range(0, len(requests), MOST_IN_FLIGHT):
+            some = requests[start : start + MOST_IN_FLIGHT]
+            encoded = [encode_headers(pairs) for pairs in headers[start : start + MOST_IN_FLIGHT]] if headers else None
             try:
                 raw_answers = await RequestMany(some, encoded)
             except TransientError as error:
@@ -135,6 +135,17 @@ class BlockingConnection(Connection):
             raise UnreachableError(f"no stream captures {subject} just now")
         return answer
 
+    def write(self, frames: bytes) -> None:
+        """Send encoded messages with the next requests."""
+        self._driver.write(frames)
+
+    async def wait_for_room(self) -> None:
+        """Return at once: the socket blocks until the operating system has taken what is written."""
+
+    async def drop_unsent(self) -> None:
+        """Give the connection up where the server doesn't show in time that it has received all that was written."""
+        self._driver.drop_unsent()
+
     def new_inbox(self) -> str:
         """Return a new subject for answers."""
         return self.socket.new_reply_subject()
@@ -144,6 +155,10 @@ class BlockingConnection(Connection):
         raise TypeError(
             f"expected a connection with an event loop for a subscription to {subject}, found a blocking one"
         )
+
+    async def subscribe_raw(self, subject: str, on_message: object, on_denied: object = None) -> NoReturn:
+        """Refuse, as :meth:`subscribe` does."""
+        await self.subscribe(subject, on_message, on_denied)
 
     @asynccontextmanager
     async def discard_inbox(self) -> AsyncIterator[str]:

@@ -18,6 +18,7 @@ from airflow_provider_jetstream.jetstream.client.blocking.parser import next_fra
 from airflow_provider_jetstream.jetstream.client.blocking.requests import Request, RequestBatch, RequestMany
 from airflow_provider_jetstream.jetstream.client.concurrency import Gather, Sleep
 from airflow_provider_jetstream.jetstream.client.direct_get import is_last_of_batch
+from airflow_provider_jetstream.jetstream.client.frame_encoder import encode_message
 from airflow_provider_jetstream.jetstream.client.unsent import changes_state
 from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
 from airflow_provider_jetstream.jetstream.errors import (
@@ -37,8 +38,6 @@ _Result = TypeVar("_Result")
 
 _ANSWER = re.compile(rb"(H?)MSG \S+\.(\d+) \S+ (?:(\d+) )?(\d+)\r\n")
 _CHUNK = 1 << 16
-# About the size of the protocol line of a message, for the estimate of a chunk.
-_LINE = 64
 # The protocol line and the empty body of an answer.
 _SHORTEST_ANSWER = 56
 
@@ -136,12 +135,29 @@ class CoroutineDriver:
         :param header: its headers as they are on the wire
         :param reply: the subject for answers
         """
-        if header:
-            line = b"HPUB %b %b %d %d\r\n" % (encode_text(subject), reply, len(header), len(header) + len(payload))
-            self._chunk += (line, header, payload, b"\r\n")
-        else:
-            self._chunk += (b"PUB %b %b %d\r\n" % (encode_text(subject), reply, len(payload)), payload, b"\r\n")
-        self._chunk_size += len(header) + len(payload) + _LINE
+        self._append(encode_message(encode_text(subject), payload, header, reply))
+
+    def write(self, frames: bytes) -> None:
+        """Send encoded messages together with the next requests.
+
+        :raises UnreachableError: the connection is broken
+        """
+        if self.broken:
+            raise UnreachableError(str(self.broken))
+        self._append(frames)
+
+    def drop_unsent(self) -> None:
+        """Break the connection unless the server answers a ping in time, and so has received what was written."""
+        try:
+            self._flush()
+            if not self.socket.answers_ping(self._read_answers):
+                raise UnreachableError("the server hasn't answered for too long: the connection is dropped")
+        except TransientError as error:
+            self._break(error)
+
+    def _append(self, frames: bytes) -> None:
+        self._chunk.append(frames)
+        self._chunk_size += len(frames)
         if self._chunk_size > _CHUNK:
             self._flush()
 

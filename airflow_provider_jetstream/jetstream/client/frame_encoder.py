@@ -1,0 +1,81 @@
+"""Encodes what is published, as the NATS protocol has it on the wire.
+
+Protocol: "NATS Client Protocol" in the NATS documentation, PUB and HPUB. What is encoded here is written by
+:meth:`~airflow_provider_jetstream.jetstream.client.connection.Connection.write`.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+from airflow_provider_jetstream.jetstream.client.headers import encode_headers
+from airflow_provider_jetstream.jetstream.client.wire_text import encode_text
+from airflow_provider_jetstream.jetstream.errors import ArgumentError, WireError
+from airflow_provider_jetstream.jetstream.limits import PUBLISHED_SUBJECT
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+# The server separates the fields of a line by white space, and ends the line at a line feed.
+_SUBJECT: Final = re.compile(rb"[^\x00-\x20]+")
+_FIRST_LINE: Final = b"NATS/1.0\r\n"
+_END: Final = b"\r\n"
+_LINE_BREAKS: Final = str.maketrans("\r\n", "  ")
+
+
+@lru_cache(maxsize=4096)
+def encode_subject(subject: str) -> bytes:
+    """Encode a subject to which something is published.
+
+    :raises WireError: a line of the protocol can't hold it
+    """
+    encoded = encode_text(subject)
+    if len(encoded) > PUBLISHED_SUBJECT or not _SUBJECT.fullmatch(encoded):
+        # The server closes the connection that sends a longer line, and takes the rest for another field.
+        raise WireError(
+            f"expected a subject of at most {PUBLISHED_SUBJECT} bytes without white space, found {subject[:80]!r}"
+        )
+    return encoded
+
+
+def encode_message(subject: bytes, payload: bytes, headers: bytes = b"", reply: bytes = b"") -> bytes:
+    """Encode one message: PUB, or HPUB where it has headers.
+
+    :param subject: from :func:`encode_subject`
+    :param headers: from :func:`~.headers.encode_headers` or :class:`HeaderBlock`; empty where it has none
+    :param reply: the subject for answers, in the same form as the subject
+    """
+    if headers:
+        size = len(headers)
+        return b"HPUB %b %b %d %d\r\n%b%b\r\n" % (subject, reply, size, size + len(payload), headers, payload)
+    return b"PUB %b %b %d\r\n%b\r\n" % (subject, reply, len(payload), payload)
+
+
+class HeaderBlock:
+    """Headers of many messages, of which only some values differ: the others are encoded once.
+
+    :param constant: the headers that are the same for all messages
+    :param varying: the names of the others, which come first, in this order
+    """
+
+    __slots__ = ("_names", "_rest")
+
+    def __init__(self, constant: Mapping[str, str], *varying: str) -> None:
+        for name in varying:
+            if name in constant:
+                raise ArgumentError(f"expected {name} among the varying or the constant headers, found it in both")
+        self._names = [b"%b: " % name.encode("ascii") for name in varying]
+        self._rest = encode_headers(constant)[len(_FIRST_LINE) :]
+
+    def with_values(self, *values: str) -> bytes:
+        """Return the headers of one message as they are on the wire.
+
+        :param values: one for each varying name; a line break in one becomes a space
+        """
+        parts = [_FIRST_LINE]
+        for name, value in zip(self._names, values, strict=True):
+            parts += (name, encode_text(value if value.isprintable() else value.translate(_LINE_BREAKS)), _END)
+        parts.append(self._rest)
+        return b"".join(parts)
