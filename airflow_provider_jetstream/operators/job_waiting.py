@@ -120,7 +120,7 @@ class JobWaitingOperator(WaitArguments):
         self,
         connection: Connection,
         cursor: Cursor,
-        sequences: set[int],
+        sequences: Collection[int],
         advised: Mapping[str, int] | None = None,
         names: JobIds | None = None,
     ) -> WaitReport | None:
@@ -227,7 +227,7 @@ class JobWaitingOperator(WaitArguments):
     def defer_waiting(
         self,
         cursor: Cursor,
-        sequences: set[int],
+        sequences: Collection[int],
         summary: Mapping[str, Any],
         advised_by: str | None = None,
         handle: JobsHandle | None = None,

@@ -75,7 +75,9 @@ class JetStreamJobsSensor(JobWaitingOperator):
             self.defer_waiting(cursor, sequences, summary, handle=handle)
         return self.finish(summary, ends.as_json())
 
-    async def _wait(self, connection: Connection, handle: JobsHandle) -> tuple[Cursor, set[int], WaitReport | None]:
+    async def _wait(
+        self, connection: Connection, handle: JobsHandle
+    ) -> tuple[Cursor, Collection[int], WaitReport | None]:
         cursor = await handle.cursor_now(connection)
         sequences, advised = await handle.jobs(connection)
         return cursor, sequences, await self.wait_inline(connection, cursor, sequences, advised)
