@@ -130,8 +130,8 @@ class EndDispatcher:
             start = self._start_of(waiter, source)
             for end in source.recent_ends(report, start):
                 self._on_end(source, end)
-            for report in source.recent_reports(waiter.advised, start):
-                self._advisory_ends.take(report)
+            for message in source.recent_reports(waiter.advised, start):
+                self._advisory_ends.take(message)
             source.request_backlog(start)
 
     def remove(self, waiter: Waiter) -> None:
