@@ -131,7 +131,7 @@ test-servers: $(UV)
 	done
 
 # The workloads of docs/benchmarks.md, which writes its sections anew. Add a module to the list when it has a workload.
-WORKLOADS :=
+WORKLOADS := wait
 
 bench: $(UV)
 	for workload in $(WORKLOADS); do $(RUN) --isolated --group bench python -m benchmarks.$$workload || exit 1; done

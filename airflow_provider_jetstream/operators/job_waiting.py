@@ -15,11 +15,9 @@ from airflow_provider_jetstream.airflow_compat import AirflowFailException, conf
 from airflow_provider_jetstream.hooks.jetstream import JetStreamHook
 from airflow_provider_jetstream.jetstream.cancellation.cancel import cancel_stored
 from airflow_provider_jetstream.jetstream.errors import (
-    DeadlineError,
     JetStreamProviderError,
     JobsStalledError,
     TerminalError,
-    TransientError,
 )
 from airflow_provider_jetstream.jetstream.publishing.report import sequence_ranges
 from airflow_provider_jetstream.jetstream.waiting.near_ends import while_ends_are_near
@@ -30,7 +28,7 @@ from airflow_provider_jetstream.links.job_reports import JobReportsLink
 from airflow_provider_jetstream.links.monitor import QueueLink, RunJobsLink, RunLettersLink
 from airflow_provider_jetstream.operators.wait_arguments import WaitArguments
 from airflow_provider_jetstream.tasks.arguments import check_flags, check_text
-from airflow_provider_jetstream.tasks.deferral_limit import EXECUTION_TIMEOUT, deferral_limit
+from airflow_provider_jetstream.tasks.deferral_limit import deferral_limit
 from airflow_provider_jetstream.tasks.job_reports import (
     COUNTS,
     JOBS,
@@ -61,7 +59,6 @@ if TYPE_CHECKING:
     from airflow_provider_jetstream.jetstream.waiting.report_pages import JobReports
     from airflow_provider_jetstream.tasks.job_reports import TaskResult
 
-_NAMED_RANGES = 5
 # Beside the result in a trigger's event.
 _WAIT = "wait"
 _BACKSTOP = timedelta(minutes=2)
@@ -86,7 +83,6 @@ class JobWaitingOperator(WaitArguments):
         RunLettersLink(),
         JobReportsLink(),
     )
-    retry_resumes_waiting = True
     # The arguments that mean nothing to a task that doesn't wait.
     limits_of_waiting: Sequence[str] = WAIT_ARGUMENTS
 
@@ -108,6 +104,7 @@ class JobWaitingOperator(WaitArguments):
         self.nats_conn_id = nats_conn_id
         self.wait_for_completion = wait_for_completion
         self._signal_kill: Callable[[], object] = _do_nothing
+        self._wait_began: float | None = None
         self._job_reports: JobReports | None = None
         self._deferred_wait: dict[str, Any] | None = None
         self.returns = checked_returns(returns, wait_for_completion=wait_for_completion)
@@ -134,6 +131,7 @@ class JobWaitingOperator(WaitArguments):
         :raises DeadlineError: ``wait_timeout`` is over and no trigger may go on waiting
         """
         report = WaitReport(set(sequences))
+        self._wait_began = time.monotonic()
         limit = asyncio.timeout(self._time_limit.total_seconds())
         killed, loop = asyncio.Event(), asyncio.get_running_loop()
         # Airflow calls on_kill from a signal handler, which doesn't wake the loop by itself.
@@ -241,7 +239,8 @@ class JobWaitingOperator(WaitArguments):
         :param handle: the handle that names the jobs, where there is one
         """
         now = time.time()
-        limit = deferral_limit(self, self._time_limit, "wait_timeout")
+        waited = timedelta(seconds=time.monotonic() - (self._wait_began or time.monotonic()))
+        limit = deferral_limit(self, max(timedelta(0), self._time_limit - waited), "wait_timeout")
         self.log.info("Waiting in the triggerer for %d jobs of %s", len(sequences), cursor.queue)
         self.defer(
             trigger=JobCompletionTrigger(
@@ -290,25 +289,6 @@ class JobWaitingOperator(WaitArguments):
         if event["status"] == "stalled":
             raise self._resumable(JobsStalledError, event["message"])
         return self.finish(summary, event["report"])
-
-    def _overdue(self, queue: str, missing: Sequence[Sequence[int]], limited_by: str | None = None) -> Exception:
-        count = sum(high - low + 1 for low, high in missing)
-        named = ", ".join(f"{low}-{high}" if low != high else str(low) for low, high in missing[:_NAMED_RANGES])
-        limit, argument = f"{self._time_limit}", "wait_timeout"
-        if limited_by == EXECUTION_TIMEOUT:
-            limit, argument = f"the execution_timeout of {self.execution_timeout}", EXECUTION_TIMEOUT
-        message = (
-            f"expected every job to end within {limit}, found {count} of {queue} that did not (sequences"
-            f" {named}{', …' if len(missing) > _NAMED_RANGES else ''}): see whether workers take them, or raise"
-            f" {argument}"
-        )
-        return self._resumable(DeadlineError, message)
-
-    def _resumable(self, error: type[TransientError], message: str) -> Exception:
-        """Return the error of a wait that a retry resumes, where it can; else one that isn't retried."""
-        if self.retry_resumes_waiting:
-            return error(f"{message}; a retry goes on waiting")
-        return AirflowFailException(f"{error.code} {message}; a retry would not know of them, so there is none")
 
     def finish(self, summary: Mapping[str, Any], report: Mapping[str, Any]) -> TaskResult:
         """Turn the ends of the jobs into the outcome of the task, and store the reports on them as an XCom.
