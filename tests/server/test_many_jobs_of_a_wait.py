@@ -43,12 +43,13 @@ async def test_waits_for_many_and_for_few_jobs_get_the_ends_of_their_jobs(
     queue = await make_queue(connection, name, consumer={"ack_wait": "1m", "max_deliver": 3})
     cursor = await take_cursor(connection, queue)
     jobs = await publish_jobs(connection, queue, map(str, range(30)))
-    waiters = [start_waiting(connection, cursor, of) for of in (jobs, jobs[:3], jobs[2:20], jobs[25:])]
+    policy = WaitPolicy(None, None, None)
+    waiters = [start_waiting(connection, cursor, of, policy) for of in (jobs, jobs[:3], jobs[2:20], jobs[25:])]
     messages = await pull_jobs(connection, queue, 30)
     await store_completions(connection, queue, jobs[:20])
     for message in messages:
         await message.ack_sync()
-    late = start_waiting(connection, cursor, jobs[1:29])
+    late = start_waiting(connection, cursor, jobs[1:29], policy)
     reports = await wait_reports([*waiters, late], within=30)
     gone = set(jobs[20:])
     for report, of in zip(reports, (jobs, jobs[:3], jobs[2:20], jobs[25:], jobs[1:29]), strict=True):
@@ -83,6 +84,7 @@ async def test_a_look_for_awaited_jobs_among_very_many_lets_others_run(monkeypat
     waiter = waiter_of(*range(1, 10_001))
     awaited = AwaitedJobs()
     awaited.add(waiter)
+    assert await awaited.some(0, 20_000, 0, 1) == [1]
     waiter.report.awaited -= set(range(1, 10_000))
     turns = 0
 
